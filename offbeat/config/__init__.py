@@ -1,0 +1,4 @@
+"""What a run is asked to do: frozen pydantic models, recipes, overrides, and one report of all that is wrong.
+
+Imports pydantic and yaml only; never torch, ray or transformers.
+"""

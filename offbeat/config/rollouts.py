@@ -1,0 +1,169 @@
+"""Sections about making samples: prompts, environment, engine, buffer, staleness."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from offbeat.config.base import Config
+
+
+class DataConfig(Config):
+    """Where prompts come from."""
+
+    path: str | None = None
+    """JSON Lines file, one prompt a row; relative to the recipe. None: the environment makes its own."""
+
+    shuffle: bool = True
+    """Visit the rows of each epoch in an order drawn from ``seed``."""
+
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    """Passes over the rows before the source is at its end. None: endless."""
+
+
+class EnvironmentConfig(Config):
+    """What turns a prompt and a model into rewarded samples."""
+
+    name: Literal["arithmetic", "function", "custom", "stub"] = "arithmetic"
+    """arithmetic: built-in addition; function: a Python function as reward; custom: ``target`` is an Environment class."""
+
+    target: str | None = None
+    """``module:name`` of the reward function or Environment class, importable from the working directory."""
+
+    options: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+
+    reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
+    """Longest one call of user reward code may take before its process is killed."""
+
+    reward_workers: Annotated[int, Field(ge=1)] = 1
+    """Killable child processes that run user reward code, for each environment worker."""
+
+    reward_memory_mb: Annotated[int, Field(ge=64)] = 2048
+    """Address space a reward process may use before the operating system refuses it more."""
+
+    max_turns: Annotated[int, Field(ge=1)] = 1
+    """Model calls in one episode at most."""
+
+    workers: Annotated[int, Field(ge=1)] = 1
+    """Environment worker actors; each runs many episodes at once."""
+
+
+class InOrderConfig(Config):
+    """Train exactly the prompts of each batch, in order; reproducible."""
+
+    name: Literal["in_order"]
+
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+
+    max_lookahead: Annotated[int, Field(ge=0)] | None = None
+    """Batches generated ahead of the one in training. None: ``max_staleness``."""
+
+
+class ReadyFirstConfig(Config):
+    """Train whatever is ready, in arrival order, paced so that nothing is ever discarded."""
+
+    name: Literal["ready_first"]
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+
+
+SamplerConfig = Annotated[InOrderConfig | ReadyFirstConfig, Field(discriminator="name")]
+
+
+class BufferConfig(Config):
+    """How much may be outstanding. Rollouts wait for room; nothing is dropped."""
+
+    capacity_groups: Annotated[int, Field(ge=1)] | None = None
+    """Prompt groups admitted and not yet trained. None: what the sampler can use."""
+
+    capacity_mb: Annotated[float, Field(gt=0)] = 1024.0
+    """Payload held and promised, in MiB. A group in flight counts at its largest possible size."""
+
+
+class RolloutConfig(Config):
+    """How prompt groups are dispatched, and what happens when one fails."""
+
+    max_in_flight: Annotated[int, Field(ge=1)] | None = None
+    """Prompt groups generating at once. None: what the sampler admits."""
+
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest healthy rollout of one prompt group."""
+
+    infrastructure_retries: Annotated[int, Field(ge=0)] = 8
+    """Further attempts of a group whose engine or worker was lost or late."""
+
+    consecutive_failures: Annotated[int, Field(ge=1)] = 64
+    """Infrastructure failures in a row, over all groups, that end the run."""
+
+    data_retries: Annotated[int, Field(ge=0)] = 1
+    """Further attempts of a group whose environment or reward failed."""
+
+    drop_budget: Annotated[int, Field(ge=0)] = 0
+    """Groups that may be dropped over the run for data failures; one more ends it."""
+
+    on_dropped_prompt: Literal["replace", "shrink"] = "replace"
+    """replace: draw a fresh prompt so that the batch stays whole; shrink: train the smaller batch."""
+
+    backoff_s: Annotated[float, Field(gt=0)] = 0.25
+    """First wait after an infrastructure failure; doubles each time, with jitter."""
+
+    backoff_max_s: Annotated[float, Field(gt=0)] = 10.0
+    """Longest such wait."""
+
+
+class SamplingConfig(Config):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Logits are divided by it before the softmax; the loss uses the same temperature."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus mass to draw from. Logprobs are of the untruncated distribution."""
+
+    max_new_tokens: Annotated[int, Field(ge=1)] = 16
+    """Tokens a model call may generate."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a sample, besides the model's end-of-sequence token."""
+
+
+class GeneratorConfig(Config):
+    """The engines that sample."""
+
+    backend: Literal["embedded", "vllm", "stub"] = "embedded"
+    """embedded: any Hugging Face causal LM in this package's engine; vllm: extra ``vllm``; stub: a latency model."""
+
+    engines: Annotated[int, Field(ge=1)] = 1
+    """Engine actors."""
+
+    device: str = "cpu"
+    """torch device of each engine."""
+
+    threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads of each engine."""
+
+    max_sequences: Annotated[int, Field(ge=1)] = 256
+    """Samples an engine decodes at once."""
+
+    max_model_len: Annotated[int, Field(ge=2)] = 512
+    """Longest prompt plus response, in tokens."""
+
+    deterministic: bool = False
+    """Decode one group at a time with per-sample seeds, so that results do not depend on arrival."""
+
+    start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
+    """Time an engine gets to start, first time and after a restart."""
+
+    restart_budget: Annotated[int, Field(ge=0)] = 16
+    """Restarts of engines over the run; one more ends it."""
+
+    cpus: Annotated[float, Field(ge=0)] = 0.0
+    """CPUs Ray reserves for each engine actor. 0 lets any machine schedule it."""
+
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs Ray reserves for each engine actor."""
+
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn."""

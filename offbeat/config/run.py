@@ -1,0 +1,137 @@
+"""The root of a recipe, and the checks across its sections."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from offbeat.config.base import Config
+from offbeat.config.rollouts import (
+    BufferConfig,
+    DataConfig,
+    EnvironmentConfig,
+    GeneratorConfig,
+    InOrderConfig,
+    ReadyFirstConfig,
+    RolloutConfig,
+    SamplerConfig,
+)
+from offbeat.config.training import AlgorithmConfig, SyncConfig, TrainerConfig
+
+
+class ModelConfig(Config):
+    """The language model."""
+
+    path: str
+    """Hugging Face directory with config, weights and tokenizer; relative to the recipe."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of the weights in trainer and generators."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+
+
+class WandbConfig(Config):
+    """Weights & Biases, one sink beside ``metrics.jsonl``."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto: online with an API key in the environment, else offline."""
+
+    project: str = "offbeat"
+    """Project the run is shown in."""
+
+    entity: str | None = None
+    """Team or user; None: the default of the API key."""
+
+
+class SupervisionConfig(Config):
+    """When to give up."""
+
+    stall_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """End the run when nothing moves for this long and no call is within its own deadline."""
+
+    shutdown_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Time each actor gets to close before it is killed."""
+
+    start_deadline_s: Annotated[float, Field(gt=0)] = 180.0
+    """Time all actors together get to be scheduled and start."""
+
+
+class StubConfig(Config):
+    """The cost model of stub trainer and stub generators."""
+
+    median_rollout_s: Annotated[float, Field(gt=0)] = 0.3
+    """Median time of one group."""
+
+    tail_sigma: Annotated[float, Field(ge=0)] = 0.8
+    """Sigma of the log-normal around it: long tails."""
+
+    step_s: Annotated[float, Field(ge=0)] = 0.2
+    """Compute time of one optimizer step."""
+
+    sync_s: Annotated[float, Field(ge=0)] = 0.02
+    """Time an engine takes to load weights."""
+
+
+class RunConfig(Config):
+    """One training run."""
+
+    name: str = "run"
+    """Names the run in its directory and in W&B."""
+
+    seed: int = 0
+    """Everything random is derived from it."""
+
+    steps: Annotated[int, Field(ge=1)]
+    """Optimizer steps to take."""
+
+    groups_per_step: Annotated[int, Field(ge=1)] = 16
+    """Prompt groups in one optimizer step, over all ranks."""
+
+    samples_per_group: Annotated[int, Field(ge=1)] = 8
+    """Samples of one prompt."""
+
+    run_dir: str = "runs/{name}"
+    """Where everything is written; ``{name}`` is filled in; relative to the working directory."""
+
+    model: ModelConfig
+    """The language model."""
+
+    data: DataConfig = DataConfig()
+    """Where prompts come from."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """What turns a prompt and a model into rewarded samples."""
+
+    sampler: SamplerConfig = ReadyFirstConfig(name="ready_first")
+    """The staleness policy."""
+
+    buffer: BufferConfig = BufferConfig()
+    """How much may be outstanding."""
+
+    rollout: RolloutConfig = RolloutConfig()
+    """How groups are dispatched and retried."""
+
+    generator: GeneratorConfig = GeneratorConfig()
+    """The engines."""
+
+    trainer: TrainerConfig = TrainerConfig()
+    """The trainer."""
+
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """From rewards to a gradient."""
+
+    sync: SyncConfig = SyncConfig()
+    """Weight sync."""
+
+    supervision: SupervisionConfig = SupervisionConfig()
+    """When to give up."""
+
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+
+    stub: StubConfig = StubConfig()
+    """The cost model of stub backends."""
+
+
+__all__ = ["InOrderConfig", "ReadyFirstConfig", "RunConfig"]

@@ -1,0 +1,130 @@
+"""The typed failures of a run, classified where they happen.
+
+Every class passes its *fields* to ``super().__init__`` and formats in ``__str__``: pickle rebuilds
+an exception by calling its class with ``args``, so the other form loses its class at the first
+actor boundary.
+"""
+
+import enum
+
+
+class FailureKind(enum.StrEnum):
+    """What a failure says about trying again."""
+
+    INFRASTRUCTURE = "infrastructure"  # another engine or another moment will do
+    DATA = "data"  # this prompt cannot be rolled out
+    BUG = "bug"  # nobody expected it: the run ends
+
+
+class OffbeatError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class RolloutFailed(OffbeatError):
+    """One prompt group could not be rolled out. The run survives it, unless it is a bug."""
+
+    def __init__(self, kind: FailureKind, ordinal: int, attempt: int, reason: str, detail: str) -> None:
+        super().__init__(kind, ordinal, attempt, reason, detail)
+        self.kind, self.ordinal, self.attempt = kind, ordinal, attempt
+        self.reason = reason  # a counter's name: reward_raised, reward_nan, engine_lost, ...
+        self.detail = detail  # one line for a person
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.ordinal} attempt {self.attempt} failed ({self.kind}, {self.reason}): "
+            f"{self.detail}"
+        )
+
+
+class ActorLost(OffbeatError):
+    """A remote process died, or can no longer be reached."""
+
+    def __init__(self, actor: str, during: str, detail: str) -> None:
+        super().__init__(actor, during, detail)
+        self.actor, self.during, self.detail = actor, during, detail
+
+    def __str__(self) -> str:
+        return f"{self.actor} was lost during {self.during}: {self.detail}"
+
+
+class DeadlineExceeded(OffbeatError):
+    """A named remote call took longer than it may."""
+
+    def __init__(self, who: str, on: str, deadline_s: float) -> None:
+        super().__init__(who, on, deadline_s)
+        self.who, self.on, self.deadline_s = who, on, deadline_s
+
+    def __str__(self) -> str:
+        return f"{self.who} waited for {self.on} longer than its deadline of {self.deadline_s:g} s"
+
+
+class StaleFence(OffbeatError):
+    """A call of an older controller incarnation, or of another run, was refused."""
+
+    def __init__(self, actor: str, got: str, held: str) -> None:
+        super().__init__(actor, got, held)
+        self.actor, self.got, self.held = actor, got, held
+
+    def __str__(self) -> str:
+        return f"{self.actor} refuses a call with fence {self.got}: it already obeys {self.held}"
+
+
+class StepAlreadyOpen(OffbeatError):
+    """``begin_train_step`` while another step is open."""
+
+    def __init__(self, open_step: int, open_attempt: int, asked_step: int) -> None:
+        super().__init__(open_step, open_attempt, asked_step)
+        self.open_step, self.open_attempt, self.asked_step = open_step, open_attempt, asked_step
+
+    def __str__(self) -> str:
+        return (
+            f"cannot begin step {self.asked_step}: step {self.open_step} (attempt "
+            f"{self.open_attempt}) is open. Finish or abort it first"
+        )
+
+
+class StepOutOfOrder(OffbeatError):
+    """A call of a train step whose key is not the next one."""
+
+    def __init__(self, got: str, expected: str) -> None:
+        super().__init__(got, expected)
+        self.got, self.expected = got, expected
+
+    def __str__(self) -> str:
+        return f"train step call {self.got} is out of order: expected {self.expected}"
+
+
+class TrainStepFailed(OffbeatError):
+    """A call of a train step raised on a rank that is still alive: abort and retry may help."""
+
+    def __init__(self, rank: int, step: int, during: str, detail: str) -> None:
+        super().__init__(rank, step, during, detail)
+        self.rank, self.step, self.during, self.detail = rank, step, during, detail
+
+    def __str__(self) -> str:
+        return f"trainer rank {self.rank} failed in {self.during} of step {self.step}: {self.detail}"
+
+
+class WeightSyncFailed(OffbeatError):
+    """A generator did not take the weights; it must not serve until a full sync succeeds."""
+
+    def __init__(self, engine: str, epoch: int, version: int, detail: str) -> None:
+        super().__init__(engine, epoch, version, detail)
+        self.engine, self.epoch, self.version, self.detail = engine, epoch, version, detail
+
+    def __str__(self) -> str:
+        return (
+            f"{self.engine} did not take weight version {self.version} (sync epoch {self.epoch}): "
+            f"{self.detail}"
+        )
+
+
+class SchemaError(OffbeatError):
+    """A column of a payload is not what the schema declares."""
+
+    def __init__(self, column: str, got: str, want: str) -> None:
+        super().__init__(column, got, want)
+        self.column, self.got, self.want = column, got, want
+
+    def __str__(self) -> str:
+        return f"column {self.column!r} is {self.got}; the schema wants {self.want}"

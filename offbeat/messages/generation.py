@@ -1,0 +1,50 @@
+"""What an environment worker asks of an engine, and what it gets back.
+
+Legend: G samples of the request, N generated tokens over all of them.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from offbeat.messages.groups import VersionSpans
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How tokens are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()  # a sample ends with the first of these; it is kept
+    seed: int | None = None  # None: drawn from the engine's own generator
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """``samples`` continuations of one prompt."""
+
+    request_id: str  # unique among the engine's open requests
+    prompt_ids: tuple[int, ...]
+    samples: int
+    sampling: SamplingParams
+
+
+class GenerateResult(msgspec.Struct, frozen=True):
+    """The continuations of one request, packed.
+
+    ``logprobs`` are natural logs under ``softmax(logits / temperature)`` over the whole vocabulary,
+    before ``top_p`` cuts it: the distribution the trainer recomputes and the loss compares with.
+    """
+
+    request_id: str
+    token_ids: "NDArray[np.int32]"  # [N]
+    logprobs: "NDArray[np.float32]"  # [N]
+    offsets: "NDArray[np.int64]"  # [G + 1]; sample i owns [offsets[i], offsets[i + 1])
+    finish_reasons: tuple[str, ...]  # [G] stop | length | abort
+    version_spans: tuple[VersionSpans, ...]  # [G], stamped by the engine itself
+    engine: str
+    incarnation: str

@@ -1,0 +1,85 @@
+"""Prompts, rollouts asked for, and the receipts of finished prompt groups.
+
+A receipt is columnar: one tuple entry a sample. It is all the controller ever sees of a group; the
+tokens stay in the payload.
+"""
+
+from typing import Any
+
+import msgspec
+
+VersionSpans = tuple[tuple[int, int], ...]
+"""Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One row of the prompt source, at its place in the endless prompt order."""
+
+    ordinal: int  # place in the endless order, from 0
+    epoch: int  # passes over the rows before this one
+    row: int  # index of the row in the source
+    data: dict[str, Any]  # what the environment reads: text, answer, ...
+
+
+class RolloutTask(msgspec.Struct, frozen=True):
+    """Make one prompt group: ``samples`` rollouts of one prompt, on one engine."""
+
+    prompt: Prompt
+    attempt: int  # from 1; an answer of an older attempt is refused at commit
+    samples: int
+    engine: str  # which engine serves it
+    seed: int  # of this group; sample i uses (seed, i)
+    deadline_s: float
+
+    @property
+    def ordinal(self) -> int:
+        return self.prompt.ordinal
+
+    @property
+    def group_id(self) -> str:
+        return group_id(self.prompt.ordinal)
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """A finished group as its producer vouches for it: schema, lengths and finiteness checked.
+
+    Columnar tuples have one entry a sample. ``payload_bytes`` counts the packed columns.
+    """
+
+    ordinal: int
+    attempt: int
+    engine: str
+    engine_incarnation: str
+    rewards: tuple[float, ...]
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    valid_tokens: tuple[int, ...]  # tokens with loss_mask set
+    finish_reasons: tuple[str, ...]  # stop | length | ...
+    version_spans: tuple[VersionSpans, ...]
+    columns: tuple[str, ...]
+    payload_bytes: int
+    generate_s: float = 0.0  # time in the engine, first to last turn
+    reward_s: float = 0.0  # time in the environment and the reward
+
+    @property
+    def samples(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response tokens over all samples: what a forward pass sees."""
+        return sum(self.prompt_tokens) + sum(self.response_tokens)
+
+    @property
+    def oldest_version(self) -> int:
+        """The weight version of the group's oldest token: what bounds its staleness."""
+        return min(version for spans in self.version_spans for version, _ in spans)
+
+    @property
+    def newest_version(self) -> int:
+        return max(version for spans in self.version_spans for version, _ in spans)
+
+
+def group_id(ordinal: int) -> str:
+    """How a group is named to people: ``g-000412``."""
+    return f"g-{ordinal:06d}"
