@@ -80,3 +80,11 @@ class TrainerState(msgspec.Struct, frozen=True):
     last_attempt: int
     parameters: int
     digest: str  # of the weights
+
+
+class PreparedColumns(msgspec.Struct, frozen=True):
+    """What ``prepare_logprobs`` wrote: one further payload a group, in the order of the chunk."""
+
+    columns: tuple[str, ...]
+    payload_bytes: tuple[int, ...]
+    payloads: tuple[Any, ...]

@@ -1,5 +1,7 @@
 """What generators say about the weights they serve."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -26,3 +28,18 @@ class WeightsAck(msgspec.Struct, frozen=True):
     digest: str
     transfer_s: float  # receive and verify
     pause_s: float  # decoding stood still
+
+
+class WeightRelease(msgspec.Struct, frozen=True):
+    """One version of the weights, ready to be taken by generators.
+
+    ``chunks`` are opaque handles, object references in production, in the order of the manifest.
+    Whoever holds the release keeps its bytes alive, so a restarted engine can catch up without the
+    trainer.
+    """
+
+    version: int
+    digest: str  # of manifest and content together
+    manifest: Any  # offbeat.weight_sync.manifest.Manifest
+    chunks: tuple[Any, ...]
+    nbytes: int

@@ -1,0 +1,79 @@
+"""Awaiting a remote call: cancel reaches the actor, and its errors come back classified."""
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+
+from offbeat.messages.failures import ActorLost, OffbeatError
+
+_LOST = (
+    RayActorError,
+    ActorDiedError,
+    ActorUnavailableError,
+    WorkerCrashedError,
+    ObjectLostError,
+    TaskCancelledError,
+)
+
+
+class RemoteBug(OffbeatError):
+    """An actor raised what nobody expected. Unknown is a bug: the run ends, and says where."""
+
+    def __init__(self, actor: str, during: str, kind: str, detail: str) -> None:
+        super().__init__(actor, during, kind, detail)
+        self.actor, self.during, self.kind, self.detail = actor, during, kind, detail
+
+    def __str__(self) -> str:
+        return f"{self.actor} raised {self.kind} in {self.during}: {self.detail}"
+
+
+async def reply_of(ref: "ray.ObjectRef[Any]", actor: str, during: str) -> Any:
+    """The value of a remote call.
+
+    Cancelling this await cancels the call in the actor too: by itself it would run to its end.
+
+    Raises:
+        ActorLost: The process is gone or cannot be reached.
+        OffbeatError: Whatever typed failure the actor raised, as its own class.
+        RemoteBug: Anything else.
+    """
+    try:
+        return await ref
+    except asyncio.CancelledError:
+        ray.cancel(ref)
+        raise
+    except _LOST as error:
+        raise ActorLost(actor, during, first_line(error)) from None
+    except RayTaskError as error:
+        raise cause_of(error, actor, during) from None
+    except RayError as error:
+        raise RemoteBug(actor, during, type(error).__name__, first_line(error)) from None
+
+
+def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
+    """The typed failure inside a task error, or a ``RemoteBug`` that names what was raised."""
+    cause = error.cause
+    if isinstance(cause, OffbeatError):
+        return cause
+    if isinstance(cause, _LOST):
+        return ActorLost(actor, during, first_line(cause))
+    lines = str(error).strip().splitlines()
+    where = next((line.strip() for line in reversed(lines) if line.startswith("  File")), "")
+    return RemoteBug(actor, during, type(cause).__name__, f"{first_line(cause)} {where}".strip())
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: Ray's own go over pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

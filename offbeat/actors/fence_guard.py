@@ -1,0 +1,27 @@
+"""Refuses calls of a controller that has been replaced. Pure."""
+
+from offbeat.messages.failures import StaleFence
+from offbeat.messages.fences import Fence
+
+
+class FenceGuard:
+    """Obeys the highest incarnation of one run; the first fence seen binds the run."""
+
+    def __init__(self, actor: str) -> None:
+        self._actor = actor
+        self._held: Fence | None = None
+
+    def check(self, fence: Fence) -> None:
+        """Let a call pass, or refuse it.
+
+        Raises:
+            StaleFence: The caller is of another run or of an older incarnation.
+        """
+        held = self._held
+        if held is not None and (fence.run_id != held.run_id or fence.incarnation < held.incarnation):
+            raise StaleFence(self._actor, _text(fence), _text(held))
+        self._held = fence
+
+
+def _text(fence: Fence) -> str:
+    return f"({fence.run_id}, incarnation {fence.incarnation})"

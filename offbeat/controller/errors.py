@@ -1,0 +1,71 @@
+"""How a run ends other than by finishing. All survive pickling across an actor boundary."""
+
+from collections.abc import Iterator
+from typing import cast
+
+from offbeat.messages.failures import OffbeatError
+
+
+class RunAborted(OffbeatError):
+    """An operator or a signal asked for an immediate end."""
+
+
+class RunStalled(OffbeatError):
+    """Nothing moved for ``stall_timeout_s``, and no call is within its own deadline."""
+
+    def __init__(self, quiet_s: float, where: str, waits: str) -> None:
+        super().__init__(quiet_s, where, waits)
+        self.quiet_s, self.where, self.waits = quiet_s, where, waits
+
+    def __str__(self) -> str:
+        return f"nothing moved for {self.quiet_s:g} s; {self.where}; {self.waits}"
+
+
+class BudgetSpent(OffbeatError):
+    """A failure that the run survives happened once more than its budget allows."""
+
+    def __init__(self, what: str, budget: int, key: str, last: str) -> None:
+        super().__init__(what, budget, key, last)
+        self.what, self.budget, self.key, self.last = what, budget, key, last
+
+    def __str__(self) -> str:
+        return f"more than {self.budget} {self.what} ({self.key}); the last one: {self.last}"
+
+
+class EmptyBatch(OffbeatError):
+    """Every prompt of a step was dropped: there is nothing to train."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step} has no prompt group left: all were dropped. "
+            "Set rollout.on_dropped_prompt=replace, or repair the prompts named above"
+        )
+
+
+class RunFailed(OffbeatError):
+    """The run ended on an error; ``causes`` are the original exceptions, the first one first."""
+
+    def __init__(self, phase: str, step: int, version: int, causes: list[BaseException]) -> None:
+        super().__init__(phase, step, version, causes)
+        self.phase, self.step, self.version, self.causes = phase, step, version, causes
+
+    def __str__(self) -> str:
+        first = self.causes[0]
+        more = f" (and {len(self.causes) - 1} more)" if len(self.causes) > 1 else ""
+        return (
+            f"run {self.phase} at step {self.step}, trainer version {self.version}: "
+            f"{type(first).__name__}: {first}{more}"
+        )
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in ``error``, without the groups around them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

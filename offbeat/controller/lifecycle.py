@@ -1,0 +1,54 @@
+"""The phases of a run, and the only moves between them."""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+log = structlog.stdlib.get_logger()
+
+
+class Phase(enum.StrEnum):
+    """Where a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SYNCING = "syncing"  # generators take new weights
+    FINISHED = "finished"
+    ABORTED = "aborted"  # someone asked
+    FAILED = "failed"  # something broke
+
+
+_ENDED: Final = frozenset({Phase.ABORTED, Phase.FAILED})
+_MOVES: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.STARTING: _ENDED | {Phase.RUNNING},
+    Phase.RUNNING: _ENDED | {Phase.SYNCING, Phase.FINISHED},
+    Phase.SYNCING: _ENDED | {Phase.RUNNING},
+}
+
+
+class Lifecycle:
+    """The phase of one run; an illegal move raises."""
+
+    def __init__(self) -> None:
+        self._history = [Phase.STARTING]
+
+    @property
+    def phase(self) -> Phase:
+        return self._history[-1]
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in (Phase.FINISHED, Phase.ABORTED, Phase.FAILED)
+
+    def enter(self, target: Phase) -> None:
+        """Move on.
+
+        Raises:
+            RuntimeError: The table has no such move.
+        """
+        if target not in _MOVES.get(self.phase, frozenset()):
+            raise RuntimeError(f"cannot enter {target} after {' -> '.join(self._history[-4:])}")
+        log.debug("run.phase", old=self.phase, new=target)
+        self._history = [*self._history[-3:], target]

@@ -1,0 +1,124 @@
+"""What one optimizer step was like: timers, rewards, staleness, lengths. Pure but for the clock."""
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from offbeat.controller.state import RunState
+from offbeat.controller.syncing import SyncReport
+from offbeat.messages.groups import Receipt
+from offbeat.messages.training import StepResult
+
+
+class StepMeasures:
+    """Collects while a step goes on; ``metrics`` reads it out at the end."""
+
+    def __init__(self, step: int, now: float) -> None:
+        self.step, self.started_at = step, now
+        self.timers = Counter[str]()
+        self.sync: SyncReport | None = None
+        self.restart(1)
+
+    def restart(self, attempt: int) -> None:
+        """Forget the groups of an aborted attempt."""
+        self.attempt = attempt
+        self.receipts = list[Receipt]()
+        self.advantages = list[tuple[float, ...]]()
+        self.staleness = Counter[int]()  # samples by versions behind, oldest token
+        self.version_before = -1
+
+    @contextmanager
+    def timed(self, what: str) -> Generator[None, None, None]:
+        """Add the time the block takes to a timer; seconds of the event loop's clock."""
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        try:
+            yield
+        finally:
+            self.timers[what] += clock() - start
+
+    def add(
+        self,
+        receipts: Sequence[Receipt],
+        advantages: Sequence[tuple[float, ...]],
+        trainer_version: int,
+    ) -> None:
+        """A chunk is about to be trained."""
+        self.version_before = trainer_version
+        self.receipts += receipts
+        self.advantages += advantages
+        for receipt in receipts:
+            for spans in receipt.version_spans:
+                self.staleness[trainer_version - min(version for version, _ in spans)] += 1
+
+    def close(self, result: StepResult, state: RunState) -> None:
+        """The step is over, its weight sync included."""
+        self.result = result
+        self.wall_s = asyncio.get_running_loop().time() - self.started_at
+        self.version = state.ledger.trainer_version
+        self._fleet = {
+            "fleet/serving": len(state.fleet.serving),
+            "fleet/restarts": state.fleet.restarts,
+            "queue/ready_groups": len(state.ledger.ready),
+            "queue/in_flight_groups": state.ledger.in_flight,
+            "queue/bytes": state.queue.bytes_held,
+            "rollout/retries": state.ledger.totals.retried.total(),
+            "rollout/dropped": state.ledger.totals.dropped.total(),
+        }
+
+    @property
+    def rewards(self) -> list[float]:
+        return [reward for receipt in self.receipts for reward in receipt.rewards]
+
+    @property
+    def reward_mean(self) -> float:
+        return statistics.fmean(self.rewards)
+
+    @property
+    def train_s(self) -> float:
+        """The step without waiting for groups and without its sync."""
+        return self.wall_s - self.timers["wait_groups"] - self.timers["sync"]
+
+    def metrics(self) -> dict[str, float]:
+        """Every number of this step, under the names of the metric table."""
+        rewards = self.rewards
+        responses = [n for receipt in self.receipts for n in receipt.response_tokens]
+        reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
+        flat = sum(1 for each in self.receipts if min(each.rewards) == max(each.rewards))
+        samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
+        return {
+            **self.result.metrics,
+            "train/reward": statistics.fmean(rewards),
+            "train/reward_std": statistics.pstdev(rewards),
+            "train/zero_variance_groups": flat / len(self.receipts),
+            "train/loss": self.result.loss,
+            "train/grad_norm": self.result.grad_norm,
+            "train/learning_rate": self.result.learning_rate,
+            "train/tokens": self.result.tokens,
+            "train/sequences": self.result.sequences,
+            "train/chunks": self.result.chunks,
+            "off_policy/staleness_mean": sum(s * n for s, n in self.staleness.items()) / samples,
+            "off_policy/staleness_max": max(self.staleness),
+            "rollout/response_tokens_mean": statistics.fmean(responses),
+            "rollout/truncated_fraction": reasons.count("length") / samples,
+            "rollout/generate_s_mean": statistics.fmean(r.generate_s for r in self.receipts),
+            "rollout/reward_s_mean": statistics.fmean(r.reward_s for r in self.receipts),
+            "time/step_s": self.wall_s,
+            "time/train_s": self.train_s,
+            **{f"time/{name}_s": value for name, value in self.timers.items()},
+            **self._sync_metrics(),
+            **self._fleet,
+            "throughput/samples_per_s": samples / self.wall_s if self.wall_s else 0.0,
+            "throughput/tokens_per_s": tokens / self.wall_s if self.wall_s else 0.0,
+        }
+
+    def _sync_metrics(self) -> dict[str, float]:
+        if self.sync is None:
+            return {}
+        return {
+            "sync/pause_s": self.sync.pause_s,
+            "sync/transfer_s": self.sync.transfer_s,
+            "sync/bytes": self.sync.nbytes,
+        }

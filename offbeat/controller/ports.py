@@ -1,0 +1,96 @@
+"""What the controller needs from the outside world, and nothing more.
+
+In production these are Ray actors behind thin adapters; in tests and in the simulator, fakes on a
+virtual clock. Whoever implements a port raises the failures of ``offbeat.messages.failures``,
+classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``TrainStepFailed``,
+``WeightSyncFailed`` for work that failed in a living one. Anything else is a bug and ends the run.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.training import (
+    Chunk,
+    ChunkResult,
+    LossSpec,
+    PreparedColumns,
+    StepResult,
+    TrainerState,
+)
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+
+
+class PromptSource(Protocol):
+    """The endless prompt order."""
+
+    def prompt(self, ordinal: int) -> Prompt | None:
+        """The prompt at a place, always the same one; None past the end of the data. Pure."""
+        ...
+
+
+class Rollouts(Protocol):
+    """All environment workers, seen as one."""
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        """A finished group: its receipt, and the opaque handle of its payload."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Generator(Protocol):
+    """One inference engine, as far as weights and health go."""
+
+    @property
+    def name(self) -> str: ...
+    async def state(self, fence: Fence) -> EngineState: ...
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        """Take, verify and serve a release: wholly, or raise and serve nothing new."""
+        ...
+
+    async def restart(self) -> None:
+        """Kill the process; whoever owns it starts a new one. Returns without waiting for that."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """All trainer ranks, seen as one. Calls of a step are served in the order they are made."""
+
+    async def state(self, fence: Fence) -> TrainerState: ...
+    async def prepare_logprobs(
+        self, fence: Fence, chunk: Chunk, loss: LossSpec
+    ) -> PreparedColumns: ...
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult: ...
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult: ...
+    async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        """A snapshot of the weights as they are now; the trainer may go on at once."""
+        ...
+
+    async def save(self, fence: Fence, directory: str) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Journal(Protocol):
+    """Where the ledger's events go, in order."""
+
+    def append(self, event: msgspec.Struct) -> None:
+        """Take an event. Never blocks the loop, never raises for a slow disk."""
+        ...
+
+    async def barrier(self) -> None:
+        """Return once everything appended so far would survive a crash."""
+        ...
+
+
+class Telemetry(Protocol):
+    """Where measurements go. Never blocks, never raises."""
+
+    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...

@@ -1,0 +1,49 @@
+"""The check at commit: what a receipt must say before its group may be trained. Pure."""
+
+import math
+
+from offbeat.messages.groups import Receipt, RolloutTask
+
+
+def refusal(
+    receipt: Receipt, task: RolloutTask, bound_version: int, trainer_version: int
+) -> str | None:
+    """Why this receipt must not enter the buffer; None when it may.
+
+    Args:
+        receipt: What the producer vouches for.
+        task: What was asked for.
+        bound_version: Version its engine had acked at dispatch: no token can be older.
+        trainer_version: No token can be newer.
+    """
+    if (receipt.ordinal, receipt.attempt) != (task.ordinal, task.attempt):
+        return (
+            f"answer for ordinal {receipt.ordinal} attempt {receipt.attempt}, asked for "
+            f"ordinal {task.ordinal} attempt {task.attempt}"
+        )
+    columns = (
+        receipt.rewards,
+        receipt.prompt_tokens,
+        receipt.response_tokens,
+        receipt.valid_tokens,
+        receipt.finish_reasons,
+        receipt.version_spans,
+    )
+    sizes = {len(column) for column in columns}
+    if sizes != {task.samples}:
+        return f"group of {sorted(sizes)} samples, asked for {task.samples}"
+    if not all(math.isfinite(reward) for reward in receipt.rewards):
+        return f"rewards {receipt.rewards} are not all finite"
+    if min(receipt.response_tokens) < 1 or min(receipt.prompt_tokens) < 1:
+        return "a sample without tokens"
+    for spans, tokens in zip(receipt.version_spans, receipt.response_tokens, strict=True):
+        if sum(count for _, count in spans) != tokens:
+            return f"version spans {spans} do not cover {tokens} response tokens"
+    if receipt.oldest_version < bound_version:
+        return f"tokens of version {receipt.oldest_version}: the engine had acked {bound_version}"
+    if receipt.newest_version > trainer_version:
+        return (
+            f"tokens of version {receipt.newest_version}: the trainer has made only "
+            f"{trainer_version}"
+        )
+    return None

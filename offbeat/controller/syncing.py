@@ -1,0 +1,128 @@
+"""Weight sync of the fleet: publish a release, have every engine take it, count the acks.
+
+All syncs go through one lock: the regular one after a step, and the one that brings a restarted
+engine up to date. An engine that does not ack in time is STALE and serves nothing; the others go on.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from collections.abc import Mapping
+
+import structlog
+
+from offbeat.controller.fleet import Health
+from offbeat.controller.lifecycle import Phase
+from offbeat.controller.ports import Generator, Trainer
+from offbeat.controller.state import RunState
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, StaleFence, WeightSyncFailed
+from offbeat.messages.weights import WeightRelease, WeightsAck
+
+log = structlog.stdlib.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What one sync did. The pause is apart from the transfer."""
+
+    version: int
+    nbytes: int
+    acked: int
+    failed: int
+    pause_s: float  # longest over the engines
+    transfer_s: float  # longest over the engines
+
+
+class WeightSync:
+    """Owns the current release and the sync epoch."""
+
+    def __init__(
+        self, state: RunState, trainer: Trainer, generators: Mapping[str, Generator]
+    ) -> None:
+        self._state, self._trainer, self._generators = state, trainer, generators
+        self._lock = asyncio.Lock()
+        self._epoch = 0
+        self.release: WeightRelease | None = None
+
+    async def publish(self, version: int) -> SyncReport:
+        """Make the trainer's weights the release, and bring every living engine to it."""
+        state = self._state
+        if state.lifecycle.phase is Phase.RUNNING:
+            state.enter(Phase.SYNCING)
+        release = await state.call(
+            f"publish of version {version}",
+            on="the trainer",
+            deadline_s=state.config.sync.deadline_s,
+            reply=self._trainer.publish_weights(state.fence, version),
+        )
+        if state.config.sync.mode == "drain":
+            await self._drain()
+        async with self._lock:
+            self.release = release
+            acks = await self._sync(state.fleet.in_sync_set(), release)
+        state.gate_open = True
+        if state.lifecycle.phase is Phase.SYNCING:
+            state.enter(Phase.RUNNING)
+        return _report(release, acks)
+
+    async def catch_up(self, name: str) -> bool:
+        """Bring one engine to the current release. False: it did not take it."""
+        async with self._lock:
+            if self.release is None:
+                return False
+            if self._state.fleet.engines[name].health is Health.HEALTHY:
+                return True  # the sync that held the lock served it as well
+            acks = await self._sync([name], self.release)
+        return acks[0] is not None
+
+    async def _drain(self) -> None:
+        """Close the gate and wait for every group in flight."""
+        state = self._state
+        state.gate_open = False
+        await state.until(
+            "weight sync", "rollouts in flight", lambda: state.ledger.in_flight == 0
+        )
+
+    async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
+        self._epoch += 1
+        async with asyncio.TaskGroup() as transfers:
+            tasks = [
+                transfers.create_task(self._sync_one(name, self._epoch, release), name=f"sync {name}")
+                for name in names
+            ]
+            if tasks:
+                await asyncio.wait(tasks)
+        return [task.result() for task in tasks]
+
+    async def _sync_one(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
+        """One engine's part; None when it is left behind as STALE."""
+        state = self._state
+        try:
+            ack = await state.call(
+                f"sync of version {release.version}",
+                on=name,
+                deadline_s=state.config.sync.deadline_s,
+                reply=self._generators[name].load_weights(state.fence, epoch, release),
+            )
+            if (ack.version, ack.digest) != (release.version, release.digest):
+                detail = f"acked version {ack.version} with digest {ack.digest}"
+                raise WeightSyncFailed(name, epoch, release.version, detail)
+        except (ActorLost, DeadlineExceeded, WeightSyncFailed, StaleFence) as failure:
+            log.warning("sync.engine_left_behind", engine=name, error=str(failure))
+            state.fleet.stale(name)
+            state.moved()
+            return None
+        accepted = state.fleet.acked(ack)
+        state.moved()
+        return ack if accepted else None
+
+
+def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport:
+    done = [ack for ack in acks if ack is not None]
+    return SyncReport(
+        version=release.version,
+        nbytes=release.nbytes,
+        acked=len(done),
+        failed=len(acks) - len(done),
+        pause_s=max((ack.pause_s for ack in done), default=0.0),
+        transfer_s=max((ack.transfer_s for ack in done), default=0.0),
+    )

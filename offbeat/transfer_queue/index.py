@@ -1,0 +1,103 @@
+"""Which columns of which group exist, what they weigh, and where they are. Pure: no I/O, no clock.
+
+In the main job the index lives in the controller and holds nothing else: who has claimed what is
+the ledger's to say. Payload handles are opaque; in production they are object references owned by
+the controller's process, and dropping the last one frees the memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.messages.failures import OffbeatError
+
+
+class StaleHandle(OffbeatError):
+    """A write for a group that was cleared, or for an older attempt of it."""
+
+    def __init__(self, ordinal: int, attempt: int, held: int | None) -> None:
+        super().__init__(ordinal, attempt, held)
+        self.ordinal, self.attempt, self.held = ordinal, attempt, held
+
+    def __str__(self) -> str:
+        now = "nothing" if self.held is None else f"attempt {self.held}"
+        return f"group {self.ordinal} attempt {self.attempt} is gone: the queue holds {now} of it"
+
+
+@dataclass(slots=True)
+class _Entry:
+    attempt: int
+    columns: frozenset[str]
+    payload_bytes: int
+    payloads: tuple[Any, ...]
+
+
+class QueueIndex:
+    """Maps a group to its columns.
+
+    Between calls ``bytes_held`` is the sum over the groups held. A put is all or nothing: it
+    replaces what an older attempt left, and is refused for an older one.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self.bytes_held = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, ordinal: object) -> bool:
+        return ordinal in self._entries
+
+    def put(
+        self, ordinal: int, attempt: int, columns: Iterable[str], payload_bytes: int, payload: Any
+    ) -> None:
+        """Hold a group's first columns.
+
+        Raises:
+            StaleHandle: A newer attempt is held already.
+        """
+        held = self._entries.get(ordinal)
+        if held is not None:
+            if held.attempt >= attempt:
+                raise StaleHandle(ordinal, attempt, held.attempt)
+            self.clear((ordinal,))
+        self._entries[ordinal] = _Entry(attempt, frozenset(columns), payload_bytes, (payload,))
+        self.bytes_held += payload_bytes
+
+    def add_columns(
+        self, ordinal: int, attempt: int, columns: Iterable[str], payload_bytes: int, payload: Any
+    ) -> None:
+        """Hold further columns of a group: a second payload beside the first.
+
+        Adding columns that are there already changes nothing, so a repeated call is harmless.
+
+        Raises:
+            StaleHandle: The group was cleared, or another attempt of it is held.
+        """
+        entry = self._entries.get(ordinal)
+        if entry is None or entry.attempt != attempt:
+            raise StaleHandle(ordinal, attempt, None if entry is None else entry.attempt)
+        added = frozenset(columns)
+        if added <= entry.columns:
+            return
+        entry.columns |= added
+        entry.payloads += (payload,)
+        entry.payload_bytes += payload_bytes
+        self.bytes_held += payload_bytes
+
+    def payloads(self, ordinal: int) -> tuple[Any, ...]:
+        """The handles of a group's payloads, oldest first."""
+        return self._entries[ordinal].payloads
+
+    def has(self, ordinal: int, columns: Iterable[str]) -> bool:
+        """All ``columns`` of the group are written."""
+        entry = self._entries.get(ordinal)
+        return entry is not None and entry.columns.issuperset(columns)
+
+    def clear(self, ordinals: Iterable[int]) -> None:
+        """Let go of the groups' payloads; the memory is free once nobody else reads them."""
+        for ordinal in ordinals:
+            entry = self._entries.pop(ordinal, None)
+            if entry is not None:
+                self.bytes_held -= entry.payload_bytes

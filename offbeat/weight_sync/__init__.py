@@ -1,0 +1,1 @@
+"""From the trainer's weights to the generators': exact, verified, all or nothing."""

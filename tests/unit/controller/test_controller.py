@@ -1,0 +1,493 @@
+"""The whole controller on fakes and a virtual clock."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.errors import BudgetSpent, RunAborted, RunFailed, RunStalled
+from offbeat.controller.lifecycle import Phase
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, FailureKind, RolloutFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.training import LossSpec
+from offbeat.sampler.build import build_sampler
+from tests.support.fakes import (
+    FakeGenerator,
+    FakePrompts,
+    FakeRollouts,
+    FakeTrainer,
+    MemoryJournal,
+    MemoryTelemetry,
+)
+from tests.support.virtual_time import run
+
+READY_FIRST = {"name": "ready_first", "max_staleness": 2}
+IN_ORDER = {"name": "in_order", "max_staleness": 2}
+
+
+@dataclass
+class World:
+    """One run on fakes."""
+
+    overrides: dict[str, Any] = field(default_factory=dict[str, Any])
+    prompts: FakePrompts = field(default_factory=FakePrompts)
+    trainer: FakeTrainer = field(default_factory=FakeTrainer)
+    engines: int = 2
+    loss: LossSpec = field(default_factory=LossSpec)
+
+    def __post_init__(self) -> None:
+        names = [f"generator-{index}" for index in range(self.engines)]
+        self.generators = {name: FakeGenerator(name) for name in names}
+        self.rollouts = FakeRollouts(self.generators)
+        self.journal, self.telemetry = MemoryJournal(), MemoryTelemetry()
+        base: dict[str, Any] = {
+            "steps": 10,
+            "groups_per_step": 4,
+            "samples_per_group": 2,
+            "model": {"path": "none"},
+            "sampler": READY_FIRST,
+            "supervision": {"stall_timeout_s": 100},
+            "trainer": {"min_tokens_per_chunk": 1},
+        }
+        self.config = RunConfig.model_validate({**base, **self.overrides})
+
+    def controller(self) -> Controller:
+        config = self.config
+        self.built = Controller(
+            config,
+            Fence("run", 1),
+            prompts=self.prompts,
+            rollouts=self.rollouts,
+            generators=self.generators,
+            trainer=self.trainer,
+            journal=self.journal,
+            telemetry=self.telemetry,
+            sampler=build_sampler(config.sampler, config.groups_per_step),
+            advantages=lambda rewards: rewards,
+            loss=self.loss,
+            max_group_bytes=1000,
+            rng=random.Random(0),
+        )
+        return self.built
+
+    def run(self) -> None:
+        run(self.controller().run())
+
+    def fail(self) -> RunFailed:
+        with pytest.raises(RunFailed) as failure:
+            self.run()
+        return failure.value
+
+    @property
+    def trained(self) -> list[int]:
+        """Ordinals by the trainer's own log."""
+        return [ordinal for step in self.trainer.steps for ordinal in step]
+
+    def worst_staleness(self) -> int:
+        return max(record["off_policy/staleness_max"] for record in self.telemetry.records)
+
+    def assert_books_agree(self) -> None:
+        """The ledger and the trainer's own log tell the same story; nothing is lost or doubled."""
+        ledger = self.built.state.ledger
+        counts = ledger.counts()
+        live = sum(counts[place] for place in ("admitted", "in_flight", "ready", "training"))
+        assert counts["drawn"] == live + counts["trained"] + ledger.totals.dropped.total()
+        assert len(self.trained) == len(set(self.trained)) == counts["trained"]
+        assert ledger.trainer_version == len(self.trainer.steps)
+        assert self.built.state.queue.bytes_held == 100 * (counts["ready"] + counts["training"])
+
+
+def lost(ordinal: int) -> RolloutFailed:
+    return RolloutFailed(FailureKind.INFRASTRUCTURE, ordinal, 1, "connection_lost", "reset")
+
+
+def bad_data(ordinal: int) -> RolloutFailed:
+    return RolloutFailed(FailureKind.DATA, ordinal, 1, "reward_nan", "reward is nan")
+
+
+@pytest.mark.parametrize("sampler", [READY_FIRST, IN_ORDER], ids=["ready_first", "in_order"])
+def test_trains_every_step_within_the_bound_and_generates_nothing_beyond_need(
+    sampler: dict[str, Any],
+) -> None:
+    world = World({"sampler": sampler})
+    world.run()
+    world.assert_books_agree()
+    assert [len(step) for step in world.trainer.steps] == [4] * 10
+    assert 1 <= world.worst_staleness() <= 2
+    counts = world.built.state.ledger.counts()
+    assert counts["drawn"] == counts["trained"] == 40
+    assert world.built.state.lifecycle.phase is Phase.FINISHED
+    assert all(generator.version == 10 for generator in world.generators.values())
+
+
+@pytest.mark.parametrize("name", ["ready_first", "in_order"])
+def test_a_bound_of_zero_is_synchronous(name: str) -> None:
+    world = World({"sampler": {"name": name, "max_staleness": 0}})
+    world.run()
+    assert world.worst_staleness() == 0
+    assert world.rollouts.peak <= 4
+    assert not world.built.state.ledger.totals.evicted
+
+
+def test_in_order_trains_the_prompts_in_order() -> None:
+    world = World({"sampler": IN_ORDER})
+    world.rollouts.slow = {1: 9.0, 5: 7.0}
+    world.run()
+    assert [sorted(step) for step in world.trainer.steps] == [
+        list(range(4 * step, 4 * step + 4)) for step in range(10)
+    ]
+
+
+def test_ready_first_waits_for_its_oldest_straggler_rather_than_discarding_it() -> None:
+    world = World()
+    world.rollouts.slow = {0: 60.0}
+    world.run()
+    step_of_straggler = next(i for i, step in enumerate(world.trainer.steps) if 0 in step)
+    assert step_of_straggler == 2, "the last step that may train a group of version 0"
+    assert world.worst_staleness() == 2
+    assert not world.built.state.ledger.totals.evicted
+
+
+def test_the_end_of_the_prompts_trains_the_rest_and_ends_the_run() -> None:
+    world = World(prompts=FakePrompts(count=10))
+    world.run()
+    assert sorted(world.trained) == list(range(10))
+    assert [len(step) for step in world.trainer.steps] == [4, 4, 2]
+    assert world.built.state.lifecycle.phase is Phase.FINISHED
+
+
+def test_every_version_counts_when_syncs_are_rarer_than_steps() -> None:
+    world = World({"sync": {"interval": 3}})
+    world.run()
+    world.assert_books_agree()
+    assert world.worst_staleness() == 2
+    assert world.generators["generator-0"].loads == [0, 3, 6, 9, 10]
+
+
+def test_drain_swaps_weights_with_nothing_in_flight() -> None:
+    world = World({"sync": {"mode": "drain"}})
+
+    class Watched(FakeGenerator):
+        async def load_weights(self, *args: Any) -> Any:
+            assert world.rollouts.running == 0
+            return await super().load_weights(*args)
+
+    world.generators.update({name: Watched(name) for name in world.generators})
+    world.run()
+    world.assert_books_agree()
+
+
+def test_keep_swaps_weights_under_running_rollouts() -> None:
+    world = World()
+    world.rollouts.rollout_s = 3.0
+    world.run()
+    assert world.worst_staleness() >= 1
+
+
+def test_chunks_stream_as_groups_come_and_wait_for_enough_tokens() -> None:
+    streamed, whole = World(), World({"trainer": {"min_tokens_per_chunk": 1000}})
+    for world in (streamed, whole):
+        world.rollouts.slow = {ordinal: 5.0 * ordinal for ordinal in range(8)}
+        world.run()
+    assert len(streamed.trainer.chunks) > len(whole.trainer.chunks) == 10
+
+
+def test_recomputed_logprobs_are_asked_for_only_when_the_loss_needs_them() -> None:
+    plain, recomputed = World(), World(loss=LossSpec(old_logprobs="policy"))
+    plain.run()
+    recomputed.run()
+    assert plain.trainer.prepared == 0
+    assert recomputed.trainer.prepared == len(recomputed.trainer.chunks)
+
+
+# --- failures of rollouts ------------------------------------------------------------------------
+
+
+def test_an_infrastructure_failure_is_retried_and_nothing_is_lost() -> None:
+    world = World()
+    world.rollouts.faults = {3: [lost(3)], 7: [lost(7), lost(7)]}
+    world.run()
+    world.assert_books_agree()
+    assert {3, 7} <= set(world.trained)
+    assert (7, 3) in world.rollouts.started
+
+
+def test_a_prompt_that_cannot_be_rolled_out_is_dropped_by_name_and_replaced() -> None:
+    world = World({"rollout": {"drop_budget": 1}})
+    world.rollouts.faults = {2: [bad_data(2), bad_data(2)]}
+    world.run()
+    world.assert_books_agree()
+    assert 2 not in world.trained and len(world.trained) == 40
+    assert world.built.state.ledger.totals.dropped == Counter(reward_nan=1)
+
+
+def test_a_dropped_prompt_may_shrink_its_batch_instead() -> None:
+    for sampler in (READY_FIRST, IN_ORDER):
+        world = World(
+            {"rollout": {"drop_budget": 1, "on_dropped_prompt": "shrink"}, "sampler": sampler}
+        )
+        world.rollouts.faults = {2: [bad_data(2), bad_data(2)]}
+        world.run()
+        world.assert_books_agree()
+        assert sorted(len(step) for step in world.trainer.steps) == [3] + [4] * 9
+
+
+def test_one_drop_more_than_the_budget_ends_the_run_and_names_the_key() -> None:
+    world = World()
+    world.rollouts.faults = {2: [bad_data(2), bad_data(2)]}
+    assert "rollout.drop_budget" in str(world.fail())
+
+
+def test_a_bug_in_a_rollout_ends_the_run_at_once() -> None:
+    world = World()
+    bug = RolloutFailed(FailureKind.BUG, 4, 1, "KeyError", "'answer'")
+    world.rollouts.faults = {4: [bug]}
+    failure = world.fail()
+    assert failure.causes[0] is bug
+
+
+@pytest.mark.parametrize(
+    ("forgery", "complaint"),
+    [
+        ({"rewards": (1.0,)}, "samples, asked for 2"),
+        ({"rewards": (float("nan"), 1.0)}, "not all finite"),
+        ({"attempt": 7}, "attempt 7"),
+        ({"version_spans": (((99, 2),),) * 2}, "the trainer has made only"),
+        ({"version_spans": (((-3, 2),),) * 2}, "the engine had acked"),
+        ({"version_spans": (((0, 1),),) * 2}, "do not cover 2 response tokens"),
+        ({"response_tokens": (0, 2)}, "without tokens"),
+    ],
+)
+def test_a_forged_receipt_never_enters_the_buffer(forgery: dict[str, Any], complaint: str) -> None:
+    world = World()
+    world.rollouts.forged = {1: forgery}
+    failure = world.fail()
+    assert complaint in str(failure)
+    assert 1 not in world.trained
+
+
+def test_a_rollout_past_its_deadline_is_cancelled_and_dispatched_again() -> None:
+    world = World({"rollout": {"deadline_s": 20}})
+
+    class OnceHung(FakeRollouts):
+        async def rollout(self, fence: Fence, task: Any) -> Any:
+            if (task.ordinal, task.attempt) == (5, 1):
+                await asyncio.Event().wait()
+            return await super().rollout(fence, task)
+
+    world.rollouts = OnceHung(world.generators)
+    world.run()
+    world.assert_books_agree()
+    assert 5 in world.trained
+
+
+# --- failures of engines -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment_s", [0.1, 3.3, 7.7, 12.9, 20.2])
+def test_a_killed_engine_comes_back_synced_and_the_run_goes_on(moment_s: float) -> None:
+    world = World(engines=1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(moment_s, world.generators["generator-0"].die)
+        await world.controller().run()
+
+    run(main())
+    world.assert_books_agree()
+    assert len(world.trained) == 40
+    assert world.built.state.fleet.restarts == 1
+    assert world.generators["generator-0"].version == 10
+
+
+def test_a_silent_engine_is_replaced_while_the_others_go_on() -> None:
+    world = World({"rollout": {"deadline_s": 30}})
+
+    async def main() -> None:
+        def silence() -> None:
+            world.generators["generator-1"].silent = True
+
+        asyncio.get_running_loop().call_later(5, silence)
+        await world.controller().run()
+
+    run(main())
+    world.assert_books_agree()
+    assert world.generators["generator-1"].restarts == 1
+
+
+def test_an_engine_that_refuses_a_sync_serves_nothing_until_a_later_one_succeeds() -> None:
+    world = World(engines=2)
+    world.generators["generator-1"].refuse_loads = 1
+    world.run()
+    world.assert_books_agree()
+    assert world.generators["generator-1"].version == 10
+
+
+def test_an_engine_that_acks_another_digest_never_serves() -> None:
+    world = World(overrides={"generator": {"restart_budget": 1}})
+    world.generators["generator-1"].lie_about_digest = True
+    failure = world.fail()
+    assert "generator.restart_budget" in str(failure)
+    assert all(
+        event.engine == "generator-0"
+        for event in world.journal.events
+        if type(event).__name__ == "Dispatched"
+    )
+
+
+# --- failures of the trainer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["begin", "microbatch", "finish"])
+def test_a_failed_step_is_aborted_and_tried_again_on_the_same_groups(where: str) -> None:
+    world = World()
+    world.trainer.fail_at = {3: [where]}
+    world.run()
+    world.assert_books_agree()
+    assert world.trainer.aborted == [3]
+    assert len(world.trained) == 40
+
+
+def test_a_step_that_keeps_failing_ends_the_run_with_its_own_error() -> None:
+    world = World()
+    world.trainer.fail_at = {3: ["microbatch"] * 5}
+    failure = world.fail()
+    assert "trainer rank 0 failed in microbatch of step 3: out of memory" in str(failure)
+    assert world.built.state.ledger.trainer_version == 2
+
+
+def test_a_lost_trainer_ends_the_run_with_one_typed_line() -> None:
+    world = World()
+    world.trainer.lose_at_step = 4
+    failure = world.fail()
+    assert isinstance(failure.causes[0], ActorLost)
+    assert "\n" not in str(failure)
+    assert world.trainer.closed and world.rollouts.closed
+
+
+def test_a_silent_trainer_ends_the_run_at_its_deadline() -> None:
+    world = World({"trainer": {"step_deadline_s": 50}})
+    world.trainer.hang = True
+    failure = world.fail()
+    assert isinstance(failure.causes[0], DeadlineExceeded)
+    assert "microbatch 1 of step 1" in str(failure)
+
+
+def test_a_step_not_applied_makes_no_version_and_no_sync() -> None:
+    world = World({"rollout": {"drop_budget": 4}})
+    world.trainer.refuse_steps = {3}
+    world.run()
+    world.assert_books_agree()
+    assert world.built.state.ledger.totals.dropped == Counter(step_not_applied=4)
+    assert world.generators["generator-0"].loads == list(range(11))
+
+
+def test_steps_not_applied_in_a_row_end_the_run_with_the_last_good_version() -> None:
+    world = World({"trainer": {"max_steps_not_applied": 2}})
+
+    class Diverged(FakeTrainer):
+        async def finish_train_step(self, *args: Any) -> Any:
+            self.refuse_steps = {3} if len(self.steps) == 2 else set()
+            return await super().finish_train_step(*args)
+
+    world.trainer = Diverged()
+    failure = world.fail()
+    assert isinstance(failure.causes[0], BudgetSpent)
+    assert "last good version 2" in str(failure)
+
+
+def test_the_intent_is_durable_before_finish_is_sent() -> None:
+    world = World()
+
+    class Careful(FakeTrainer):
+        async def finish_train_step(self, fence: Any, key: Any) -> Any:
+            durable = world.journal.events[: world.journal.barriers[-1]]
+            intents = [e.step for e in durable if type(e).__name__ == "StepIntent"]  # type: ignore[attr-defined]
+            assert key.step in intents
+            return await super().finish_train_step(fence, key)
+
+    world.trainer = Careful()
+    world.run()
+
+
+# --- the end of a run ----------------------------------------------------------------------------
+
+
+def test_stop_finishes_the_step_in_progress() -> None:
+    world = World()
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(12, controller.stop)
+        await controller.run()
+
+    run(main())
+    assert 1 <= len(world.trainer.steps) < 10
+    assert world.built.state.lifecycle.phase is Phase.FINISHED
+    world.assert_books_agree()
+
+
+def test_abort_ends_at_once_and_closes_every_actor() -> None:
+    world = World()
+    world.trainer.step_s = 1000
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(50, controller.abort, "SIGTERM")
+        with pytest.raises(RunFailed) as failure:
+            await controller.run()
+        assert isinstance(failure.value.causes[0], RunAborted)
+        assert asyncio.get_running_loop().time() == pytest.approx(50)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(main())
+    assert world.built.state.lifecycle.phase is Phase.ABORTED
+    assert world.trainer.closed and world.rollouts.closed
+    assert all(generator.closed for generator in world.generators.values())
+
+
+def test_a_cancel_from_outside_stays_a_cancel() -> None:
+    world = World()
+
+    async def main() -> None:
+        task = asyncio.create_task(world.controller().run())
+        await asyncio.sleep(9)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert world.trainer.closed
+    assert world.built.state.lifecycle.phase is Phase.ABORTED
+
+
+def test_a_stall_names_who_waits_for_what() -> None:
+    world = World()
+
+    class Stuck(FakePrompts):
+        def prompt(self, ordinal: int) -> Any:
+            if ordinal >= 6:
+                world.built.state.gate_open = False  # a planted bug: nobody opens it again
+            return super().prompt(ordinal)
+
+    world.prompts = Stuck()
+    failure = world.fail()
+    assert isinstance(failure.causes[0], RunStalled)
+    assert "train pump waits for ready groups" in str(failure)
+    assert "rollout pump waits for room" in str(failure)
+
+
+def test_the_fold_of_the_journal_is_the_ledger() -> None:
+    world = World({"rollout": {"drop_budget": 1}})
+    world.rollouts.faults = {2: [bad_data(2), bad_data(2)], 9: [lost(9)]}
+    world.trainer.fail_at = {3: ["microbatch"]}
+    world.run()
+    ledger = world.built.state.ledger
+    again = type(ledger).fold(world.journal.events)  # type: ignore[arg-type]
+    assert again.counts() == ledger.counts()
+    assert again.totals == ledger.totals and again.versions == ledger.versions
