@@ -1,0 +1,50 @@
+"""The Ray actor that hosts the controller. It is built by whoever knows both: the launcher."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from offbeat.actors.process import prepare
+
+
+class Hosted(Protocol):
+    """A run as its host sees it."""
+
+    async def run(self) -> bytes:
+        """Go to the end, whatever it is; the run's summary as JSON."""
+        ...
+
+    def status(self) -> bytes:
+        """The run's status as JSON."""
+        ...
+
+    def abort(self, reason: str) -> None: ...
+
+
+class ControllerActor:
+    """An async actor: ``status`` and ``abort`` are answered while ``run`` goes on.
+
+    Nobody but the driver calls it; the actors it calls never call back.
+    """
+
+    def __init__(self, build: Callable[[], Hosted]) -> None:
+        prepare()
+        self._build = build
+        self._hosted: Hosted | None = None
+        self._abort_reason: str | None = None
+
+    async def run(self) -> bytes:
+        """Build the controller on this actor's loop and let it run to its end."""
+        self._hosted = self._build()
+        if self._abort_reason is not None:
+            self._hosted.abort(self._abort_reason)
+        return await self._hosted.run()
+
+    async def status(self) -> bytes | None:
+        """None before the run was built."""
+        return None if self._hosted is None else self._hosted.status()
+
+    async def abort(self, reason: str) -> None:
+        """End the run now. Asked before it began, it ends as it begins."""
+        self._abort_reason = reason
+        if self._hosted is not None:
+            self._hosted.abort(reason)
