@@ -6,8 +6,7 @@ import signal
 
 
 def prepare() -> None:
-    """Leave Ctrl-C to the driver, and dump stacks on SIGUSR1."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Have SIGUSR1 dump the stacks of all threads. (Ray keeps Ctrl-C away from its workers.)"""
     faulthandler.register(signal.SIGUSR1)
 
 

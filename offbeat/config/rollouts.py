@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, RecipePath
 
 
 class DataConfig(Config):
     """Where prompts come from."""
 
-    path: str | None = None
+    path: RecipePath | None = None
     """JSON Lines file, one prompt a row; relative to the recipe. None: the environment makes its own."""
 
     shuffle: bool = True
@@ -52,6 +52,7 @@ class InOrderConfig(Config):
     """Train exactly the prompts of each batch, in order; reproducible."""
 
     name: Literal["in_order"]
+    """Which policy this is."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
@@ -64,6 +65,7 @@ class ReadyFirstConfig(Config):
     """Train whatever is ready, in arrival order, paced so that nothing is ever discarded."""
 
     name: Literal["ready_first"]
+    """Which policy this is."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, RecipePath, RunName
 from offbeat.config.rollouts import (
     BufferConfig,
     DataConfig,
@@ -21,7 +21,7 @@ from offbeat.config.training import AlgorithmConfig, SyncConfig, TrainerConfig
 class ModelConfig(Config):
     """The language model."""
 
-    path: str
+    path: RecipePath
     """Hugging Face directory with config, weights and tokenizer; relative to the recipe."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -76,7 +76,7 @@ class StubConfig(Config):
 class RunConfig(Config):
     """One training run."""
 
-    name: str = "run"
+    name: RunName = "run"
     """Names the run in its directory and in W&B."""
 
     seed: int = 0

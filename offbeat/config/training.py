@@ -6,6 +6,8 @@ from pydantic import Field
 
 from offbeat.config.base import Config
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 class OptimizerConfig(Config):
     """AdamW and its schedule."""
@@ -22,7 +24,7 @@ class OptimizerConfig(Config):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's running-average coefficients."""
 
     eps: Annotated[float, Field(gt=0)] = 1e-8

@@ -16,6 +16,7 @@ class EngineState(msgspec.Struct, frozen=True):
     waiting: int  # requests not started
     busy_s: float  # time spent decoding since start
     tokens: int  # generated since start
+    pid: int = 0  # of its process
 
 
 class WeightsAck(msgspec.Struct, frozen=True):

@@ -1,0 +1,93 @@
+# The two commands of the README, and what continuous integration runs. `make help` lists them.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+TRL_VENV := .venv-trl
+BENCH_DIR := runs/bench
+LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+# A stamp is newer than what it was made from exactly when its work need not be done again.
+TORCH_STAMP := $(VENV)/.torch-installed
+RUN_STAMP := $(VENV)/.run-installed
+DEV_STAMP := $(VENV)/.dev-installed
+TRL_STAMP := $(TRL_VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test check format bench clean
+
+help:
+	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
+	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
+	@echo 'make check   lint, formatting, types, import layers'
+	@echo 'make format  rewrite the code in the form make check asks for'
+	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
+	@echo 'make clean   remove the environments and caches; runs/ stays'
+	@echo
+	@echo 'PYTHON=python3.12     another interpreter, 3.11 or newer'
+	@echo 'TORCH_INDEX=URL       where to fetch torch. Plain pip may choose a CUDA build of several GB; without a GPU use'
+	@echo '                      TORCH_INDEX=https://download.pytorch.org/whl/cpu'
+
+run: $(RUN_STAMP)
+	$(BIN)/offbeat train recipes/quickstart.yaml $(ARGS)
+
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(RUN_STAMP) $(TRL_STAMP)
+	mkdir -p $(BENCH_DIR)
+	$(BIN)/python examples/tiny_addition/make_model.py --random $(BENCH_DIR)/tiny-random
+	$(TRL_VENV)/bin/python benchmarks/trl/trl_grpo.py --seconds 150 --until-reward 0.9 $(BENCH_DIR)/trl_4.json
+	$(BIN)/python benchmarks/trl/offbeat_grpo.py --steps 600 $(BENCH_DIR)/offbeat_4.json
+	$(TRL_VENV)/bin/python benchmarks/trl/trl_grpo.py $(LONG) --seconds 30 $(BENCH_DIR)/trl_64.json
+	$(BIN)/python benchmarks/trl/offbeat_grpo.py $(LONG) --steps 40 $(BENCH_DIR)/offbeat_64.json
+	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_4.json --ours $(BENCH_DIR)/offbeat_4.json
+	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_64.json --ours $(BENCH_DIR)/offbeat_64.json
+
+clean:
+	rm -rf $(VENV) $(TRL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+define CHECK_PYTHON
+	@command -v $(PYTHON) >/dev/null || { echo 'error: $(PYTHON) is not on the PATH. Name an interpreter: make PYTHON=/path/to/python3.12 ...' >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: offbeat needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..." >&2; exit 2; }
+endef
+
+$(TORCH_STAMP): constraints.txt
+	$(CHECK_PYTHON)
+	@echo 'Installing into $(VENV): about a minute with a CPU torch, longer with a CUDA one (make help: TORCH_INDEX)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@touch $@
+
+$(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
+	@$(PIP) --editable '.[wandb]'
+	@touch $@
+
+$(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
+	@$(PIP) --editable '.[dev,wandb]'
+	@touch $@
+
+$(TRL_STAMP): benchmarks/trl/requirements.txt
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(TRL_VENV)
+	@$(if $(TORCH_INDEX),$(TRL_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl/requirements.txt
+	@touch $@

@@ -1,0 +1,72 @@
+"""``offbeat train recipes/quickstart.yaml`` with its metrics written as the step log ``compare.py`` reads.
+
+    python benchmarks/trl/offbeat_grpo.py --steps 600 runs/bench/offbeat_4.json
+
+Real Ray actors: one engine and one trainer of one thread each, beside the peer's two threads. ``t_s`` is
+the sum of the steps' wall times; steps follow each other without a gap, weight sync included.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(arguments: argparse.Namespace, run_dir: Path) -> None:
+    """One training run; the recipe's model, task, learning rate and batch unless overridden."""
+    command = [
+        *(sys.executable, "-m", "offbeat", "train", arguments.recipe),
+        f"seed={arguments.seed}",
+        f"steps={arguments.steps}",
+        f"model.path={arguments.model.resolve()}",
+        f"generator.sampling.max_new_tokens={arguments.max_new_tokens}",
+        f"trainer.optimizer.learning_rate={arguments.lr}",
+        "wandb.mode=disabled",
+        *("--run-dir", str(run_dir)),
+    ]
+    subprocess.run(command, check=True)
+
+
+def step_records(metrics_file: Path) -> list[dict[str, float]]:
+    """The run's metrics in the form both sides share."""
+    records: list[dict[str, float]] = []
+    elapsed_s = 0.0
+    for line in metrics_file.read_text().splitlines():
+        step: dict[str, float] = json.loads(line)
+        wall_s = step["time/step_s"]
+        elapsed_s += wall_s
+        samples = round(step["throughput/samples_per_s"] * wall_s)
+        records.append(
+            {
+                "t_s": round(elapsed_s, 4),
+                "reward": step["train/reward"],
+                "samples": samples,
+                "tokens": round(step["throughput/tokens_per_s"] * wall_s),
+                "completion_tokens": round(step["rollout/response_tokens_mean"] * samples),
+            }
+        )
+    return records
+
+
+def main() -> None:
+    """Train, write the records, print where."""
+    parser = argparse.ArgumentParser(description="Measure offbeat on the addition task.")
+    parser.add_argument("log", type=Path, help="JSON file to write")
+    parser.add_argument("--recipe", default="recipes/quickstart.yaml")
+    parser.add_argument("--model", type=Path, default=Path("models/tiny-addition"))
+    parser.add_argument("--max-new-tokens", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+
+    run_dir = arguments.log.with_suffix(".run")
+    run(arguments, run_dir)
+    records = step_records(run_dir / "metrics.jsonl")
+    arguments.log.write_text(json.dumps(records))
+    print(f"{len(records)} steps in {records[-1]['t_s']:.1f} s: {arguments.log}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""TRL's GRPOTrainer on the task of ``recipes/quickstart.yaml``; writes one record a step.
+
+    python benchmarks/trl/trl_grpo.py --seconds 120 --until-reward 0.9 runs/bench/trl_4.json
+
+Runs in the peer's own environment (README.md beside this file), from the repository root. Model, task,
+learning rate, batch, clipping and normalisation are those of the recipe; generation is TRL's default
+(Hugging Face ``generate``), which is the one that needs no server.
+
+A record: ``t_s`` seconds since training began, ``reward`` mean of the step, ``samples`` and ``tokens``
+(prompt and completion) of the step, ``completion_tokens`` of them generated.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+PROMPTS_PER_STEP = 16
+SAMPLES_PER_PROMPT = 16
+SAMPLES_PER_STEP = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
+OPERAND_END = 20
+REWARD_WINDOW_STEPS = 5
+MOST_STEPS = 10_000
+"""Prompts are drawn beforehand for as many steps; the limits given on the command line come earlier."""
+
+
+def addition_prompts(steps: int, seed: int) -> Dataset:
+    """Prompts for ``steps`` steps, drawn with replacement from all problems, with their answers."""
+    problems = list(itertools.product(range(OPERAND_END), repeat=2))
+    drawn = random.Random(seed).choices(problems, k=steps * PROMPTS_PER_STEP)
+    return Dataset.from_dict(
+        {
+            "prompt": [f"{a}+{b}=" for a, b in drawn],
+            "answer": [str(a + b) for a, b in drawn],
+        }
+    )
+
+
+def exact_answer(completions: list[str], answer: list[str], **_: object) -> list[float]:
+    """1 where the completion is the sum and nothing else."""
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+class StepLog(TrainerCallback):
+    """Collects a record a step, and stops training when the goal or the time is reached."""
+
+    def __init__(self, seconds: float, until_reward: float | None) -> None:
+        self.records: list[dict[str, float]] = []
+        self._seconds = seconds
+        self._until_reward = until_reward
+        self._recent_rewards: deque[float] = deque(maxlen=REWARD_WINDOW_STEPS)
+        self._began_s = 0.0
+        self._tokens_before = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Start the clock."""
+        del args, state, control
+        self._began_s = time.perf_counter()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
+    ) -> None:
+        """Record the step; TRL counts tokens over the whole run, so take the difference."""
+        del args, state
+        if logs is None or "reward" not in logs:
+            return
+        tokens = int(logs["num_tokens"])
+        elapsed_s = time.perf_counter() - self._began_s
+        self.records.append(
+            {
+                "t_s": round(elapsed_s, 4),
+                "reward": round(logs["reward"], 6),
+                "samples": SAMPLES_PER_STEP,
+                "tokens": tokens - self._tokens_before,
+                "completion_tokens": round(logs["completions/mean_length"] * SAMPLES_PER_STEP),
+            }
+        )
+        self._tokens_before = tokens
+        self._recent_rewards.append(logs["reward"])
+        control.should_training_stop = elapsed_s >= self._seconds or self._goal_reached()
+
+    def _goal_reached(self) -> bool:
+        if self._until_reward is None or len(self._recent_rewards) < REWARD_WINDOW_STEPS:
+            return False
+        return sum(self._recent_rewards) / REWARD_WINDOW_STEPS >= self._until_reward
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Measure TRL's GRPOTrainer on the addition task.")
+    parser.add_argument("log", type=Path, help="JSON file to write")
+    parser.add_argument("--model", default="models/tiny-addition")
+    parser.add_argument("--max-new-tokens", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after")
+    parser.add_argument("--steps", type=int, default=MOST_STEPS, help="stop after")
+    parser.add_argument(
+        "--until-reward",
+        type=float,
+        help=f"stop once the mean reward of {REWARD_WINDOW_STEPS} steps reaches it",
+    )
+    return parser.parse_args()
+
+
+def train(arguments: argparse.Namespace, scratch_dir: str) -> list[dict[str, float]]:
+    """One training run; its records."""
+    log = StepLog(arguments.seconds, arguments.until_reward)
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(arguments.model),
+        reward_funcs=exact_answer,
+        train_dataset=addition_prompts(arguments.steps, arguments.seed),
+        callbacks=[log],
+        args=GRPOConfig(
+            output_dir=scratch_dir,
+            seed=arguments.seed,
+            use_cpu=True,
+            bf16=False,
+            max_steps=arguments.steps,
+            per_device_train_batch_size=SAMPLES_PER_STEP,
+            num_generations=SAMPLES_PER_PROMPT,
+            gradient_accumulation_steps=1,
+            gradient_checkpointing=False,
+            max_completion_length=arguments.max_new_tokens,
+            temperature=1.0,
+            learning_rate=arguments.lr,
+            lr_scheduler_type="constant",
+            warmup_steps=0,
+            beta=0.0,  # no KL, no reference model
+            epsilon=0.2,
+            scale_rewards="group",
+            loss_type="dapo",  # the mean over all tokens of the step
+            max_grad_norm=1.0,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return log.records
+
+
+def main() -> None:
+    """Train, write the records, print where."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as scratch_dir:
+        records = train(arguments, scratch_dir)
+    arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    arguments.log.write_text(json.dumps(records))
+    print(f"{len(records)} steps in {records[-1]['t_s']:.1f} s: {arguments.log}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs episodes: the group logic needs no Ray; ``actor`` puts it into one."""

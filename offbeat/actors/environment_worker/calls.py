@@ -1,0 +1,118 @@
+"""The two parties of a rollout, each behind one call that fails in a typed way."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import structlog
+
+from offbeat.environments.reward_value import BadReward, reward_of
+from offbeat.environments.user_code import describe
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.groups import RolloutTask
+
+Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine of one task: requests that fit its window, answers of the right shape."""
+
+    task: RolloutTask
+    generate: Generate
+    sampling: SamplingParams
+    max_model_len: int  # prompt plus response, in tokens
+
+    def room(self, tokens: int) -> int:
+        """Tokens that still fit behind a history of ``tokens``."""
+        return self.max_model_len - tokens
+
+    async def ask(
+        self, request_id: str, history: tuple[int, ...], samples: int, seed: int
+    ) -> GenerateResult:
+        """Continue ``history``: ``samples`` times, each with at least one token.
+
+        Raises:
+            RolloutFailed: ``prompt_empty``, ``prompt_too_long``, ``generation_aborted``,
+                ``engine_answer`` (samples, offsets or version spans do not add up),
+                ``empty_response``.
+        """
+        task, room = self.task, self.room(len(history))
+        if not history:
+            raise failed(task, FailureKind.DATA, "prompt_empty", "the prompt has no tokens")
+        if room < 1:
+            detail = f"{len(history)} tokens leave no room in max_model_len={self.max_model_len}"
+            raise failed(task, FailureKind.DATA, "prompt_too_long", detail)
+        sampling = msgspec.structs.replace(
+            self.sampling, seed=seed, max_new_tokens=min(room, self.sampling.max_new_tokens)
+        )
+        result = await self.generate(GenerateRequest(request_id, history, samples, sampling))
+        _check_answer(task, result, samples)
+        return result
+
+
+def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> RolloutFailed:
+    """A failure of this very group and attempt."""
+    return RolloutFailed(kind, task.ordinal, task.attempt, reason, detail)
+
+
+@contextmanager
+def environment_code(task: RolloutTask) -> Iterator[None]:
+    """Turn whatever an environment raises into a failure of the group, and log it.
+
+    The one broad ``except`` of the worker: environments are other people's code.
+    """
+    try:
+        yield
+    except RolloutFailed:
+        raise
+    except Exception as error:
+        log.warning("environment.raised", ordinal=task.ordinal, attempt=task.attempt, exc_info=True)
+        raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
+
+
+def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:
+    """The values as rewards, one a sample.
+
+    Raises:
+        RolloutFailed: At the first value that is none, or when their number is wrong.
+    """
+    if len(values) != samples:
+        detail = f"{len(values)} rewards for {samples} samples"
+        raise failed(task, FailureKind.DATA, "reward_wrong_type", detail)
+    rewards = list[float]()
+    for sample, value in enumerate(values):
+        reward = reward_of(value)
+        if isinstance(reward, BadReward):
+            detail = f"sample {sample}: {reward.detail}"
+            raise failed(task, FailureKind.DATA, reward.reason, detail)
+        rewards.append(reward)
+    return rewards
+
+
+def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> None:
+    if "abort" in result.finish_reasons:
+        detail = f"{result.engine} aborted {result.request_id}"
+        raise failed(task, FailureKind.INFRASTRUCTURE, "generation_aborted", detail)
+    offsets, spans = result.offsets.tolist(), result.version_spans
+    lengths = [end - start for start, end in pairwise(offsets)]
+    counted = [sum(count for _, count in sample) for sample in spans]
+    arrays = (len(result.token_ids), len(result.logprobs))
+    if (
+        lengths != counted
+        or arrays != (offsets[-1], offsets[-1])
+        or not samples == len(lengths) == len(result.finish_reasons)
+    ):
+        detail = (
+            f"{result.engine} answered {result.request_id} out of shape: asked for {samples} "
+            f"samples, got lengths {lengths}, spans of {counted}, arrays of {arrays}"
+        )
+        raise failed(task, FailureKind.INFRASTRUCTURE, "engine_answer", detail)
+    if 0 in lengths:
+        detail = f"{result.engine} generated no token for sample {lengths.index(0)}"
+        raise failed(task, FailureKind.DATA, "empty_response", detail)

@@ -1,0 +1,1 @@
+"""Generators: the engines that sample, and what drives one inside its process."""

@@ -1,0 +1,292 @@
+"""Keys and values of all running rows, on one clock.
+
+Every decode step writes one column for all rows at once: the column of the tick ``now``. A row that
+joins gets its prompt in the columns just before ``now``, so a row owns the columns from its own
+``start`` to ``now`` and a mask hides what lies before. Hence a step writes one slice, rows of any
+length share it, and the width attended is the length of the longest row that still runs.
+
+Whatever belongs to a (row, tick) lives in a *plane* of the same layout and is moved with the keys:
+the mask, the tokens, their logprobs.
+
+Legend: R rows, H heads, C columns, D head dimension, B prompts of one prefill, P padded length.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+LayerStates = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, [B, H, P, D]."""
+
+_FIRST_COLUMNS = 32
+
+
+class _Window:
+    """Which part of the planes is in use. Ticks are absolute; column = tick - base."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.base = 0  # tick of column 0
+        self.first = 0  # oldest tick any row still reads
+        self.now = 0  # tick the next decode step writes
+
+    @property
+    def width(self) -> int:
+        return self.now - self.first
+
+
+class _ClockedLayer(CacheLayerMixin):
+    """What one attention layer of the model sees of the cache, during a decode step."""
+
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, window: _Window, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self._window = window
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise NotImplementedError
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        window = self._window
+        keys, values = self.keys[: window.rows], self.values[: window.rows]
+        column, first = window.now - window.base, window.first - window.base
+        keys[:, :, column : column + 1] = key_states
+        values[:, :, column : column + 1] = value_states
+        return keys[:, :, first : column + 1], values[:, :, first : column + 1]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._window.width + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._window.width
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class ClockedCache(Cache):
+    """The rows' keys, values, mask, tokens and logprobs. Grows on demand, never shrinks.
+
+    Use inside ``torch.inference_mode`` only. Call order of a step: ``decode inputs`` and a forward
+    over this cache, ``advance``, ``append`` for rows that join, ``record``, ``keep_only``.
+    """
+
+    def __init__(
+        self, *, dtype: torch.dtype, logprob_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(layers=[])
+        self._clocked: list[_ClockedLayer] = []  # the same as ``layers``, by their own type
+        self._window = _Window()
+        # CUDA's attention kernels read the mask in aligned blocks
+        self._alignment = 16 if device.type == "cuda" else 1
+        self._row_capacity, self._columns = 0, 0
+        self._mask = torch.empty(0, 1, 0, 1, dtype=dtype, device=device)
+        self._tokens = torch.empty(0, 1, 0, 1, dtype=torch.int64, device=device)
+        self._logprobs = torch.empty(0, 1, 0, 1, dtype=logprob_dtype, device=device)
+
+    @property
+    def rows(self) -> int:
+        return self._window.rows
+
+    @property
+    def now(self) -> int:
+        """The tick whose token is the newest of every row."""
+        return self._window.now
+
+    def clear(self) -> None:
+        """Forget all rows and give the memory back: the next layout depends on nothing before."""
+        self.layers = self._clocked = []
+        self._window.rows = 0
+        self._row_capacity, self._columns = 0, 0
+        self._mask = self._mask.new_empty(0, 1, 0, 1)
+        self._tokens = self._tokens.new_empty(0, 1, 0, 1)
+        self._logprobs = self._logprobs.new_empty(0, 1, 0, 1)
+
+    # -- the decode step ---------------------------------------------------------------------------
+
+    def newest_tokens(self) -> Tensor:
+        """[R, 1] the input of the next decode step."""
+        return self._tokens[: self.rows, 0, self._window.now - self._window.base]
+
+    def mask(self) -> Tensor:
+        """[R, 1, 1, C] additive, over exactly the columns the layers return in the next step."""
+        window = self._window
+        first, end = window.first - window.base, window.now + 1 - window.base
+        return self._mask[: window.rows, :, first:end].transpose(2, 3)
+
+    def advance(self) -> None:
+        """One tick later: the column written by the decode step belongs to the past."""
+        if self.rows:
+            self._make_room(prompt_columns=0, after=2)
+        self._window.now += 1
+
+    def record(self, tokens_R: Tensor, logprobs_R: Tensor) -> None:
+        """Store the newest token of every row, at the tick ``now``."""
+        rows, column = self.rows, self._window.now - self._window.base
+        self._tokens[:rows, 0, column, 0] = tokens_R
+        self._logprobs[:rows, 0, column, 0] = logprobs_R
+
+    def history(self, rows: Tensor, since: int) -> tuple[Tensor, Tensor]:
+        """Tokens and logprobs of these rows, [len(rows), now + 1 - since] each, from tick ``since``."""
+        window = self._window
+        ticks = slice(since - window.base, window.now + 1 - window.base)
+        tokens, logprobs = self._tokens[:, 0, ticks, 0], self._logprobs[:, 0, ticks, 0]
+        return tokens.index_select(0, rows), logprobs.index_select(0, rows)
+
+    # -- rows that come and go ---------------------------------------------------------------------
+
+    def append(self, prefilled: LayerStates, lengths_B: Tensor, source_R: Tensor) -> None:
+        """Add rows at the end, each with its prompt in the columns before ``now``.
+
+        Args:
+            prefilled: of the prompts, padded on the right.
+            lengths_B: [B] int64 on the CPU.
+            source_R: [new rows] int64: the prompt of each new row.
+        """
+        padded = int(lengths_B.max())
+        self._make_room(prompt_columns=padded, after=2)
+        self._make_rows(len(source_R), prefilled)
+        window = self._window
+        new = slice(window.rows, window.rows + len(source_R))
+        self._lower_first(window.now - padded)
+        now, first = window.now - window.base, window.first - window.base
+        shift_BP = _right_aligned(lengths_B, padded, source_R.device)
+        for layer, (keys, values) in zip(self._clocked, prefilled, strict=True):
+            for plane, prompts in ((layer.keys, keys), (layer.values, values)):
+                plane[new, :, first : now - padded] = 0  # masked, but a stale NaN would get through
+                aligned = prompts if shift_BP is None else _gathered(prompts, shift_BP)
+                plane[new, :, now - padded : now] = aligned.index_select(0, source_R)
+        hidden_BC = torch.arange(now) < now - lengths_B[:, None]
+        mask = self._mask.new_zeros(len(lengths_B), self._columns)
+        mask[:, :now].masked_fill_(hidden_BC.to(mask.device), float("-inf"))
+        self._mask[new, 0, :, 0] = mask.index_select(0, source_R)
+        window.rows += len(source_R)
+
+    def keep_only(self, holes: Tensor, movers: Tensor, rows: int, first: int) -> None:
+        """Make do with ``rows`` rows: each mover takes the place of a hole.
+
+        Args:
+            holes: places below ``rows`` that ended.
+            movers: places from ``rows`` on that have not, as many.
+            rows: how many are left.
+            first: oldest tick any of them reads.
+        """
+        window = self._window
+        columns = slice(window.first - window.base, window.now + 1 - window.base)
+        if len(holes):
+            for plane in self._planes():
+                used = plane[:, :, columns]
+                used.index_copy_(0, holes, used.index_select(0, movers))
+        window.rows = rows
+        column = first - window.base
+        window.first = first - column % self._alignment
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def _planes(self) -> list[Tensor]:
+        layers = [plane for layer in self._clocked for plane in (layer.keys, layer.values)]
+        return [*layers, self._mask, self._tokens, self._logprobs]
+
+    def _lower_first(self, tick: int) -> None:
+        """Have the columns from ``tick`` on readable by all rows."""
+        window = self._window
+        column = tick - window.base
+        tick = window.base + column - column % self._alignment
+        if window.rows == 0:
+            window.first = tick
+        elif tick < window.first:
+            for layer in self._clocked:
+                for plane in (layer.keys, layer.values):
+                    plane[: window.rows, :, tick - window.base : window.first - window.base] = 0
+            window.first = tick
+
+    def _make_room(self, prompt_columns: int, after: int) -> None:
+        """Columns for a prompt before ``now``, and for ``after`` ticks from ``now`` on."""
+        window = self._window
+        column = window.now - window.base
+        if window.rows == 0:
+            window.first = window.now
+        elif column >= prompt_columns and column + after <= self._columns:
+            return
+        start = max(prompt_columns - window.width, 0)
+        start += -start % self._alignment
+        needed = start + window.width + after
+        # moving what is in use costs as much as writing it anew, so leave room for as many steps
+        if needed * 4 > self._columns * 3:
+            self._resize(
+                self._row_capacity, max(_FIRST_COLUMNS, 2 * self._columns, needed * 3 // 2)
+            )
+        self._move_window(start)
+
+    def _move_window(self, start: int) -> None:
+        """Have the oldest tick in use in this column."""
+        window = self._window
+        old = slice(window.first - window.base, window.now + 1 - window.base)
+        new = slice(start, start + window.width + 1)
+        if window.rows and old != new:
+            for plane in self._planes():
+                plane[: window.rows, :, new] = plane[: window.rows, :, old].clone()
+            self._mask[: window.rows, :, : new.start] = float("-inf")
+            self._mask[: window.rows, :, new.stop :] = 0
+        window.base = window.first - start
+
+    def _make_rows(self, more: int, like: LayerStates) -> None:
+        """Row capacity for ``more`` rows; layers shaped like those given, if there are none."""
+        needed = self._window.rows + more
+        if not self._clocked:
+            self._clocked = [
+                _ClockedLayer(
+                    self._window,
+                    _empty_like(keys, self._row_capacity, self._columns),
+                    _empty_like(values, self._row_capacity, self._columns),
+                )
+                for keys, values in like
+            ]
+            self.layers = [*self._clocked]
+        if needed > self._row_capacity:
+            self._resize(max(needed, 2 * self._row_capacity), self._columns)
+
+    def _resize(self, rows: int, columns: int) -> None:
+        columns += -columns % 16
+        self._row_capacity, self._columns = rows, columns
+        for layer in self._clocked:
+            layer.keys, layer.values = (
+                _grown(p, rows, columns) for p in (layer.keys, layer.values)
+            )
+        self._mask = _grown(self._mask, rows, columns)
+        self._tokens = _grown(self._tokens, rows, columns)
+        self._logprobs = _grown(self._logprobs, rows, columns)
+
+
+def _empty_like(plane: Tensor, rows: int, columns: int) -> Tensor:
+    return plane.new_zeros(rows, plane.shape[1], columns, plane.shape[3])
+
+
+def _grown(plane: Tensor, rows: int, columns: int) -> Tensor:
+    grown = _empty_like(plane, rows, columns)
+    grown[: plane.shape[0], :, : plane.shape[2]] = plane
+    return grown
+
+
+def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tensor | None:
+    """[B, P] which column of a right-padded prompt goes where; None when none is padded.
+
+    Left of a shorter prompt its first token is repeated: masked, and finite if the prompt is.
+    """
+    if bool((lengths_B == padded).all()):
+        return None
+    return (torch.arange(padded) - (padded - lengths_B)[:, None]).clamp_(min=0).to(device)
+
+
+def _gathered(prompts: Tensor, columns_BP: Tensor) -> Tensor:
+    index = columns_BP[:, None, :, None].expand(-1, prompts.shape[1], -1, prompts.shape[3])
+    return prompts.gather(2, index)

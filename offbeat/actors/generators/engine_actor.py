@@ -1,0 +1,109 @@
+"""What every engine actor does: fence, weights, health. One actor is one engine.
+
+An engine serves no version until a release was received, verified and committed; its ack carries
+the version and the digest it then serves.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.weights import EngineState, WeightsAck
+from offbeat.weight_sync.manifest import Manifest
+
+Chunk = NDArray[np.uint8]
+
+
+class Served(Protocol):
+    """What the two kinds of engine have in common."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def busy_s(self) -> float: ...
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an engine is made from; picklable, so that a restart makes the same one."""
+
+    name: str
+    model_path: str
+    model: ModelConfig
+    generator: GeneratorConfig
+    stub: StubConfig
+    seed: int
+
+
+class EngineActor:
+    """Fence, state and acks; the kinds differ in how they take weights. An async actor."""
+
+    def __init__(self, spec: EngineSpec, served: Served, life: str) -> None:
+        self._name, self._served, self._life = spec.name, served, life
+        self._guard = FenceGuard(spec.name)
+        self._version: int | None = None
+        self._digest: str | None = None
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Called by environment workers; a cancelled call takes the request out of the engine."""
+        return await self._served.generate(request)
+
+    async def state(self, fence: Fence) -> EngineState:
+        self._guard.check(fence)
+        served = self._served
+        return EngineState(
+            name=self._name,
+            incarnation=self._life,
+            version=self._version,
+            digest=self._digest,
+            running=served.running,
+            waiting=served.waiting,
+            busy_s=served.busy_s,
+            tokens=served.tokens,
+            pid=os.getpid(),
+        )
+
+    async def load_weights(  # noqa: PLR0913, PLR0917 - one message carries a whole release
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        *chunks: Chunk,
+    ) -> WeightsAck:
+        """Take a release wholly, or raise and serve what was served before.
+
+        Raises:
+            WeightSyncFailed: It did not fit, or did not arrive as it was sent.
+        """
+        self._guard.check(fence)
+        started_s = time.perf_counter()
+        pause_s = await self._take(epoch, version, digest, manifest, chunks)
+        self._version, self._digest = version, digest
+        took_s = time.perf_counter() - started_s
+        return WeightsAck(self._name, self._life, epoch, version, digest, took_s - pause_s, pause_s)
+
+    async def close(self) -> None:
+        await self._served.close()
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
+    ) -> float:
+        """Receive, verify, commit; returns how long decoding stood still, in seconds."""
+        raise NotImplementedError

@@ -1,0 +1,36 @@
+"""What an engine refuses, and how it says that it is gone."""
+
+from offbeat.messages.failures import OffbeatError
+
+
+class InvalidRequest(OffbeatError):
+    """A generate request this engine can never serve. Nothing of it was accepted."""
+
+    def __init__(self, request_id: str, problem: str, fix: str) -> None:
+        super().__init__(request_id, problem, fix)
+        self.request_id, self.problem, self.fix = request_id, problem, fix
+
+    def __str__(self) -> str:
+        return f"request {self.request_id!r} refused: {self.problem}. {self.fix}"
+
+
+class UnsupportedModel(OffbeatError):
+    """A model this engine would decode wrongly, or not at all."""
+
+    def __init__(self, model: str, problem: str, fix: str) -> None:
+        super().__init__(model, problem, fix)
+        self.model, self.problem, self.fix = model, problem, fix
+
+    def __str__(self) -> str:
+        return f"{self.model} cannot be served by the embedded engine: {self.problem}. {self.fix}"
+
+
+class EngineUnavailable(OffbeatError):
+    """The engine of this process cannot serve: it is broken, closed, or paused. Nothing was done."""
+
+    def __init__(self, engine: str, during: str, problem: str, fix: str) -> None:
+        super().__init__(engine, during, problem, fix)
+        self.engine, self.during, self.problem, self.fix = engine, during, problem, fix
+
+    def __str__(self) -> str:
+        return f"engine {self.engine} cannot {self.during}: {self.problem}. {self.fix}"

@@ -1,0 +1,1 @@
+"""The trainers: one folder a backend, and the key discipline they share."""

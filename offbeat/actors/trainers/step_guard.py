@@ -1,0 +1,108 @@
+"""The key discipline of the split train step, the same for every backend. Pure.
+
+    state            begin                microbatch, finish           abort
+    CLOSED           opens a newer        only repeats                 nothing to do
+    OPEN             only repeats         the next one, or repeats     closes
+    BROKEN           refused              only repeats                 closes
+
+A repeat is a key that has been answered; it gets the stored reply and nothing runs. Replies are
+kept until the next attempt begins. A call that raises may have left half a microbatch in the
+gradients: the attempt is BROKEN, and an abort is the only way on.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from offbeat.messages.failures import StepAlreadyOpen, StepOutOfOrder
+from offbeat.messages.fences import StepKey
+
+T = TypeVar("T")
+
+
+class Call(enum.StrEnum):
+    """The calls of a train step that carry a key and leave a reply."""
+
+    BEGIN = "begin_train_step"
+    MICROBATCH = "train_microbatch"
+    FINISH = "finish_train_step"
+
+
+class _State(enum.Enum):
+    CLOSED = enum.auto()
+    OPEN = enum.auto()
+    BROKEN = enum.auto()
+
+
+class StepGuard:
+    """Runs each call of a step once, in order, and remembers what it answered."""
+
+    def __init__(self) -> None:
+        self._state = _State.CLOSED
+        self._last = (0, 0)  # (step, attempt) of the newest attempt that was begun or aborted
+        self._replies: dict[StepKey, tuple[Call, object]] = {}  # of that attempt, in order of seq
+
+    @property
+    def is_open(self) -> bool:
+        """An attempt has begun and is neither finished nor aborted."""
+        return self._state is not _State.CLOSED
+
+    def once(self, key: StepKey, call: Call, work: Callable[[], T]) -> T:
+        """The stored reply of a repeated key; else ``work()``, if this call is the next one.
+
+        Raises:
+            StepAlreadyOpen: A begin while another attempt is open.
+            StepOutOfOrder: Not the next call, or a key that was answered for another call.
+            Exception: Whatever ``work`` raised; nothing but an abort is accepted after it.
+        """
+        if key in self._replies:
+            answered, reply = self._replies[key]
+            if answered is not call:
+                raise StepOutOfOrder(_text(key, call), f"{answered}, which had this key")
+            return cast("T", reply)
+        if call is Call.BEGIN:
+            self._open(key)
+        elif self._state is not _State.OPEN or key != self._next_key():
+            raise StepOutOfOrder(_text(key, call), self._expected())
+        self._state = _State.BROKEN
+        reply = work()
+        self._state = _State.CLOSED if call is Call.FINISH else _State.OPEN
+        self._replies[key] = (call, reply)
+        return reply
+
+    def abort(self, key: StepKey) -> bool:
+        """Close the open attempt; True if there was one, whose work is then to be undone.
+
+        The key's attempt and all before it can never be begun again. An abort of an older attempt
+        than the open one is late, and does nothing.
+        """
+        attempt = (key.step, key.attempt)
+        if attempt < self._last:
+            return False
+        was_open = self.is_open
+        if was_open or attempt > self._last:
+            self._state, self._last, self._replies = _State.CLOSED, attempt, {}
+        return was_open
+
+    def _open(self, key: StepKey) -> None:
+        attempt = (key.step, key.attempt)
+        if self.is_open and attempt != self._last:
+            raise StepAlreadyOpen(*self._last, key.step)
+        if key.seq != 0 or attempt <= self._last:
+            raise StepOutOfOrder(_text(key, Call.BEGIN), self._expected())
+        self._last, self._replies = attempt, {}
+
+    def _next_key(self) -> StepKey:
+        return StepKey(*self._last, len(self._replies))
+
+    def _expected(self) -> str:
+        step, attempt = self._last
+        if self._state is _State.CLOSED:
+            return f"{Call.BEGIN} of an attempt after (step {step}, attempt {attempt}), with seq 0"
+        if self._state is _State.BROKEN:
+            return f"abort_train_step of (step {step}, attempt {attempt}): a call of it failed"
+        return f"(step {step}, attempt {attempt}, seq {len(self._replies)})"
+
+
+def _text(key: StepKey, call: Call) -> str:
+    return f"{call} (step {key.step}, attempt {key.attempt}, seq {key.seq})"

@@ -1,0 +1,68 @@
+"""What the loss reads besides the new log-probabilities, in the order of a microbatch's tokens."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.actors.trainers.torch_backend.packing import Batch, Packed
+from offbeat.algorithms.losses import LossTokens
+from offbeat.messages.failures import SchemaError
+from offbeat.messages.training import LossSpec
+from offbeat.transfer_queue.schema import (
+    GENERATION_LOGPROBS,
+    POLICY_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    Columns,
+)
+
+
+def loss_tokens(
+    batch: Batch,
+    groups: Sequence[Columns],
+    advantages: Sequence[Sequence[float]],
+    spec: LossSpec,
+    device: torch.device,
+) -> Callable[[Packed, Tensor], LossTokens]:
+    """A function that picks each microbatch's values out of the groups' columns.
+
+    Raises:
+        SchemaError: A column the loss needs is missing, or the advantages do not fit the samples.
+    """
+    counts = np.bincount(batch.group_S, minlength=len(groups)).tolist()
+    if [len(each) for each in advantages] != counts:
+        got = [len(each) for each in advantages]
+        raise SchemaError("advantages", f"{got} a group", f"{counts}: one a sample")
+    advantages_S = np.concatenate([np.asarray(each, np.float64) for each in advantages])
+    generation = _column(groups, GENERATION_LOGPROBS)
+    old = _column(groups, POLICY_LOGPROBS) if spec.needs_policy_logprobs else generation
+    reference = _column(groups, REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
+
+    def make(packed: Packed, logprobs_N: Tensor) -> LossTokens:
+        sample_N = batch.sample[packed.source_N]
+        present, sequence_N = np.unique(sample_N, return_inverse=True)
+
+        def tensor(values: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(values).to(device, non_blocking=True)
+
+        return LossTokens(
+            logprobs_N=logprobs_N,
+            old_N=tensor(old[packed.source_N]),
+            generation_N=tensor(generation[packed.source_N]),
+            reference_N=None if reference is None else tensor(reference[packed.source_N]),
+            advantages_N=tensor(advantages_S[sample_N]),
+            mask_N=torch.ones(len(sample_N), dtype=torch.bool, device=device),
+            sequence_N=tensor(sequence_N),
+            sequences=len(present),
+        )
+
+    return make
+
+
+def _column(groups: Sequence[Columns], name: str) -> NDArray[np.generic]:
+    for group in groups:
+        if name not in group:
+            raise SchemaError(name, "missing", "written before train_microbatch")
+    return np.concatenate([group[name] for group in groups])

@@ -1,0 +1,112 @@
+"""A causal LM in and out of a Hugging Face directory, and what its weights are called and hash to."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+import xxhash
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from offbeat.actors.trainers.errors import UnsupportedModel
+from offbeat.weight_sync.source import as_bytes, named_weights
+
+
+def load_model(
+    path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """The causal LM of a directory, in evaluation mode: dropout would make logprobs random."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch_dtype(dtype),
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
+    )
+    return model.to(device).eval()
+
+
+def load_reference(
+    path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """The same, frozen."""
+    model = load_model(path, dtype, device, trust_remote_code=trust_remote_code)
+    return model.requires_grad_(requires_grad=False)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The type of a config's name for it."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]
+
+
+def weights_digest(module: nn.Module) -> str:
+    """xxh3-128 over names and bytes of all weights, in the order of ``named_weights``."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in named_weights(module):
+        digest.update(name.encode())
+        digest.update(as_bytes(tensor).cpu().numpy())
+    return digest.hexdigest()
+
+
+def linear_to_pair_ratio(model: PreTrainedModel) -> float:
+    """Multiplications of a token outside attention, over those of one pair of tokens inside it.
+
+    Every weight but the embeddings is used once a token; a pair takes two products (score and
+    value) of all heads in every layer, which together are about as wide as the hidden state.
+    """
+    config = model.config.get_text_config(decoder=True)
+    embedding = model.get_input_embeddings().weight
+    linear = sum(each.numel() for each in model.parameters() if each.shape != embedding.shape)
+    return linear / (2 * config.num_hidden_layers * config.hidden_size)
+
+
+def check_shared_prompt(model: PreTrainedModel) -> None:
+    """Refuse a model whose layers would not keep to the mask of packed samples.
+
+    Raises:
+        UnsupportedModel: A layer that attends otherwise than to all tokens before it, or an
+            attention implementation that ignores a mask of this form.
+    """
+    config = model.config.get_text_config(decoder=True)
+    name, fix = type(model).__name__, "Set trainer.shared_prompt to false"
+    implementation = config._attn_implementation  # noqa: SLF001 -- the only place it is kept
+    if implementation not in ("sdpa", "eager"):
+        raise UnsupportedModel(name, f"attends by {implementation}, which takes no 4D mask", fix)
+    kinds = config.to_dict().get("layer_types") or ["full_attention"]
+    if other := sorted(set(kinds) - {"full_attention"}):
+        raise UnsupportedModel(name, f"has layers of kind {', '.join(other)}", fix)
+    window = config.to_dict().get("sliding_window")
+    if window is not None:
+        raise UnsupportedModel(name, f"attends over a window of {window} tokens", fix)
+
+
+def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) -> None:
+    """Write weights, config and ``like``'s tokenizer to ``directory``: wholly, or not at all.
+
+    A directory that is there already is replaced.
+    """
+    target = Path(directory)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        model.save_pretrained(staged)
+        for source in Path(like).iterdir():
+            if source.is_file() and _is_asset(source) and not (staged / source.name).exists():
+                shutil.copy2(source, staged / source.name)
+        staged.chmod(0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            os.replace(target, old)
+            os.replace(staged, target)
+            shutil.rmtree(old)
+        else:
+            os.replace(staged, target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _is_asset(file: Path) -> bool:
+    """Tokenizer, chat template, remote code: whatever is neither weights nor an index of them."""
+    weights = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
+    return file.suffix not in weights and not file.name.endswith(".index.json")

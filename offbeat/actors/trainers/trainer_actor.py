@@ -1,0 +1,197 @@
+"""What every trainer rank does: fence, classified failures, its own log of what it trained.
+
+A sync actor with one call at a time (``max_concurrency=1``, Ray's default for it): calls are served
+in the order the controller makes them, which the split step relies on.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.process import prepare
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.messages.failures import OffbeatError, TrainStepFailed
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import ChunkResult, LossSpec, StepResult, TrainerState
+from offbeat.transfer_queue.schema import Columns, payload_bytes
+from offbeat.weight_sync.manifest import Manifest, release_digest
+
+T = TypeVar("T")
+Advantages = Sequence[Sequence[float]]
+
+
+class SplitStep(Protocol):
+    """The split step of one rank, as the actor drives it."""
+
+    steps_applied: int
+
+    @property
+    def parameters(self) -> int: ...
+    def prepare_logprobs(
+        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+    ) -> list[dict[str, NDArray[np.float32]]]: ...
+    def begin_train_step(self, key: StepKey, loss: LossSpec) -> None: ...
+    def train_microbatch(
+        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
+    ) -> ChunkResult: ...
+    def finish_train_step(self, key: StepKey) -> StepResult: ...
+    def abort_train_step(self, key: StepKey) -> None: ...
+    def weights_digest(self) -> str: ...
+    def save(self, directory: str | Path) -> None: ...
+
+
+class WeightSource(Protocol):
+    """The sending end of weight sync."""
+
+    manifest: Manifest
+
+    def chunks(self) -> Iterator[tuple[NDArray[np.uint8], str]]: ...
+
+
+class TrainerActor:
+    """One trainer rank around a split step and a weight source."""
+
+    def __init__(self, spec: TrainerSpec, step: SplitStep, source: WeightSource) -> None:
+        prepare()
+        self._rank, self._split, self._source = spec.rank, step, source
+        self._guard = FenceGuard(f"trainer rank {spec.rank}")
+        self._log = TrainedLog(Path(spec.run_dir) / "logs" / f"trained-rank{spec.rank}.jsonl")
+        self._ordinals = list[int]()  # of the open step
+        self._last = StepKey(0, 0, 0)
+
+    def state(self, fence: Fence) -> TrainerState:
+        self._guard.check(fence)
+        return TrainerState(
+            ranks=1,
+            version=self._split.steps_applied,
+            last_step=self._last.step,
+            last_attempt=self._last.attempt,
+            parameters=self._split.parameters,
+            digest=self._split.weights_digest(),
+        )
+
+    def weight_chunks(self, fence: Fence) -> int:
+        """Chunks of every release: what ``publish_weights`` returns behind its first value."""
+        self._guard.check(fence)
+        return len(self._source.manifest.chunk_nbytes)
+
+    def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
+        """``((manifest, digest), chunk, chunk, ...)``: a snapshot; training may go on at once."""
+        self._guard.check(fence)
+        if version != self._split.steps_applied:
+            raise TrainStepFailed(
+                self._rank, version, "publish", f"it holds version {self._split.steps_applied}"
+            )
+        chunks, digests = zip(*self._source.chunks(), strict=True)
+        manifest = self._source.manifest
+        return (manifest, release_digest(manifest, digests)), *chunks
+
+    def prepare_logprobs(
+        self, fence: Fence, loss: LossSpec, counts: Sequence[int], *payloads: Columns
+    ) -> tuple[Any, ...]:
+        """``((column names, bytes of each group), columns of group 0, of group 1, ...)``."""
+        self._guard.check(fence)
+        written = self._classified(
+            "prepare_logprobs",
+            self._last.step + 1,
+            lambda: self._split.prepare_logprobs(
+                merged(counts, payloads),
+                policy=loss.needs_policy_logprobs,
+                reference=loss.needs_reference_logprobs,
+                temperature=loss.temperature,
+            ),
+        )
+        sizes = tuple(payload_bytes(columns) for columns in written)
+        return (tuple(written[0]), sizes), *written
+
+    def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        self._guard.check(fence)
+        self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
+        self._ordinals = []
+
+    def train_microbatch(  # noqa: PLR0913, PLR0917 - payloads have to be top-level arguments
+        self,
+        fence: Fence,
+        key: StepKey,
+        ordinals: Sequence[int],
+        advantages: Advantages,
+        counts: Sequence[int],
+        *payloads: Columns,
+    ) -> ChunkResult:
+        """One chunk: ``counts[i]`` of the payloads, in turn, are the columns of group i."""
+        self._guard.check(fence)
+        groups = merged(counts, payloads)
+        result = self._classified(
+            "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
+        )
+        self._ordinals += [each for each in ordinals if each not in self._ordinals]
+        return result
+
+    def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        self._guard.check(fence)
+        result = self._classified(
+            "finish", key.step, lambda: self._split.finish_train_step(key)
+        )
+        if (key.step, key.attempt) != (self._last.step, self._last.attempt) and result.applied:
+            self._log.write(key, self._ordinals)
+            self._last = key
+        return result
+
+    def abort_train_step(self, fence: Fence, key: StepKey) -> None:
+        self._guard.check(fence)
+        self._split.abort_train_step(key)
+        self._ordinals = []
+
+    def save(self, fence: Fence, directory: str) -> None:
+        """A Hugging Face directory that transformers and vLLM load."""
+        self._guard.check(fence)
+        self._split.save(directory)
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
+        """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""
+        try:
+            return work()
+        except OffbeatError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            detail = f"{type(error).__name__}: {error} ({where})".replace("\n", " ")
+            raise TrainStepFailed(self._rank, step, during, detail) from error
+
+
+class TrainedLog:
+    """The trainer's own account of which groups it trained, apart from the controller's ledger."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, key: StepKey, ordinals: Sequence[int]) -> None:
+        """One line an applied step, written before the controller hears of it."""
+        record = {"step": key.step, "attempt": key.attempt, "ordinals": list(ordinals)}
+        self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def merged(counts: Sequence[int], payloads: Sequence[Columns]) -> list[Columns]:
+    """The columns of each group, from as many payloads as it has."""
+    left = iter(payloads)
+    groups = list[Columns]()
+    for count in counts:
+        columns: dict[str, NDArray[np.generic]] = {}
+        for _ in range(count):
+            columns |= next(left)
+        groups.append(columns)
+    return groups

@@ -1,0 +1,23 @@
+"""How a measurement of part of a step becomes one of the whole step."""
+
+import enum
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Reduction(enum.StrEnum):
+    """What the parts of a metric are combined by, and what their sum is divided by at the end."""
+
+    TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
+    SEQUENCES = "sequences"  # sum over sequences / number of sequences with a valid token
+    NONE = "none"  # sum, reported as it is: counts
+    MIN = "min"  # never scaled
+    MAX = "max"  # never scaled
+
+
+class Metric(NamedTuple):
+    """One part's contribution: a sum (or an extremum), not yet divided by anything."""
+
+    reduction: Reduction
+    value: Tensor  # scalar, detached

@@ -1,0 +1,1 @@
+"""What a person types. Commands import what they start, so that `--help` loads neither torch nor ray."""

@@ -1,0 +1,81 @@
+"""The run directory and the prompts."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from offbeat.cli.checks.finding import Finding, error, ok, size, warning
+from offbeat.cli.checks.model_files import ModelFiles
+from offbeat.config.run import RunConfig
+from offbeat.environments.prompts import JsonlPrompts, PromptFileError
+
+_SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")
+_LOGS_BYTES: Final = 256 * 2**20
+_CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
+
+
+def check_run_dir(run_dir: Path, model: ModelFiles | None) -> Iterator[Finding]:
+    """It is ours alone, can be written, and has room."""
+    signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    if signs:
+        yield error(
+            "run directory",
+            f"{run_dir} holds another run ({', '.join(signs)})",
+            "Choose another with run_dir=... or name=..., or remove it.",
+        )
+    elif not there.is_dir():
+        yield error("run directory", f"{there} is a file", "Choose another with run_dir=...")
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield error(
+            "run directory", f"{there} cannot be written", "Choose another with run_dir=..."
+        )
+    else:
+        yield ok("run directory", f"{run_dir} can be written")
+    yield from _check_disk(there, model)
+
+
+def _check_disk(folder: Path, model: ModelFiles | None) -> Iterator[Finding]:
+    free = shutil.disk_usage(folder).free
+    wanted = _LOGS_BYTES + (2 * _CHECKPOINT_COPIES * model.weight_bytes if model else 0)
+    seen = f"{size(free)} free at {folder}; two checkpoints and logs take about {size(wanted)}"
+    if free < wanted:
+        yield warning("disk", seen, "Free some space, or choose another disk with run_dir=...")
+    else:
+        yield ok("disk", seen)
+
+
+def check_prompts(config: RunConfig) -> Iterator[Finding]:
+    """The prompt file, read by the same code as in a run: every line."""
+    if config.data.path is None:
+        yield ok("prompts", f"made by environment.name={config.environment.name}")
+        return
+    try:
+        prompts = JsonlPrompts(
+            Path(config.data.path),
+            shuffle=config.data.shuffle,
+            seed=config.seed,
+            epochs=config.data.epochs,
+        )
+    except PromptFileError as broken:
+        fix = "Mend the line." if broken.line else "Point data.path at a JSON Lines file."
+        yield error("prompts", str(broken), fix)
+        return
+    yield from _check_enough(config, prompts.rows)
+
+
+def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:
+    epochs, needed = config.data.epochs, config.steps * config.groups_per_step
+    if epochs is not None and rows * epochs < needed:
+        steps = rows * epochs // config.groups_per_step
+        message = (
+            f"{rows} rows in {epochs} epochs end after {steps} steps; steps={config.steps} with "
+            f"groups_per_step={config.groups_per_step} needs {needed}"
+        )
+        yield warning(
+            "prompts", message, "Leave data.epochs out for endless prompts, or lower steps."
+        )
+    else:
+        yield ok("prompts", f"{rows} rows in {config.data.path}")

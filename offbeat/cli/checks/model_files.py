@@ -1,0 +1,109 @@
+"""The model directory, read without torch: JSON files and the headers of safetensors files."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from offbeat.cli.checks.finding import Finding, error, ok, size
+from offbeat.config.run import RunConfig
+
+_LONGEST_HEADER_BYTES: Final = 100 * 2**20  # the format's own bound
+_LENGTH_BYTES: Final = 8
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_SUBJECT: Final = "model"
+_FIX: Final = "Point model.path at a Hugging Face directory with config, weights (*.safetensors) and tokenizer."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files say of a model."""
+
+    parameters: int
+    weight_bytes: int  # on disk
+    max_positions: int | None  # None: its config does not say
+    model_type: str
+
+
+def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
+    """The model in ``folder`` and what is wrong with it; None when nothing could be learned."""
+    if not folder.is_dir():
+        return None, [error(_SUBJECT, f"{folder} is no directory", _FIX)]
+    wrong = list(_missing_files(folder))
+    settings, problem = _read_settings(folder / "config.json")
+    wrong += [problem] if problem else []
+    parameters = nbytes = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            parameters += _parameters(file)
+            nbytes += file.stat().st_size
+        except (OSError, ValueError) as broken:
+            fix = "Copy or download it again; a file that Git LFS has not fetched is a text of 3 lines."
+            wrong.append(error(_SUBJECT, f"{file.name} is no safetensors file: {broken}", fix))
+    if wrong:
+        return None, wrong
+    text = settings.get("text_config")
+    inner = cast("dict[str, Any]", text) if isinstance(text, dict) else settings
+    positions = inner.get("max_position_embeddings")
+    model = ModelFiles(
+        parameters,
+        nbytes,
+        positions if isinstance(positions, int) else None,
+        str(settings.get("model_type", "unknown")),
+    )
+    seen = f"{folder}: {model.model_type}, {parameters:,} parameters, {size(nbytes)}"
+    return model, [ok(_SUBJECT, seen)]
+
+
+def _missing_files(folder: Path) -> Iterator[Finding]:
+    if not any(folder.glob("*.safetensors")):
+        yield error(_SUBJECT, f"{folder} has no *.safetensors file", _FIX)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        yield error(_SUBJECT, f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})", _FIX)
+
+
+def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:
+    try:
+        settings: object = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}, error(_SUBJECT, f"{path.parent} has no config.json", _FIX)
+    except (OSError, ValueError) as broken:
+        return {}, error(_SUBJECT, f"{path} cannot be read: {broken}", "Copy or download it again.")
+    if not isinstance(settings, dict):
+        return {}, error(_SUBJECT, f"{path} is no JSON object", "Copy or download it again.")
+    return cast("dict[str, Any]", settings), None
+
+
+def _parameters(file: Path) -> int:
+    """Elements of all tensors, from the header: a length in 8 bytes, then JSON.
+
+    Raises:
+        ValueError: When the file is not of that form.
+    """
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        if not 0 < length <= _LONGEST_HEADER_BYTES:
+            raise ValueError(f"its header would be {length} bytes long")
+        header: object = json.loads(stream.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")  # noqa: TRY004 - one error for any bad header
+    tensors = cast("dict[str, dict[str, Any]]", header)
+    shapes = [tensor.get("shape", []) for name, tensor in tensors.items() if name != "__metadata__"]
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def check_lengths(config: RunConfig, model: ModelFiles) -> Iterator[Finding]:
+    """Sequences may not be longer than the model has positions for."""
+    asked, has = config.generator.max_model_len, model.max_positions
+    if has is None:
+        yield ok("sequence length", f"generator.max_model_len={asked}; the model names no bound")
+    elif asked > has:
+        yield error(
+            "sequence length",
+            f"generator.max_model_len={asked} is more than the model's max_position_embeddings={has}",
+            f"Set generator.max_model_len to {has} or less.",
+        )
+    else:
+        yield ok("sequence length", f"generator.max_model_len={asked} of {has} positions")

@@ -1,0 +1,135 @@
+"""Packages, user code and devices that the run will ask for."""
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Final
+
+from offbeat.cli.checks.finding import Finding, error, ok, warning
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.run import RunConfig
+
+_NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
+
+
+def check_packages() -> Iterator[Finding]:
+    """Installed, by their metadata: nothing is imported."""
+    for name in _NEEDED:
+        try:
+            yield ok(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            fix = "Install offbeat again: pip install --editable ."
+            yield error(name, "is not installed in this Python", fix)
+
+
+def check_target(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """The module of ``environment.target`` can be found. User code is not run here."""
+    target = config.environment.target
+    if target is None:
+        return
+    module = target.partition(":")[0]
+    if _is_found(module, working_dir):
+        yield ok("environment", f"module {module} is found")
+    else:
+        yield error(
+            "environment",
+            f"environment.target={target}: no module {module} from {working_dir}",
+            "Start offbeat in the directory that holds it, or install it.",
+        )
+
+
+def _is_found(module: str, working_dir: Path) -> bool:
+    """Whether ``module`` can be found, importing none of the packages around it."""
+    name, *inner = module.split(".")
+    spec = PathFinder.find_spec(name, [str(working_dir), *sys.path]) or _installed(name)
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec is not None
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    """Found by any finder: an editable install brings one of its own."""
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # loaded already, and without a spec: __main__
+        return None
+
+
+def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A sink that was asked for by name has to be there; ``auto`` goes without."""
+    mode = config.wandb.mode
+    if mode == "disabled":
+        yield ok("wandb", "disabled")
+        return
+    if importlib.util.find_spec("wandb") is None:
+        fix = "Install it with pip install 'offbeat[wandb]', or set wandb.mode to disabled."
+        report = warning if mode == "auto" else error
+        yield report("wandb", f"is not installed; wandb.mode={mode}", fix)
+        return
+    key = bool(environ.get("WANDB_API_KEY")) or _has_login(environ)
+    if mode == "online" and not key:
+        fix = "Run wandb login, set WANDB_API_KEY, or set wandb.mode to offline."
+        yield error("wandb", "wandb.mode=online and no API key was found", fix)
+    else:
+        resolved = ("online" if key else "offline") if mode == "auto" else mode
+        yield ok("wandb", f"{resolved}, project {config.wandb.project}")
+
+
+def _has_login(environ: Mapping[str, str]) -> bool:
+    netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~")).expanduser() / ".netrc")
+    try:
+        return "api.wandb.ai" in netrc.read_text(errors="ignore")
+    except OSError:
+        return False
+
+
+def check_ray_address(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Which cluster the run goes to."""
+    address = environ.get("RAY_ADDRESS")
+    if address:
+        yield warning(
+            "ray cluster",
+            f"RAY_ADDRESS={address}: the run goes to that cluster, and this report is about this machine",
+            "Unset RAY_ADDRESS to run here, or run offbeat check on the cluster.",
+        )
+    else:
+        yield ok("ray cluster", "a local one is started for the run")
+
+
+def gpus_wanted(config: RunConfig) -> float:
+    """GPUs Ray has to find for all actors together."""
+    trainer, generator = config.trainer, config.generator
+    of_trainer = trainer.gpus * trainer_ranks(config) if trainer.backend != "stub" else 0
+    return of_trainer + (generator.gpus * generator.engines if generator.backend != "stub" else 0)
+
+
+def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
+    """``available`` None: not looked, because nothing asks for one."""
+    wanted = gpus_wanted(config)
+    if available is None:
+        yield ok("gpus", "none asked for")
+    elif wanted > available:
+        yield error(
+            "gpus",
+            f"{wanted:g} asked for by trainer.gpus and generator.gpus, {available} found by torch",
+            "Use device: cpu and gpus: 0, share with fractions as in generator.gpus=0.5, or install a "
+            "CUDA build of torch on a machine with GPUs.",
+        )
+    else:
+        yield ok("gpus", f"{wanted:g} of {available}")
+
+
+def count_gpus(config: RunConfig) -> int | None:
+    """Ask torch, but only when a GPU is asked for: importing it takes seconds."""
+    devices = (config.trainer.device, config.generator.device)
+    if gpus_wanted(config) == 0 and not any(device.startswith("cuda") for device in devices):
+        return None
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,116 @@
+"""Ray for one run: start or join it, make the actors, take everything down again."""
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from offbeat.actors.controller_actor import ControllerActor
+from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.cli.backends import engine_class, trainer_class
+from offbeat.cli.compose import Actors, RunSpec, build_run
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.messages.failures import OffbeatError
+
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    # Ray's name for "bind a local cluster to 127.0.0.1 only", on Linux too.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+
+
+class NoRoom(OffbeatError):
+    """An actor asks for more than any machine of the cluster has."""
+
+    def __init__(self, actor: str, resource: str, asked: float, largest: float, key: str) -> None:
+        super().__init__(actor, resource, asked, largest, key)
+        self.actor, self.resource, self.asked = actor, resource, asked
+        self.largest, self.key = largest, key
+
+    def __str__(self) -> str:
+        return (
+            f"{self.actor} can never be scheduled: it asks for {self.asked:g} {self.resource}, the "
+            f"largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
+        )
+
+
+def start_ray() -> None:
+    """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level="error",
+        configure_logging=True,
+        namespace="offbeat",
+        runtime_env={"env_vars": dict(_ENVIRONMENT)} if address != "local" else None,
+        **local,
+    )
+
+
+def check_room(spec: RunSpec) -> None:
+    """Every actor fits some machine.
+
+    Raises:
+        NoRoom: Naming the actor, the resource and the key to change.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for section in ("trainer", "generator"):
+        config = spec.config.trainer if section == "trainer" else spec.config.generator
+        for resource, asked, key in (("CPU", config.cpus, "cpus"), ("GPU", config.gpus, "gpus")):
+            largest = max((node.get(resource, 0.0) for node in nodes), default=0.0)
+            if asked > largest:
+                raise NoRoom(section, resource, asked, largest, f"{section}.{key}")
+
+
+def make_actors(spec: RunSpec, model_path: Path) -> Actors:
+    """All actors but the controller. Returns at once; they start in the background."""
+    config = spec.config
+    trainer_cls = ray.remote(trainer_class(config.trainer.backend))
+    trainer = trainer_cls.options(
+        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=0
+    ).remote(TrainerSpec(config, str(model_path), str(spec.run_dir)))
+    engine_cls = ray.remote(engine_class(config.generator.backend))
+    engines: dict[str, ActorHandle] = {}
+    for index in range(config.generator.engines):
+        name = f"generator-{index}"
+        engine = EngineSpec(
+            name, str(model_path), config.model, config.generator, config.stub, config.seed + index
+        )
+        engines[name] = engine_cls.options(
+            num_cpus=config.generator.cpus, num_gpus=config.generator.gpus, max_restarts=-1
+        ).remote(engine)
+    workers = [worker for worker in _make_workers(spec, model_path, engines)]
+    return Actors(trainer, engines, workers)
+
+
+def _make_workers(
+    spec: RunSpec, model_path: Path, engines: Mapping[str, ActorHandle]
+) -> Iterator[ActorHandle]:
+    worker_cls = ray.remote(EnvironmentActor)
+    for index in range(spec.config.environment.workers):
+        worker = EnvironmentSpec(f"environment-{index}", spec.config, str(model_path), os.getcwd())
+        yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker, engines)
+
+
+def make_controller(spec: RunSpec, actors: Actors) -> ActorHandle:
+    """The controller's actor; it builds the run when told to run."""
+    controller = ray.remote(ControllerActor).options(num_cpus=0, max_restarts=0)
+    return controller.remote(partial(build_run, spec, actors))
+
+
+def stop_ray(handles: list[ActorHandle]) -> None:
+    """Kill all actors and leave the cluster; a private one ends with us."""
+    for handle in handles:
+        ray.kill(handle)
+    ray.shutdown()

@@ -1,0 +1,71 @@
+"""The composition root inside the controller's process: config and actor handles -> a controller."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray.actor import ActorHandle
+
+from offbeat.actors.ray_ports import RayGenerator, RayRollouts, RayTrainer
+from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.cli.hosted import HostedRun
+from offbeat.config.limits import max_group_bytes
+from offbeat.config.run import RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.journal import FileJournal
+from offbeat.environments.factory import make_prompts
+from offbeat.messages.fences import Fence
+from offbeat.messages.training import LossSpec
+from offbeat.sampler.build import build_sampler
+from offbeat.telemetry.build import build_telemetry
+from offbeat.telemetry.logs import configure_logging
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What the controller's process needs to know of the run."""
+
+    config: RunConfig
+    run_id: str
+    run_dir: Path
+    recipe_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Actors:
+    """Handles of all actors. The driver made them and owns them."""
+
+    trainer: ActorHandle
+    engines: Mapping[str, ActorHandle]
+    workers: Sequence[ActorHandle]
+
+
+def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
+    """Everything a run consists of, on the event loop that will run it."""
+    config, run_dir = spec.config, spec.run_dir
+    configure_logging("controller", run_dir, run_id=spec.run_id)
+    journal = FileJournal(run_dir / "journal")
+    telemetry = build_telemetry(config, run_dir, run_id=spec.run_id)
+    controller = Controller(
+        config,
+        Fence(spec.run_id, 1),
+        prompts=make_prompts(config, spec.recipe_dir),
+        rollouts=RayRollouts(actors.workers),
+        generators={name: RayGenerator(name, handle) for name, handle in actors.engines.items()},
+        trainer=RayTrainer(actors.trainer),
+        journal=journal,
+        telemetry=telemetry,
+        sampler=build_sampler(config.sampler, config.groups_per_step),
+        advantages=ESTIMATORS[config.algorithm.advantage],
+        loss=loss_spec(config),
+        max_group_bytes=max_group_bytes(config),
+        rng=random.Random(config.seed),
+    )
+    return HostedRun(controller, spec.run_id, config, run_dir, journal, telemetry)
+
+
+def loss_spec(config: RunConfig) -> LossSpec:
+    """The recipe's loss, with the temperature that the samples are drawn at."""
+    loss = config.algorithm.loss
+    return LossSpec(**loss.model_dump(), temperature=config.generator.sampling.temperature)

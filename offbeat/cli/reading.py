@@ -1,0 +1,39 @@
+"""Reading a recipe on behalf of a command, and showing what came of it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from offbeat.config.dump import to_yaml
+from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.config.problems import ConfigError
+
+BAD_CONFIG = 2
+
+
+def read_or_exit(
+    recipe: Path, overrides: Sequence[str] | None, *, dry_run: bool = False
+) -> LoadedRecipe:
+    """The configuration; or the report of all its problems on standard error, and exit code 2."""
+    try:
+        return load_recipe(recipe, overrides or (), dry_run=dry_run)
+    except ConfigError as error:
+        typer.echo(_report(error), err=True)
+        raise typer.Exit(BAD_CONFIG) from None
+
+
+def _report(error: ConfigError) -> str:
+    """The error's own text, headed in red. ``typer.echo`` takes colours out off a terminal."""
+    head, _, rest = str(error).partition("\n")
+    return f"{typer.style(head, fg=typer.colors.RED, bold=True)}\n{rest}"
+
+
+def show(loaded: LoadedRecipe, *, origins: bool) -> str:
+    """The whole configuration as YAML without secrets, or one line for each key that was given."""
+    if not origins:
+        return to_yaml(loaded.config, os.environ)
+    lines = [f"{key}: {location}" for key, location in loaded.origins.items()]
+    lines += [f"{key}: not used, another choice by name was made" for key in loaded.dropped]
+    return "".join(f"{line}\n" for line in lines)

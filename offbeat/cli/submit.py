@@ -1,0 +1,166 @@
+"""``offbeat submit``: the working directory and one command, as a Ray job."""
+
+import hashlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import typer
+
+from offbeat.cli.checks.finding import size
+from offbeat.config.dump import to_yaml
+from offbeat.config.loader import LoadedRecipe, resolve_run_dir
+from offbeat.messages.failures import OffbeatError
+
+EXCLUDED: Final = (
+    ".git",
+    ".venv*",
+    "__pycache__",
+    "runs",
+    "*.egg-info",
+    ".pytest_cache",
+    ".ruff_cache",
+)
+MAX_PACKAGE_BYTES: Final = 200 * 2**20
+BAD_USAGE: Final = 2
+
+
+class CannotPack(OffbeatError):
+    """The working directory cannot travel as it is."""
+
+    def __init__(self, working_dir: str, problem: str) -> None:
+        super().__init__(working_dir, problem)
+        self.working_dir, self.problem = working_dir, problem
+
+    def __str__(self) -> str:
+        return f"cannot submit from {self.working_dir}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is handed to Ray. The same recipe and overrides always get the same ``submission_id``."""
+
+    submission_id: str
+    entrypoint: str
+    working_dir: str
+    run_dir: str
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        return {"working_dir": self.working_dir, "excludes": list(EXCLUDED)}
+
+
+class Client(Protocol):
+    """The part of ``ray.job_submission.JobSubmissionClient`` that is used."""
+
+    def list_jobs(self) -> Iterable[Any]: ...
+    def submit_job(
+        self, *, entrypoint: str, submission_id: str, runtime_env: dict[str, Any]
+    ) -> str: ...
+
+
+def submit_job(
+    loaded: LoadedRecipe, overrides: Sequence[str], address: str, python: str | None
+) -> int:
+    """Pack, submit and say how to follow it. Returns the exit code."""
+    try:
+        job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
+    except CannotPack as error:
+        typer.echo(str(error), err=True)
+        return BAD_USAGE
+    if (Path.home() / ".ray" / "auth_token").is_file():
+        os.environ.setdefault(
+            "RAY_AUTH_MODE", "token"
+        )  # a cluster with tokens refuses us otherwise
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        client = JobSubmissionClient(address)
+    except ConnectionError as error:
+        reason = str(error).splitlines()[0]
+        typer.echo(
+            f"no Ray dashboard answers at {address}: {reason}. Start one with ray start --head, or pass "
+            "--address.",
+            err=True,
+        )
+        return 1
+    send(job, client, address, typer.echo)
+    return 0
+
+
+def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> Job:
+    """The job for a recipe inside ``working_dir``.
+
+    What is outside travels by name only: its absolute path has to exist on the cluster too. So does
+    the run directory, which must not lie in the copy that Ray throws away.
+
+    Raises:
+        CannotPack: The recipe is outside, or the directory is too large.
+    """
+    try:
+        recipe = (loaded.recipe_dir / loaded.recipe.name).relative_to(working_dir)
+    except ValueError:
+        problem = (
+            f"the recipe {loaded.recipe} is outside of it. Change to a directory above the recipe"
+        )
+        raise CannotPack(str(working_dir), problem) from None
+    nbytes = packed_bytes(working_dir)
+    if nbytes > MAX_PACKAGE_BYTES:
+        problem = (
+            f"it holds {size(nbytes)}, at most {size(MAX_PACKAGE_BYTES)} are packed "
+            f"(without {', '.join(EXCLUDED)}). Keep models and data elsewhere, by an absolute path"
+        )
+        raise CannotPack(str(working_dir), problem)
+    run_dir = str(resolve_run_dir(loaded.config))
+    command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
+    command += [*_paths_outside(loaded, working_dir), "--run-dir", run_dir]
+    digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]
+    return Job(f"{loaded.config.name}-{digest}", shlex.join(command), str(working_dir), run_dir)
+
+
+def _paths_outside(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
+    paths = {"model.path": loaded.config.model.path, "data.path": loaded.config.data.path}
+    return [
+        f"{key}={path}"
+        for key, path in paths.items()
+        if path is not None and not Path(path).is_relative_to(working_dir)
+    ]
+
+
+def packed_bytes(folder: Path) -> int:
+    """Bytes of the files that would be packed; links are not followed."""
+    total = 0
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_excluded(name)]
+        total += sum(
+            (Path(root) / name).lstat().st_size for name in files if not _is_excluded(name)
+        )
+    return total
+
+
+def _is_excluded(name: str) -> bool:
+    return any(Path(name).match(pattern) for pattern in EXCLUDED)
+
+
+def send(job: Job, client: Client, address: str, say: Callable[[str], object]) -> None:
+    """Submit unless it has been, and say where to look."""
+    known = {details.submission_id: details for details in client.list_jobs()}
+    if job.submission_id in known:
+        status = str(known[job.submission_id].status)
+        say(
+            f"{job.submission_id} was submitted before and is {status}; change name= to run it again"
+        )
+    else:
+        client.submit_job(
+            entrypoint=job.entrypoint,
+            submission_id=job.submission_id,
+            runtime_env=job.runtime_env,
+        )
+        say(f"{job.submission_id} submitted to {address}")
+    say(f"  follow  ray job logs {job.submission_id} --follow --address {address}")
+    say(f"  stop    ray job stop {job.submission_id} --address {address}")
+    say(f"  results {job.run_dir}")

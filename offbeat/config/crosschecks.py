@@ -1,0 +1,301 @@
+"""Why a combination of settings cannot work, and what to set instead.
+
+Each check takes a whole config and yields clashes; it says what would happen, not only what is
+forbidden. A single value out of range is the models' business.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from offbeat.config.limits import max_group_bytes, sampler_reach
+from offbeat.config.rollouts import GeneratorConfig, InOrderConfig, ReadyFirstConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.training import TrainerConfig
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Settings that do not go together. The first of ``keys`` is the one to look at."""
+
+    keys: tuple[str, ...]
+    message: str
+    hint: str
+
+
+def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
+    """Everything about ``config`` that cannot work. A dry run needs no backend and no device."""
+    for check in _ALWAYS:
+        yield from check(config)
+    if not dry_run:
+        for check in _REAL_RUNS:
+            yield from check(config)
+
+
+# --- staleness, buffer and flow ------------------------------------------------------------------
+
+
+def _staleness_covers_the_sync_interval(config: RunConfig) -> Iterator[Clash]:
+    staleness, interval = config.sampler.max_staleness, config.sync.interval
+    if staleness < interval - 1:
+        yield Clash(
+            ("sampler.max_staleness", "sync.interval"),
+            f"sampler.max_staleness={staleness} cannot hold with sync.interval={interval}: just before "
+            f"a sync, even a fresh sample is {interval - 1} weight versions behind the trainer",
+            f"Set sampler.max_staleness to {interval - 1} or more, or sync.interval to {staleness + 1} "
+            "or less.",
+        )
+
+
+def _lookahead_is_within_staleness(config: RunConfig) -> Iterator[Clash]:
+    sampler = config.sampler
+    if not isinstance(sampler, InOrderConfig) or sampler.max_lookahead is None:
+        return
+    if sampler.max_lookahead > sampler.max_staleness:
+        yield Clash(
+            ("sampler.max_lookahead", "sampler.max_staleness"),
+            f"sampler.max_lookahead={sampler.max_lookahead} can never be reached: a batch more than "
+            f"sampler.max_staleness={sampler.max_staleness} ahead would be too old when it is trained",
+            f"Set sampler.max_lookahead to {sampler.max_staleness} or less, or raise "
+            "sampler.max_staleness.",
+        )
+
+
+def _in_flight_is_reachable(config: RunConfig) -> Iterator[Clash]:
+    asked, reach = config.rollout.max_in_flight, sampler_reach(config)
+    if asked is not None and asked > reach:
+        yield Clash(
+            ("rollout.max_in_flight", "sampler.max_staleness", "groups_per_step"),
+            f"rollout.max_in_flight={asked} can never be reached: sampler.name={config.sampler.name} with "
+            f"sampler.max_staleness={config.sampler.max_staleness} and "
+            f"groups_per_step={config.groups_per_step} admits {reach} groups",
+            f"Set rollout.max_in_flight to {reach} or less, or raise sampler.max_staleness.",
+        )
+
+
+def _buffer_holds_the_groups_of_a_step(config: RunConfig) -> Iterator[Clash]:
+    capacity, needed = config.buffer.capacity_groups, config.groups_per_step
+    if capacity is not None and capacity < needed:
+        yield Clash(
+            ("buffer.capacity_groups", "groups_per_step"),
+            f"buffer.capacity_groups={capacity} is less than groups_per_step={needed}: no step could "
+            "ever be filled",
+            f"Set buffer.capacity_groups to {needed} or more, or leave it out: the sampler then admits "
+            f"{sampler_reach(config)} groups.",
+        )
+
+
+def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
+    group = max_group_bytes(config)
+    needed = config.groups_per_step * group
+    if config.buffer.capacity_mb * _MIB < needed:
+        yield Clash(
+            (
+                "buffer.capacity_mb",
+                "groups_per_step",
+                "samples_per_group",
+                "generator.max_model_len",
+                "generator.sampling.max_new_tokens",
+            ),
+            f"buffer.capacity_mb={config.buffer.capacity_mb:g} holds no step of the largest groups: "
+            f"{config.groups_per_step} groups of up to {group / _MIB:.3g} MiB need {needed / _MIB:.4g} MiB",
+            f"Set buffer.capacity_mb to {-(-needed // _MIB)} or more, or lower groups_per_step, "
+            "samples_per_group, generator.max_model_len or generator.sampling.max_new_tokens.",
+        )
+
+
+def _backoff_grows(config: RunConfig) -> Iterator[Clash]:
+    first, longest = config.rollout.backoff_s, config.rollout.backoff_max_s
+    if first > longest:
+        yield Clash(
+            ("rollout.backoff_s", "rollout.backoff_max_s"),
+            f"rollout.backoff_s={first:g} is longer than rollout.backoff_max_s={longest:g}, the longest "
+            "wait allowed",
+            f"Set rollout.backoff_max_s to {first:g} or more.",
+        )
+
+
+# --- sampling and learning -----------------------------------------------------------------------
+
+
+def _a_response_leaves_room_for_its_prompt(config: RunConfig) -> Iterator[Clash]:
+    new, whole = config.generator.sampling.max_new_tokens, config.generator.max_model_len
+    if new >= whole:
+        yield Clash(
+            ("generator.sampling.max_new_tokens", "generator.max_model_len"),
+            f"generator.sampling.max_new_tokens={new} leaves no room for a prompt in "
+            f"generator.max_model_len={whole}",
+            f"Set generator.max_model_len to more than {new}, or "
+            f"generator.sampling.max_new_tokens to {whole - 1} or less.",
+        )
+
+
+def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
+    if not config.generator.deterministic:
+        return
+    if config.generator.engines > 1:
+        yield Clash(
+            ("generator.deterministic", "generator.engines"),
+            f"generator.deterministic=true cannot hold with generator.engines={config.generator.engines}: "
+            "which engine serves a group, and with which weights, depends on who is free first",
+            "Set generator.engines to 1, or generator.deterministic to false.",
+        )
+    if isinstance(config.sampler, ReadyFirstConfig):
+        yield Clash(
+            ("generator.deterministic", "sampler.name"),
+            "generator.deterministic=true cannot hold with sampler.name=ready_first: batches are made "
+            "in the order groups happen to finish",
+            "Set sampler.name to in_order, or generator.deterministic to false.",
+        )
+
+
+def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
+    if config.samples_per_group == 1:
+        yield Clash(
+            ("samples_per_group", "algorithm.advantage"),
+            f"samples_per_group=1 gives algorithm.advantage={config.algorithm.advantage} nothing to "
+            "compare: a lone sample's advantage is 0, so nothing would be learned",
+            "Set samples_per_group to 2 or more; 8 is a usual choice.",
+        )
+
+
+def _tis_has_policy_logprobs(config: RunConfig) -> Iterator[Clash]:
+    loss = config.algorithm.loss
+    if loss.tis_cap is not None and loss.old_logprobs != "policy":
+        yield Clash(
+            ("algorithm.loss.tis_cap", "algorithm.loss.old_logprobs"),
+            f"algorithm.loss.tis_cap={loss.tis_cap:g} has nothing to correct with "
+            f"algorithm.loss.old_logprobs={loss.old_logprobs}: it caps exp(policy - generation logprob), "
+            "and the policy's own logprobs are not computed",
+            "Set algorithm.loss.old_logprobs to policy, or leave algorithm.loss.tis_cap out.",
+        )
+
+
+# --- environment ---------------------------------------------------------------------------------
+
+
+def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
+    name, target = config.environment.name, config.environment.target
+    user_code = name in ("function", "custom")
+    if user_code and target is None:
+        what = "the reward function" if name == "function" else "your Environment class"
+        yield Clash(
+            ("environment.target", "environment.name"),
+            f"environment.name={name} needs environment.target: nothing names {what}",
+            "Set environment.target to module:name, importable from the working directory.",
+        )
+    elif user_code and target is not None and not all(target.partition(":")):
+        yield Clash(
+            ("environment.target",),
+            f"environment.target={target} does not name an object in a module",
+            "Write module:name, as in rewards.math:exact_match.",
+        )
+    elif not user_code and target is not None:
+        yield Clash(
+            ("environment.target", "environment.name"),
+            f"environment.target={target} is not used: environment.name={name} is built in",
+            "Set environment.name to function or custom, or leave environment.target out.",
+        )
+
+
+def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
+    name, path = config.environment.name, config.data.path
+    if name == "arithmetic" and path is not None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "data.path is not used: environment.name=arithmetic makes its own prompts",
+            "Leave data.path out, or set environment.name to function to score the rows of your file.",
+        )
+    elif name == "function" and path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=function has no prompts: a reward function makes none",
+            "Set data.path to a JSON Lines file with a `prompt` or `messages` in each row.",
+        )
+
+
+# --- what this version can run -------------------------------------------------------------------
+
+
+def _backends_are_built(config: RunConfig) -> Iterator[Clash]:
+    if config.generator.backend == "vllm":
+        yield Clash(
+            ("generator.backend",),
+            "generator.backend=vllm is not available in this version",
+            "Set generator.backend to embedded, which runs any Hugging Face causal LM.",
+        )
+    if config.trainer.backend == "megatron":
+        yield Clash(
+            ("trainer.backend",),
+            "trainer.backend=megatron is not available in this version",
+            "Set trainer.backend to torch, which trains any Hugging Face causal LM on one rank.",
+        )
+
+
+def _torch_trains_on_one_rank(config: RunConfig) -> Iterator[Clash]:
+    trainer = config.trainer
+    if trainer.backend != "torch":
+        return
+    sizes = {
+        "data_parallel": trainer.data_parallel,
+        "tensor_parallel": trainer.tensor_parallel,
+        "pipeline_parallel": trainer.pipeline_parallel,
+        "expert_parallel": trainer.expert_parallel,
+    }
+    for name, size in sizes.items():
+        if size > 1:
+            yield Clash(
+                (f"trainer.{name}", "trainer.backend"),
+                f"trainer.{name}={size} is not available in this version with trainer.backend=torch: "
+                "it trains on one rank",
+                f"Set trainer.{name} to 1.",
+            )
+
+
+def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
+    yield from _device_and_gpus("generator", config.generator)
+    yield from _device_and_gpus("trainer", config.trainer)
+
+
+def _device_and_gpus(section: str, config: GeneratorConfig | TrainerConfig) -> Iterator[Clash]:
+    if config.backend == "stub":
+        return
+    device, gpus = config.device, config.gpus
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        yield Clash(
+            (f"{section}.device",),
+            f"{section}.device={device} is no device this version runs on",
+            "Set it to cpu or cuda.",
+        )
+    elif kind == "cuda" and gpus == 0:
+        yield Clash(
+            (f"{section}.device", f"{section}.gpus"),
+            f"{section}.device={device} with {section}.gpus=0: Ray hides the GPUs from an actor that "
+            "reserves none",
+            f"Set {section}.gpus to 1, or {section}.device to cpu.",
+        )
+    elif kind == "cpu" and gpus > 0:
+        yield Clash(
+            (f"{section}.gpus", f"{section}.device"),
+            f"{section}.gpus={gpus:g} with {section}.device=cpu: the GPU would be reserved and left idle",
+            f"Set {section}.device to cuda, or {section}.gpus to 0.",
+        )
+
+
+_ALWAYS = (
+    _staleness_covers_the_sync_interval,
+    _lookahead_is_within_staleness,
+    _in_flight_is_reachable,
+    _buffer_holds_the_groups_of_a_step,
+    _buffer_holds_the_bytes_of_a_step,
+    _backoff_grows,
+    _a_response_leaves_room_for_its_prompt,
+    _deterministic_decoding_has_one_order,
+    _a_group_has_something_to_compare,
+    _tis_has_policy_logprobs,
+    _user_code_is_named,
+    _prompts_have_one_source,
+)
+_REAL_RUNS = (_backends_are_built, _torch_trains_on_one_rank, _devices_and_gpus_agree)

@@ -1,0 +1,64 @@
+"""What a key of a recipe means, for ``offbeat config explain``."""
+
+from textwrap import indent
+
+from offbeat.config import schema
+from offbeat.config.normalise import meant
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import OffbeatError
+
+
+class NoSuchKey(OffbeatError):
+    """A key that no recipe has."""
+
+    def __init__(self, key: str, hint: str) -> None:
+        super().__init__(key, hint)
+        self.key, self.hint = key, hint
+
+    def __str__(self) -> str:
+        return f"{self.key}: unknown key. {self.hint}"
+
+
+def explain(key: str = "") -> str:
+    """Type, range, default and meaning of a dotted key; of a section, all that is in it.
+
+    Raises:
+        NoSuchKey: With the nearest one.
+    """
+    if not key:
+        doc = RunConfig.__doc__ or ""
+        return f"{doc.strip()}\n\n{_table('')}"
+    known = schema.known_keys().get(key)
+    if known is None:
+        place, _, _ = key.rpartition(".")
+        raise NoSuchKey(key, meant(key, [other.leaf for other in _below(place)]))
+    if known.sections:
+        docs = [" ".join((section.__doc__ or "").split()) for section in known.sections]
+        return "\n".join([f"{key}: {known.doc}", *_choices(known, docs), "", _table(key)])
+    only = f"\n    Only with {_owner(key)}={known.variants[0]}." if len(known.variants) == 1 else ""
+    return f"{key}: {known.summary}\n    {known.doc}{only}"
+
+
+def _owner(key: str) -> str:
+    return f"{key.rpartition('.')[0]}.name"
+
+
+def _choices(section: schema.Key, docs: list[str]) -> list[str]:
+    names = schema.choices_by_name(section.key)
+    return [f"    {name}: {doc}" for name, doc in zip(names, docs, strict=True)] if names else []
+
+
+def _below(place: str) -> list[schema.Key]:
+    return [key for key in schema.known_keys().values() if key.key.rpartition(".")[0] == place]
+
+
+def _table(place: str) -> str:
+    """One entry a key; sections below are only named."""
+    entries = [f"{key.key}\n{indent(_entry(key), '    ')}" for key in _below(place)]
+    return "\n".join(entries)
+
+
+def _entry(key: schema.Key) -> str:
+    if key.sections:
+        return f"{key.doc} (section: offbeat config explain {key.key})"
+    return f"{key.summary}\n{key.doc}"

@@ -1,0 +1,43 @@
+"""Numbers that follow from a config, and that several rooms have to agree on."""
+
+from typing import Final
+
+from offbeat.config.rollouts import InOrderConfig
+from offbeat.config.run import RunConfig
+
+_ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
+_LOGPROB_BYTES: Final = 4  # float32
+_MASK_BYTES: Final = 1
+_REWARD_BYTES: Final = 4
+_OFFSET_BYTES: Final = 8
+
+
+def sampler_reach(config: RunConfig) -> int:
+    """Most prompt groups that can be admitted and not yet trained."""
+    sampler, ahead = config.sampler, config.sampler.max_staleness
+    if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:
+        ahead = min(sampler.max_lookahead, ahead)
+    return (ahead + 1) * config.groups_per_step
+
+
+def max_group_bytes(config: RunConfig) -> int:
+    """Most bytes the packed columns of one prompt group can take.
+
+    The prompt is stored once. A single-turn response is at most ``max_new_tokens`` long; with more
+    turns the observations between them are response tokens too, and only ``max_model_len`` bounds
+    the whole. Logprobs that the trainer adds to the group are counted.
+    """
+    samples, whole = config.samples_per_group, config.generator.max_model_len
+    single_turn = config.environment.max_turns == 1
+    response = min(config.generator.sampling.max_new_tokens, whole) if single_turn else whole
+    loss = config.algorithm.loss
+    logprobs = 1 + (loss.old_logprobs == "policy") + (loss.kl_coef > 0)
+    token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
+    sample = response * token + _REWARD_BYTES + _OFFSET_BYTES
+    return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES
+
+
+def trainer_ranks(config: RunConfig) -> int:
+    """Processes the trainer runs in. Expert parallelism lives inside the other axes."""
+    trainer = config.trainer
+    return trainer.data_parallel * trainer.tensor_parallel * trainer.pipeline_parallel

@@ -1,0 +1,184 @@
+"""From a recipe and overrides to one checked configuration, or to one report of all problems."""
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from offbeat.config import schema, sources
+from offbeat.config.crosschecks import Clash, clashes
+from offbeat.config.merge import lay_over
+from offbeat.config.normalise import normalise, value_hint
+from offbeat.config.problems import ABSENT, ConfigError, Location, Problem
+from offbeat.config.run import RunConfig
+from offbeat.config.tree import Section
+
+_STAND_INS: Final[Mapping[str, Any]] = {"steps": 1, "model": {"path": "."}}
+"""For what is required and missing, so that the rest can be cross-checked in the same report."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A configuration that can work, and where it came from. Paths in it are absolute."""
+
+    config: RunConfig
+    recipe: Path  # as asked for
+    recipe_dir: Path  # absolute
+    sources: tuple[Path, ...]  # recipes read, what is extended first
+    origins: Mapping[str, Location]  # of every key that was given; a key not in it has its default
+    dropped: tuple[str, ...]  # inherited keys that another choice by name left behind
+
+
+def load_recipe(
+    path: Path | str, overrides: Sequence[str] = (), *, dry_run: bool = False
+) -> LoadedRecipe:
+    """Read, merge and check everything; nothing is read from the environment.
+
+    A recipe may name another one in ``extends:``, which it is laid over; ``overrides`` are dotted
+    ``a.b.c=value`` with a YAML value, the last one wins. Relative paths are relative to the file
+    that names them, in an override to the working directory.
+
+    Args:
+        path: A YAML file.
+        overrides: Settings laid over the recipe.
+        dry_run: Whether backends and devices are going to be stubs, so that they need not exist.
+
+    Raises:
+        ConfigError: With every problem found. There is no partly usable result.
+    """
+    recipe = Path(path)
+    read = sources.read(recipe, overrides)
+    root = Section({}, Location(os.fspath(recipe)))
+    dropped = [key for layer in read.layers for key in lay_over(root, layer)]
+    if not read.files:
+        raise ConfigError(tuple(read.problems))
+    problems = [*read.problems, *normalise(root)]
+    known_bad = {problem.key for problem in problems}
+    config, wrong = _judge(root)
+    problems += [
+        problem
+        for problem in wrong
+        if problem.value is not ABSENT or (read.complete and problem.key not in known_bad)
+    ]
+    bad = {problem.key for problem in problems if problem.key}
+    problems += _cross_check(config or _patched(root, bad), root, bad, dry_run=dry_run)
+    if problems or config is None:
+        raise ConfigError(tuple(sorted(problems, key=_reading_order)))
+    return LoadedRecipe(
+        config,
+        recipe,
+        recipe.parent.absolute(),
+        tuple(read.files),
+        dict(root.locations()),
+        tuple(dropped),
+    )
+
+
+def resolve_path(loaded: LoadedRecipe, value: str) -> Path:
+    """A path relative to the recipe, made absolute. One that is absolute comes back as it is."""
+    return Path(os.path.normpath(loaded.recipe_dir / value))
+
+
+def resolve_run_dir(config: RunConfig) -> Path:
+    """The run directory, absolute: ``{name}`` filled in, relative to the working directory."""
+    return Path(config.run_dir.replace("{name}", config.name)).absolute()
+
+
+def _reading_order(problem: Problem) -> tuple[bool, str, int]:
+    where = problem.location
+    return sources.is_override(where), where.source, where.line or 0
+
+
+# --- one value at a time -------------------------------------------------------------------------
+
+
+def _judge(root: Section) -> tuple[RunConfig | None, list[Problem]]:
+    try:
+        return RunConfig.model_validate(root.plain()), []
+    except ValidationError as error:
+        by_key = {_key_of(detail): detail for detail in reversed(error.errors(include_url=False))}
+        return None, [_problem(key, detail, root) for key, detail in by_key.items()]
+
+
+def _key_of(detail: ErrorDetails) -> str:
+    """The dotted key pydantic complains about: without variants, and without places in a list."""
+    key, place = "", detail["loc"]
+    for part in place:
+        longer = f"{key}.{part}" if key else str(part)
+        if longer in schema.known_keys():
+            key = longer
+        elif not schema.choices_by_name(key):
+            break
+    return f"{key}.name" if schema.choices_by_name(key) else key
+
+
+def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
+    known, where = schema.known_keys()[key], root.nearest_location(key)
+    if detail["type"] == "missing":
+        message = f"required and missing: {known.kind}"
+        return Problem(where, key, ABSENT, message, f"{known.doc} Add it, or pass {key}=...")
+    node = root.find(key)
+    value = node.plain() if isinstance(node, Section) else node.value if node else detail["input"]
+    return Problem(
+        where, key, value, f"has to be: {known.kind}", value_hint(known, _near(known, value))
+    )
+
+
+def _near(known: schema.Key, value: object) -> str:
+    names = (
+        known.kind.removeprefix("one of ").split(", ") if known.kind.startswith("one of") else []
+    )
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return f"Did you mean `{near[0]}`?" if near else ""
+
+
+# --- several values together ---------------------------------------------------------------------
+
+
+def _patched(root: Section, bad: set[str]) -> RunConfig | None:
+    """The configuration with every bad value replaced by its default; None if that is not enough."""
+    for key in bad:
+        section, name = root.parent(key)
+        if section is not None:
+            section.children.pop(name, None)
+    try:
+        return RunConfig.model_validate(_with_stand_ins(root.plain()))
+    except ValidationError:
+        return None
+
+
+def _with_stand_ins(values: dict[str, Any]) -> dict[str, Any]:
+    sampler = values.get("sampler", {})
+    if "sampler" in values and "name" not in sampler:
+        values = {key: value for key, value in values.items() if key != "sampler"}
+    model = {**_STAND_INS["model"], **values.get("model", {})}
+    return {**_STAND_INS, **values, "model": model}
+
+
+def _cross_check(
+    config: RunConfig | None, root: Section, bad: set[str], *, dry_run: bool
+) -> Iterator[Problem]:
+    """Clashes between values that are good on their own."""
+    for clash in clashes(config, dry_run=dry_run) if config is not None else ():
+        if not any(_concerns(key, wrong) for key in clash.keys for wrong in bad):
+            node = root.find(clash.keys[0])
+            value = ABSENT if node is None or isinstance(node, Section) else node.value
+            yield Problem(_locate(clash, root), clash.keys[0], value, clash.message, clash.hint)
+
+
+def _concerns(key: str, wrong: str) -> bool:
+    return f"{key}.".startswith(f"{wrong}.") or (
+        wrong == "sampler.name" and key.startswith("sampler.")
+    )
+
+
+def _locate(clash: Clash, root: Section) -> Location:
+    """Where to change something: at an override if one takes part, else at the first key given."""
+    given = [node.location for key in clash.keys if (node := root.find(key)) is not None]
+    typed = [location for location in given if sources.is_override(location)]
+    return next(iter([*typed, *given]), root.location)

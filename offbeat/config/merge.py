@@ -1,0 +1,71 @@
+"""Laying one recipe over another, and overrides over both."""
+
+from typing import Final
+
+from offbeat.config import schema
+from offbeat.config.tree import Leaf, Node, Section
+
+OPTIONS_BELONG_TO: Final = {"environment": ("options", ("name", "target"))}
+"""Free-form options speak to what these keys name: another name does not inherit them."""
+
+
+def lay_over(base: Section, top: Section) -> list[str]:
+    """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
+
+    Where ``top`` chooses another variant by name (``sampler.name``), the keys of ``base`` that the
+    new variant does not have are dropped; so are the options of another environment.
+
+    Returns:
+        The dotted keys dropped, each with its place.
+    """
+    dropped = list[str]()
+    _lay(base, top, "", dropped)
+    return dropped
+
+
+def _lay(base: Section, top: Section, prefix: str, dropped: list[str]) -> None:
+    section = prefix.removesuffix(".")
+    _forget_other_choice(base, top, section, dropped)
+    _forget_other_options(base, top, section, dropped)
+    for name, node in top.children.items():
+        below = base.children.get(name)
+        if isinstance(below, Section) and isinstance(node, Section):
+            _lay(below, node, f"{prefix}{name}.", dropped)
+            below.location = node.location
+        else:
+            base.children[name] = node
+
+
+def _forget_other_choice(base: Section, top: Section, section: str, dropped: list[str]) -> None:
+    choices = schema.choices_by_name(section)
+    chosen = _value(top, "name")
+    if not choices or chosen not in choices or chosen == _value(base, "name"):
+        return
+    valid = choices[str(chosen)].model_fields
+    gone = [name for name in base.children if name not in valid and _known(section, name)]
+    _drop(base, gone, section, dropped)
+
+
+def _known(section: str, name: str) -> bool:
+    """A misspelt key stays, to be reported."""
+    return f"{section}.{name}" in schema.known_keys()
+
+
+def _forget_other_options(base: Section, top: Section, section: str, dropped: list[str]) -> None:
+    options, owners = OPTIONS_BELONG_TO.get(section, ("", ()))
+    changed = any(
+        owner in top.children and _value(top, owner) != _value(base, owner) for owner in owners
+    )
+    if changed and options in base.children:
+        _drop(base, [options], section, dropped)
+
+
+def _drop(base: Section, names: list[str], section: str, dropped: list[str]) -> None:
+    for name in names:
+        dropped.append(f"{section}.{name} ({base.children[name].location})")
+        del base.children[name]
+
+
+def _value(section: Section, name: str) -> object:
+    node: Node | None = section.children.get(name)
+    return node.value if isinstance(node, Leaf) else None

@@ -1,0 +1,143 @@
+"""From the tree as written to one the models can judge: known keys, text as text."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Final, cast
+
+from offbeat.config import schema
+from offbeat.config.problems import Problem
+from offbeat.config.tree import Leaf, Node, Section
+
+_CLOSE_ELSEWHERE: Final = 0.8
+_MOST_PLACES: Final = 3
+
+
+def normalise(root: Section) -> list[Problem]:
+    """Take out of ``root`` what no model knows, and report it.
+
+    Afterwards every key is known; an empty section is gone; a section chosen by name has one; text
+    fields hold the text as written (``name: 007`` is no 7, ``name: no`` is no false); numbers are no
+    booleans.
+    """
+    problems = list[Problem]()
+    _section(root, "", problems)
+    return problems
+
+
+def _section(section: Section, prefix: str, problems: list[Problem]) -> None:
+    place = prefix.removesuffix(".")
+    _choose_by_default(section, place)
+    valid = _valid_names(section, place)
+    for name, node in list(section.children.items()):
+        key = f"{prefix}{name}"
+        if name not in valid:
+            problems.append(_unknown(key, node, section, valid))
+            del section.children[name]
+        elif (problem := _known(schema.known_keys()[key], node, section, problems)) is not None:
+            problems.append(problem)
+            del section.children[name]
+
+
+def _known(key: schema.Key, node: Node, parent: Section, problems: list[Problem]) -> Problem | None:
+    name = key.leaf
+    if key.sections and isinstance(node, Section):
+        _section(node, f"{key.key}.", problems)
+    elif key.sections and isinstance(node, Leaf):
+        if node.value is None:
+            del parent.children[name]
+            return None
+        return Problem(
+            node.location, key.key, node.value, "has to be a section", _as_section(key, node)
+        )
+    elif key.is_text and isinstance(node, Leaf) and node.text is not None:
+        parent.children[name] = Leaf(node.text, node.text, node.location)
+    elif isinstance(node, Leaf) and _holds_bool(node.value) and "true or false" not in key.kind:
+        return Problem(
+            node.location, key.key, node.value, f"has to be: {key.kind}", value_hint(key)
+        )
+    return None
+
+
+def value_hint(key: schema.Key, suggestion: str = "") -> str:
+    """What to put there: the default and what the key does."""
+    default = "" if key.required else f"Default: {key.default}."
+    return " ".join(part for part in (suggestion, default, key.doc) if part)
+
+
+def _as_section(key: schema.Key, leaf: Leaf) -> str:
+    if schema.choices_by_name(key.key):
+        return f"Choose one by its name: {key.key}.name, as in {key.key}: {{name: {leaf.value}}}."
+    below = [
+        other.leaf for other in schema.known_keys().values() if other.key.startswith(f"{key.key}.")
+    ]
+    return f"It holds: {', '.join(dict.fromkeys(below))}."
+
+
+def _holds_bool(value: object) -> bool:
+    match value:
+        case bool():
+            return True
+        case list():
+            return any(_holds_bool(item) for item in cast("list[object]", value))
+        case _:
+            return False
+
+
+def _choose_by_default(section: Section, place: str) -> None:
+    """``sampler.max_staleness=4`` alone speaks of the default sampler."""
+    if schema.choices_by_name(place) and "name" not in section.children:
+        name = schema.default_name(place)
+        section.children["name"] = Leaf(name, name, section.location)
+
+
+def _valid_names(section: Section, place: str) -> set[str]:
+    choices = schema.choices_by_name(place)
+    chosen = section.children.get("name")
+    if isinstance(chosen, Leaf) and chosen.value in choices:
+        return set(choices[chosen.value].model_fields)
+    prefix = f"{place}." if place else ""
+    return {key.leaf for key in schema.known_keys().values() if key.key == f"{prefix}{key.leaf}"}
+
+
+# --- unknown keys --------------------------------------------------------------------------------
+
+
+def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Problem:
+    value = node.plain() if isinstance(node, Section) else node.value
+    known = schema.known_keys().get(key)
+    if known is not None:  # of another variant
+        place = key.rpartition(".")[0]
+        chosen = section.children["name"]
+        other = " or ".join(known.variants)
+        name = chosen.value if isinstance(chosen, Leaf) else ""
+        message = f"unknown key: {place}.name={name} has no `{known.leaf}`"
+        hint = f"Only {place}.name={other} has it: take it out, or set {place}.name to {other}."
+        return Problem(node.location, key, value, message, hint)
+    return Problem(node.location, key, value, "unknown key", meant(key, valid))
+
+
+def meant(key: str, valid: Iterable[str]) -> str:
+    """What a user may have meant by ``key``, where ``valid`` are the names its section has."""
+    place, _, leaf = key.rpartition(".")
+    valid = sorted(valid)
+    by_leaf = dict[str, list[schema.Key]]()
+    for known in schema.known_keys().values():
+        by_leaf.setdefault(known.leaf, []).append(known)
+    if leaf in by_leaf:
+        return _belongs(leaf, by_leaf[leaf])
+    if near := difflib.get_close_matches(leaf, valid, n=1):
+        known = schema.known_keys()[f"{place}.{near[0]}" if place else near[0]]
+        return f"Did you mean `{near[0]}`? ({known.summary})"
+    if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):
+        return f"Did you mean `{near[0]}`? {_belongs(near[0], by_leaf[near[0]])}"
+    where = f"`{place}`" if place else "The top level"
+    return f"{where} has: {', '.join(valid)}."
+
+
+def _belongs(leaf: str, found: list[schema.Key]) -> str:
+    places = [
+        f"`{key.key.rpartition('.')[0]}`" if "." in key.key else "the top level" for key in found
+    ]
+    where = " or ".join(places[:_MOST_PLACES])
+    summary = f" ({found[0].summary})" if len(found) == 1 else ""
+    return f"`{leaf}` belongs in {where}{summary}."

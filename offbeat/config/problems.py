@@ -1,0 +1,76 @@
+"""What is wrong with a recipe, where, and what to do: all of it at once."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from offbeat.messages.failures import OffbeatError
+
+_LONGEST_VALUE: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place a value can come from: a line of a file, a whole file, or an override."""
+
+    source: str  # path as the user wrote it, or "override 'steps=10'"
+    line: int | None = None  # from 1
+    column: int | None = None  # from 1
+
+    def __str__(self) -> str:
+        return ":".join(
+            str(part) for part in (self.source, self.line, self.column) if part is not None
+        )
+
+
+class Absent:
+    """There is no value to show: ``Problem.value`` of a missing key or file."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. ``key`` is dotted and empty when the whole file is meant."""
+
+    location: Location
+    key: str
+    value: Any  # as given; ABSENT when none was
+    message: str  # what is wrong, one line
+    hint: str  # what to do; may be empty
+
+    def __str__(self) -> str:
+        shown = "" if isinstance(self.value, Absent) else f" = {shorten(self.value)}"
+        named = self.key and not self.message.startswith(self.key)
+        head = f"{self.location}: {self.key}{shown}: " if named else f"{self.location}: "
+        return f"{head}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
+
+
+class ConfigError(OffbeatError):
+    """A recipe cannot be used. ``problems`` are all that were found, in reading order."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = f"{count} problem{'s' if count > 1 else ''} in the configuration"
+        return "\n".join(
+            [head, *(f"  {problem}".replace("\n", "\n  ") for problem in self.problems)]
+        )
+
+
+def shorten(value: Any) -> str:  # noqa: ANN401 - whatever a recipe can hold
+    """The value as YAML writes it, on one line of bounded length."""
+    match value:
+        case None:
+            text = "null"
+        case bool():
+            text = str(value).lower()
+        case _:
+            text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."

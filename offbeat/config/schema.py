@@ -1,0 +1,208 @@
+"""What a recipe may say: every key with its type, range, default and docstring.
+
+Read from the models once, so that messages, ``config explain`` and documentation cannot disagree
+with what is validated.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from offbeat.config.base import Config, InWords, RelativeToRecipe
+from offbeat.config.problems import shorten
+from offbeat.config.run import RunConfig
+
+_WORDS: Final = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    dict: "mapping",
+}
+_REQUIRED: Final = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a recipe. ``sections`` are the models below it: several for a choice by name."""
+
+    key: str  # dotted
+    kind: str  # type and range in words: "integer, at least 0"
+    default: str  # as a recipe would write it, or "required"
+    doc: str
+    sections: tuple[type[Config], ...]
+    variants: tuple[str, ...]  # the names of the choice it belongs to; empty: always there
+    is_text: bool  # takes text, free or out of a list, and nothing else but null
+    is_path: bool
+
+    @property
+    def leaf(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def required(self) -> bool:
+        return self.default == _REQUIRED
+
+    @property
+    def summary(self) -> str:
+        """``integer, at least 0; default 1``."""
+        return (
+            f"{self.kind}; {self.default}"
+            if self.required
+            else f"{self.kind}; default {self.default}"
+        )
+
+
+@cache
+def known_keys() -> dict[str, Key]:
+    """Every key, sections included, in the order of the models."""
+    found = dict[str, list[Key]]()
+    for key in _walk(RunConfig, "", ()):
+        found.setdefault(key.key, []).append(key)
+    return {name: _combined(variants) for name, variants in found.items()}
+
+
+def choices_by_name(key: str) -> dict[str, type[Config]]:
+    """The models of a section whose ``name`` decides which one it is; empty for any other key."""
+    known = known_keys().get(key)
+    if known is None or len(known.sections) < 2:  # noqa: PLR2004 - a choice has two sides
+        return {}
+    return {_name_of(section): section for section in known.sections}
+
+
+def default_name(key: str) -> str:
+    """The choice a section makes when it does not give its ``name``."""
+    default = RunConfig.model_fields[key].default
+    return str(default.name)
+
+
+def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        below = _sections(field.annotation)
+        yield Key(
+            key=f"{prefix}{name}",
+            kind=_kind(field.annotation, field.metadata),
+            default=_default(field),
+            doc=" ".join((field.description or "").replace("``", "`").split()),
+            sections=below,
+            variants=variants,
+            is_text=_is_text(field.annotation),
+            is_path=_has_mark(field.annotation, field.metadata),
+        )
+        for model in below:
+            of = (_name_of(model),) if len(below) > 1 else ()
+            yield from _walk(model, f"{prefix}{name}.", of)
+
+
+def _combined(keys: list[Key]) -> Key:
+    """One key out of the same key of several variants; where they differ, all are named."""
+    first = keys[0]
+    if not first.variants:
+        return first
+    if first.leaf == "name":
+        kind = f"one of {', '.join(key.kind for key in keys)}"
+        default = default_name(first.key.rpartition(".")[0])
+    else:
+        kind = " or ".join(dict.fromkeys(key.kind for key in keys))
+        default = ", ".join(f"{key.default} ({key.variants[0]})" for key in keys)
+        default = first.default if len({key.default for key in keys}) == 1 else default
+    variants = tuple(name for key in keys for name in key.variants)
+    return replace(first, kind=kind, default=default, variants=variants)
+
+
+def _name_of(section: type[BaseModel]) -> str:
+    names: tuple[Any, ...] = get_args(section.model_fields["name"].annotation)
+    return str(names[0])
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return _REQUIRED
+    value = field.get_default(call_default_factory=True)
+    match value:
+        case BaseModel():
+            return "what its keys say"
+        case tuple():
+            return shorten(list(cast("tuple[Any, ...]", value)))
+        case str():
+            return value or '""'
+        case _:
+            return shorten(value)
+
+
+def _sections(annotation: Any) -> tuple[type[Config], ...]:  # noqa: ANN401 - any annotation
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return (annotation,)
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return tuple(section for part in get_args(annotation) for section in _sections(part))
+    return ()
+
+
+def _is_text(annotation: Any) -> bool:  # noqa: ANN401
+    origin: Any = get_origin(annotation)
+    parts: tuple[Any, ...] = get_args(annotation)
+    if origin is Annotated:
+        return _is_text(parts[0])
+    if origin is Literal:
+        return all(isinstance(part, str) for part in parts)
+    if origin in (Union, UnionType):
+        return all(_is_text(part) for part in parts if part is not NoneType)
+    return annotation is str
+
+
+def _has_mark(annotation: Any, metadata: list[Any]) -> bool:  # noqa: ANN401
+    if any(isinstance(mark, RelativeToRecipe) for mark in metadata):
+        return True
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return _has_mark(inner, list(marks))
+    return get_origin(annotation) in (Union, UnionType) and any(
+        _has_mark(part, []) for part in get_args(annotation)
+    )
+
+
+def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401, PLR0911 - one return a kind
+    origin: Any = get_origin(annotation)
+    parts: tuple[Any, ...] = get_args(annotation)
+    if origin is Annotated:
+        inner, *marks = parts
+        flat = [
+            m for mark in marks for m in (mark.metadata if isinstance(mark, FieldInfo) else [mark])
+        ]
+        return _kind(inner, [*metadata, *flat])
+    if sections := _sections(annotation):
+        return "section" if len(sections) == 1 else "section, chosen by its name"
+    if origin in (Union, UnionType):
+        kinds = [_kind(part, metadata) for part in parts if part is not NoneType]
+        return " or ".join([*kinds, *(["null"] if NoneType in parts else [])])
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}" if len(parts) > 1 else str(parts[0])
+    if origin is tuple:
+        if Ellipsis in parts:
+            return f"list of {_kind(parts[0], [])}s"
+        return f"list of {len(parts)}: {_kind(parts[0], [])}"
+    word = _WORDS.get(origin or annotation, "any value")
+    return ", ".join([word, *_bounds(metadata)])
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    for mark in metadata:
+        match mark:
+            case Ge(ge=bound):
+                yield f"at least {bound}"
+            case Gt(gt=bound):
+                yield f"above {bound}"
+            case Le(le=bound):
+                yield f"at most {bound}"
+            case Lt(lt=bound):
+                yield f"below {bound}"
+            case InWords(text=text):
+                yield text
+            case _:
+                pass

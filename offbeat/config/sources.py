@@ -1,0 +1,195 @@
+"""Reading recipes and overrides into trees; nothing here knows what the keys mean."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from offbeat.config import schema, yaml_text
+from offbeat.config.problems import ABSENT, Location, Problem
+from offbeat.config.tree import Leaf, Section
+
+MAX_CHAIN: Final = 16
+_MOST_NEIGHBOURS: Final = 8
+_OVERRIDE: Final = "override "
+
+
+@dataclass(slots=True)
+class Sources:
+    """The layers of one configuration, the deepest first, and what was wrong while reading."""
+
+    layers: list[Section] = field(default_factory=list[Section])
+    files: list[Path] = field(default_factory=list[Path])  # the recipe asked for comes last
+    problems: list[Problem] = field(default_factory=list[Problem])
+    complete: bool = True  # False: a recipe could not be read, so what is missing may be in there
+
+
+def read(recipe: Path, overrides: Sequence[str]) -> Sources:
+    """Read ``recipe``, what it extends, and the overrides. Problems are collected, not raised."""
+    sources = Sources()
+    _read_chain(recipe, sources)
+    for override in overrides:
+        _read_override(override, sources)
+    return sources
+
+
+def is_override(location: Location) -> bool:
+    """Whether a value came from the command line."""
+    return location.source.startswith(_OVERRIDE)
+
+
+# --- recipes -------------------------------------------------------------------------------------
+
+
+def _read_chain(recipe: Path, sources: Sources) -> None:
+    chain = list[tuple[Path, Section]]()
+    visited = dict[Path, None]()
+    link: _Link | None = _Link(recipe, Location(os.fspath(recipe)))
+    while link is not None:
+        problem = _unfollowable(link, visited)
+        visited[link.path.resolve()] = None
+        section = None if problem else _read_recipe(link, sources)
+        if problem:
+            sources.problems.append(problem)
+        if section is None:
+            sources.complete = False
+            break
+        chain.append((link.path, section))
+        link = _next_link(link, section, sources)
+    for path, section in reversed(chain):
+        _make_paths_absolute(section, path.parent)
+        sources.files.append(path)
+        sources.layers.append(section)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    path: Path
+    asked_at: Location  # the `extends` that names it; for the recipe itself, its path
+
+
+def _unfollowable(link: _Link, visited: dict[Path, None]) -> Problem | None:
+    identity = link.path.resolve()
+    if identity in visited:
+        names = " -> ".join(step.name for step in [*visited, identity])
+        hint = "Take one `extends` out of the circle."
+        return Problem(
+            link.asked_at, "extends", ABSENT, f"the recipes extend each other: {names}", hint
+        )
+    if len(visited) >= MAX_CHAIN:
+        message = f"more than {MAX_CHAIN} recipes extend one another"
+        return Problem(link.asked_at, "extends", ABSENT, message, "Merge some of them.")
+    return None
+
+
+def _next_link(link: _Link, section: Section, sources: Sources) -> _Link | None:
+    base = section.children.pop("extends", None)
+    match base:
+        case None:
+            return None
+        case Leaf(value=str(path)):
+            return _Link(Path(os.path.normpath(link.path.parent / path)), base.location)
+        case _:
+            value = base.plain() if isinstance(base, Section) else base.value
+            hint = "Write extends: base.yaml, relative to this file."
+            message = "has to be the path of one recipe"
+            sources.problems.append(Problem(base.location, "extends", value, message, hint))
+            sources.complete = False
+            return None
+
+
+def _read_recipe(link: _Link, sources: Sources) -> Section | None:
+    path = link.path
+    try:
+        with path.open("rb") as file:
+            text = file.read(yaml_text.MAX_TEXT_BYTES + 1).decode("utf-8-sig")
+        root, problems = yaml_text.parse(text, os.fspath(path))
+    except OSError as error:
+        sources.problems.append(_unreadable(link, error))
+        return None
+    except UnicodeDecodeError as error:
+        where = Location(os.fspath(path))
+        message = f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        sources.problems.append(Problem(where, "", ABSENT, message, "Save the recipe as UTF-8."))
+        return None
+    except yaml_text.UnreadableYaml as error:
+        sources.problems.append(error.problem)
+        return None
+    sources.problems.extend(problems)
+    match root:
+        case Section():
+            return root
+        case Leaf(value=None):
+            return Section({}, Location(os.fspath(path)))
+        case Leaf(value=value):
+            message = "a recipe is a mapping of keys to values"
+            hint = "Start with steps: 100 and model: {path: ...}; see recipes/ for examples."
+            sources.problems.append(Problem(root.location, "recipe", value, message, hint))
+            return None
+
+
+def _unreadable(link: _Link, error: OSError) -> Problem:
+    path, asked_at = link.path, link.asked_at
+    message = f"recipe {path} cannot be read: {error.strerror}"
+    if asked_at.line is not None:
+        return Problem(asked_at, "extends", os.fspath(path), message, _neighbours(path))
+    return Problem(asked_at, "", ABSENT, message, _neighbours(path))
+
+
+def _neighbours(path: Path) -> str:
+    """Recipes a user may have meant: beside the path, and in ``recipes/``."""
+    folders = dict.fromkeys([path.parent, Path("recipes")])
+    found = [
+        os.fspath(file)
+        for folder in folders
+        if folder.is_dir()
+        for file in sorted(folder.iterdir())
+        if file.suffix in (".yaml", ".yml")
+    ]
+    if not found:
+        return f"There are no recipes in {' or '.join(f'{folder}/' for folder in folders)}."
+    by_name = {Path(name).stem: name for name in reversed(found)}
+    near = difflib.get_close_matches(path.stem, by_name, n=1)
+    more = f" and {len(found) - _MOST_NEIGHBOURS} more" if len(found) > _MOST_NEIGHBOURS else ""
+    listing = f"Recipes nearby: {', '.join(found[:_MOST_NEIGHBOURS])}{more}."
+    return f"Did you mean {by_name[near[0]]}? {listing}" if near else listing
+
+
+def _make_paths_absolute(layer: Section, folder: Path) -> None:
+    """Paths are relative to the file that names them, so they are resolved before layers mix."""
+    for key in schema.known_keys().values():
+        section, name = layer.parent(key.key) if key.is_path else (None, "")
+        leaf = section.children.get(name) if section else None
+        if section and isinstance(leaf, Leaf) and leaf.text:
+            whole = os.path.normpath(folder.absolute() / leaf.text)
+            section.children[name] = Leaf(whole, whole, leaf.location)
+
+
+# --- overrides -----------------------------------------------------------------------------------
+
+
+def _read_override(override: str, sources: Sources) -> None:
+    """``a.b.c=value`` as a layer of its own. A path in it is relative to the working directory."""
+    where = Location(f"{_OVERRIDE}{override!r}")
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        message = "this is no override"
+        hint = "Write key=value with a dotted key, as in sampler.max_staleness=2."
+        sources.problems.append(Problem(where, "", ABSENT, message, hint))
+        return
+    try:
+        node, problems = yaml_text.parse(text, where.source, numbered=False)
+    except yaml_text.UnreadableYaml as error:
+        problem = error.problem
+        hint = f"Quote the value for YAML too: {key}='\"...\"'."
+        sources.problems.append(Problem(where, key, text, problem.message, hint))
+        return
+    sources.problems.extend(problems)
+    for part in reversed(parts):
+        node = Section({part: node}, where)
+    if isinstance(node, Section):
+        _make_paths_absolute(node, Path.cwd())
+        sources.layers.append(node)

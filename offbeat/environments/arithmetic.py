@@ -1,0 +1,52 @@
+"""The built-in task: addition. Trusted code that runs in the worker's own process."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import Prompt, RolloutTask
+
+_DIGITS = "0123456789"
+_NO_SUM = "?"  # stands for any text that no sum contains
+
+
+class Arithmetic(SingleTurn):
+    """Reward 1.0 iff the response, up to its stop token, is exactly ``answer``; else 0.0."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._surfaces = _surfaces(tokenizer)
+        self._encode = lru_cache(maxsize=1 << 16)(tokenizer.encode)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if "messages" in prompt.data:
+            return encode_prompt(prompt, self._tokenizer)
+        return tuple(self._encode(prompt.data["prompt"]))
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        answer = str(task.prompt.data["answer"])
+        return [1.0 if self._text(ids) == answer else 0.0 for ids in content_ids(result)]
+
+    def _text(self, token_ids: list[int]) -> str:
+        """The response's text, or one that differs from every sum where the text would."""
+        surfaces = [self._surfaces[token_id] for token_id in token_ids]
+        if None in surfaces and _NO_SUM not in surfaces:
+            return self._tokenizer.decode(token_ids)
+        return "".join(surface or _NO_SUM for surface in surfaces)
+
+
+def _surfaces(tokenizer: Tokenizer) -> list[str | None]:
+    """What each token adds to a text of digits, so that scoring needs no call of the tokenizer.
+
+    None where that depends on the tokens beside it (space markers, byte tokens, empty text).
+    """
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return [_surface(tokenizer, token_id, token) for token_id, token in enumerate(tokens)]
+
+
+def _surface(tokenizer: Tokenizer, token_id: int, token: str) -> str | None:
+    if token and not token.strip(_DIGITS):
+        return token
+    return _NO_SUM if tokenizer.decode([token_id]).strip().strip(_DIGITS) else None

@@ -1,0 +1,131 @@
+"""From the config sections to a prompt source and an environment."""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from offbeat.config.rollouts import EnvironmentConfig
+from offbeat.config.run import RunConfig
+from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.killable import RewardTarget
+from offbeat.environments.prompts import (
+    ArithmeticPrompts,
+    JsonlPrompts,
+    PromptSource,
+    StubPrompts,
+)
+from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
+from offbeat.environments.stub import StubEnvironment
+from offbeat.environments.text import Tokenizer
+from offbeat.environments.user_code import load_target
+from offbeat.messages.failures import OffbeatError
+
+_STUB_ROWS: Final = 1024
+
+
+class BadEnvironment(OffbeatError):
+    """The config names an environment that cannot be made."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
+        self.key, self.problem = key, problem
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.problem}"
+
+
+class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``environment.options`` of the built-in task: both terms are in ``[low, high)``."""
+
+    low: int = 0
+    high: int = 100
+
+
+def make_prompts(config: RunConfig, base_dir: Path) -> PromptSource:
+    """The run's prompts: ``data.path`` (relative to ``base_dir``), or the environment's own.
+
+    Raises:
+        PromptFileError: The file cannot be used.
+        BadEnvironment: The environment has no prompts of its own, or cannot use its options.
+    """
+    data, name = config.data, config.environment.name
+    shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
+    if data.path is not None:
+        path = base_dir / data.path
+        return JsonlPrompts(path, shuffle=shuffle, seed=seed, epochs=epochs)
+    if name == "stub":
+        return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
+    if name == "arithmetic":
+        return _arithmetic_prompts(config)
+    raise BadEnvironment(
+        "data.path", f"environment {name!r} has no prompts of its own; name a file"
+    )
+
+
+def make_environment(
+    config: EnvironmentConfig, tokenizer: Tokenizer | None, working_dir: Path
+) -> Environment:
+    """The environment of one worker, not started yet.
+
+    ``tokenizer`` is the model's; None only for the stub. ``working_dir`` is where
+    ``environment.target`` is imported from first.
+
+    Raises:
+        BadEnvironment: Something the environment needs is missing, or of the wrong kind.
+        TargetNotFound: A custom environment cannot be imported.
+    """
+    if config.name == "stub":
+        return StubEnvironment()
+    if tokenizer is None:
+        raise BadEnvironment("model.path", f"environment {config.name!r} needs a tokenizer")
+    if config.name == "arithmetic":
+        return Arithmetic(tokenizer)
+    if config.target is None:
+        raise BadEnvironment(
+            "environment.target", f"environment {config.name!r} needs it; name module:name"
+        )
+    if config.name == "function":
+        return FunctionReward(
+            tokenizer, _reward_target(config, config.target, working_dir), config.reward_workers
+        )
+    return _custom(config, config.target, tokenizer, working_dir)
+
+
+def _arithmetic_prompts(config: RunConfig) -> PromptSource:
+    try:
+        options = msgspec.convert(config.environment.options, ArithmeticOptions)
+        return ArithmeticPrompts(
+            options.low,
+            options.high,
+            seed=config.seed,
+            shuffle=config.data.shuffle,
+            epochs=config.data.epochs,
+        )
+    except ValueError as error:  # msgspec.ValidationError is one
+        raise BadEnvironment("environment.options", str(error)) from error
+
+
+def _reward_target(config: EnvironmentConfig, target: str, working_dir: Path) -> RewardTarget:
+    return RewardTarget(
+        target=target,
+        working_dir=working_dir,
+        options=config.options,
+        memory_mb=config.reward_memory_mb,
+        deadline_s=config.reward_deadline_s,
+    )
+
+
+def _custom(
+    config: EnvironmentConfig, target: str, tokenizer: Tokenizer, working_dir: Path
+) -> Environment:
+    environment: object = load_target(target, working_dir)(tokenizer, **config.options)
+    if not isinstance(environment, SingleTurn | MultiTurn):
+        got = type(environment).__name__
+        raise BadEnvironment(
+            "environment.target",
+            f"{target} makes a {got}; subclass SingleTurn or MultiTurn of "
+            "offbeat.environments.protocol",
+        )
+    return environment

@@ -1,0 +1,55 @@
+"""What a reward child and its parent say to each other: length-prefixed JSON, never pickle.
+
+Parent: ``Hello`` once, then one ``Call`` a group. Child: ``Ready`` or ``Refused`` once, then one
+``Answer`` a sample. JSON rather than MessagePack, for a row may hold integers of any size.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What the child is to import, and under which limits."""
+
+    target: str
+    working_dir: str
+    options: dict[str, Any]
+    memory_mb: int
+
+
+class Call(msgspec.Struct, frozen=True):
+    """Score these responses to one prompt."""
+
+    prompt: dict[str, Any]
+    responses: list[str]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The target is imported. ``concurrent``: it is async, the samples of a call run at once."""
+
+    concurrent: bool
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The target could not be imported."""
+
+    detail: str
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The reward of one sample, or why there is none."""
+
+    sample: int
+    reward: float | None
+    reason: str = ""
+    detail: str = ""
+
+
+PREFIX_BYTES: Final = 4
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """The message behind its length."""
+    body = msgspec.json.encode(message)
+    return len(body).to_bytes(PREFIX_BYTES) + body

@@ -1,0 +1,51 @@
+"""A plain Python function as reward: ``reward(prompt: dict, response: str, **options) -> float``.
+
+``prompt`` is the row of the data file, ``response`` the decoded text without special tokens. The
+function may be async; then the samples of a group are scored at once. It runs in child processes
+(``killable``), so whatever it does costs one group at most.
+"""
+
+from collections.abc import Sequence
+
+from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.text import Tokenizer, content_ids, encode_prompt
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import Prompt, RolloutTask
+
+
+class FunctionReward(SingleTurn):
+    """Scores responses by a user's function.
+
+    ``score`` raises ``RolloutFailed`` with one of the reasons ``reward_raised``, ``reward_none``,
+    ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``: all
+    of kind DATA. ``reward_import_failed`` is a BUG, for no retry can heal it; at ``start`` it is
+    raised as ``RewardFailed``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, target: RewardTarget, workers: int) -> None:
+        self._tokenizer = tokenizer
+        self._pool = RewardPool(target, workers)
+
+    async def start(self) -> None:
+        await self._pool.start()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return encode_prompt(prompt, self._tokenizer)
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        responses = [
+            self._tokenizer.decode(ids, skip_special_tokens=True) for ids in content_ids(result)
+        ]
+        try:
+            return await self._pool.score(task.prompt.data, responses)
+        except RewardFailed as error:
+            bug = error.reason == IMPORT_FAILED
+            kind = FailureKind.BUG if bug else FailureKind.DATA
+            raise RolloutFailed(
+                kind, task.ordinal, task.attempt, error.reason, error.detail
+            ) from error

@@ -1,0 +1,277 @@
+"""Child processes that can be killed at any moment, and a pool of them that keeps its size.
+
+Not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool, and
+values travel as pickle. Here a child is a process group of its own; a call that is late, dies or
+is cancelled costs exactly one SIGKILL, and a new child is on its way before the error is raised.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process, create_subprocess_exec
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from offbeat.environments.frames import PREFIX_BYTES, Answer, Call, Hello, Ready, Refused, framed
+from offbeat.messages.failures import OffbeatError
+
+IMPORT_FAILED = "reward_import_failed"
+_START_DEADLINE_S = 120.0  # a target may import large packages
+_STDERR = 2
+_FROM_CHILD = msgspec.json.Decoder(Ready | Refused | Answer)
+
+
+class RewardFailed(OffbeatError):
+    """No rewards for a group; ``reason`` is the failure's counter."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTarget:
+    """What each child runs, and its limits."""
+
+    target: str  # module:name
+    working_dir: Path
+    options: dict[str, Any]  # keyword arguments of every call
+    memory_mb: int  # address space
+    deadline_s: float  # of one sample's call
+
+
+@dataclass(slots=True)
+class RewardChild:
+    """One child process and the socket to it. One call at a time."""
+
+    target: RewardTarget
+    process: Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    concurrent: bool = False
+
+    @classmethod
+    async def start(cls, target: RewardTarget) -> Self:
+        """Start a process and import the target in it.
+
+        Raises:
+            RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
+        """
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            with theirs:
+                process = await _spawn(theirs, target.working_dir)
+        except BaseException:
+            writer.close()
+            raise
+        child = cls(target, process, reader, writer)
+        try:
+            await child._greet()
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    async def score(self, call: Call) -> list[float]:
+        """One reward a response. After any error the child is no longer fit for use.
+
+        The deadline is that of one sample's call: of each in turn for a plain function, of all
+        together for an async one, whose calls run at once.
+
+        Raises:
+            RewardFailed: At the first sample without a reward.
+        """
+        rewards = [0.0] * len(call.responses)
+        deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(deadline_s) as deadline:
+                self.writer.write(framed(call))
+                for _ in call.responses:
+                    answer = await self._receive()
+                    if not isinstance(answer, Answer):
+                        raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
+                    if answer.reward is None:
+                        raise RewardFailed(
+                            answer.reason, f"sample {answer.sample}: {answer.detail}"
+                        )
+                    rewards[answer.sample] = answer.reward
+                    if not self.concurrent:
+                        deadline.reschedule(loop.time() + deadline_s)
+        except TimeoutError:
+            raise RewardFailed(
+                "reward_deadline", f"{self.target.target} ran longer than {deadline_s:g} s; killed"
+            ) from None
+        return rewards
+
+    async def close(self) -> None:
+        """Kill the process group and wait until the process is gone."""
+        self.kill()
+        await self.process.wait()
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):  # it has ended, and nothing of it is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def _greet(self) -> None:
+        target = self.target
+        hello = Hello(target.target, str(target.working_dir), target.options, target.memory_mb)
+        try:
+            async with asyncio.timeout(_START_DEADLINE_S):
+                self.writer.write(framed(hello))
+                reply = await self._receive()
+        except TimeoutError:
+            detail = f"importing {target.target} took longer than {_START_DEADLINE_S:g} s"
+            raise RewardFailed(IMPORT_FAILED, detail) from None
+        if isinstance(reply, Refused):
+            raise RewardFailed(IMPORT_FAILED, reply.detail)
+        self.concurrent = isinstance(reply, Ready) and reply.concurrent
+
+    async def _receive(self) -> Ready | Refused | Answer:
+        try:
+            prefix = await self.reader.readexactly(PREFIX_BYTES)
+            return _FROM_CHILD.decode(await self.reader.readexactly(int.from_bytes(prefix)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            status = await self.process.wait()
+            how = f"signal {-status}" if status < 0 else f"exit code {status}"
+            detail = f"the process of {self.target.target} ended with {how}"
+            raise RewardFailed("reward_process_died", detail) from None
+
+
+@dataclass(slots=True)
+class RewardPool:
+    """``size`` children; calls beyond that wait their turn, first come, first served."""
+
+    target: RewardTarget
+    size: int
+    _slots: list["_Slot"] = field(default_factory=list["_Slot"])
+    _free: asyncio.Queue["_Slot"] = field(default_factory=asyncio.Queue["_Slot"])
+
+    async def start(self) -> None:
+        """Start all children.
+
+        Raises:
+            RewardFailed: The target cannot be imported. Nothing is left running.
+        """
+        self._slots = [_Slot(self.target) for _ in range(self.size)]
+        try:
+            for slot in self._slots:
+                await slot.child()
+                self._free.put_nowait(slot)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
+        """One reward a response.
+
+        A child whose call ended in any error, or was cancelled, is killed and replaced.
+
+        Raises:
+            RewardFailed: With the reason of the first sample that has no reward.
+        """
+        slot = await self._free.get()
+        fit = False
+        try:
+            child = await slot.child()
+            rewards = await child.score(Call(prompt, list(responses)))
+            fit = True
+        finally:
+            if not fit:
+                slot.replace()
+            self._free.put_nowait(slot)
+        return rewards
+
+    async def close(self) -> None:
+        """Kill every child. No call may be running."""
+        for slot in self._slots:
+            await slot.close()
+        self._slots = []
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the children that are ready."""
+        return tuple(pid for slot in self._slots if (pid := slot.pid) is not None)
+
+
+class _Slot:
+    """A place in the pool: a child that is ready, starting, or could not start.
+
+    Replacing needs no await, so that no cancellation can make the pool smaller.
+    """
+
+    def __init__(self, target: RewardTarget) -> None:
+        self._target = target
+        self._start = asyncio.create_task(RewardChild.start(target), name="reward-child-start")
+        # Apart from the start, so that cancelling the new child never spares the old one.
+        self._end: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        ready = self._start.done() and not self._start.cancelled() and not self._start.exception()
+        return self._start.result().process.pid if ready else None
+
+    async def child(self) -> RewardChild:
+        """The child, once started. Being cancelled here leaves it starting."""
+        await asyncio.wait({self._start})
+        return self._start.result()
+
+    def replace(self) -> None:
+        """Kill the child and start another; one that is still starting stays."""
+        if self._start.done():
+            self._end = asyncio.create_task(_ended(self._start), name="reward-child-end")
+            self._start = asyncio.create_task(self._restart(self._end), name="reward-child-start")
+
+    async def close(self) -> None:
+        self._start.cancel()
+        await asyncio.wait({self._start})
+        await _ended(self._start)
+        if self._end is not None:
+            await asyncio.wait({self._end})
+
+    async def _restart(self, end: asyncio.Task[None]) -> RewardChild:
+        await asyncio.wait({end})
+        return await RewardChild.start(self._target)
+
+
+async def _ended(start: asyncio.Task[RewardChild]) -> None:
+    """Once this returns, nothing of the child is left, if it ever started."""
+    if not start.cancelled() and start.exception() is None:
+        await start.result().close()
+
+
+async def _spawn(theirs: socket.socket, working_dir: Path) -> Process:
+    return await create_subprocess_exec(
+        sys.executable,
+        "-P",  # the working directory must not shadow what the child itself imports
+        "-m",
+        "offbeat.environments.reward_child",
+        str(theirs.fileno()),
+        str(os.getpid()),
+        pass_fds=(theirs.fileno(),),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=_STDERR,
+        start_new_session=True,
+        cwd=working_dir,
+        env=_environment(),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """The parent's, with its import path, and one thread for each child's numpy and torch."""
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    import_path = os.pathsep.join(path for path in sys.path if path)
+    return threads | os.environ | {"PYTHONPATH": import_path}

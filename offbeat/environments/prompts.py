@@ -1,0 +1,158 @@
+"""Where prompts come from: a pure function from a place in the endless order to a prompt.
+
+There is no cursor. A run that resumes asks for the ordinals it still needs and gets the very same
+prompts, so nothing is skipped and nothing repeated.
+"""
+
+import abc
+import codecs
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from offbeat.environments.permutation import permuted
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt
+
+
+class PromptSource(Protocol):
+    """An order of prompts that only depends on its construction."""
+
+    @property
+    def rows(self) -> int:
+        """Prompts in one epoch, at least one."""
+        ...
+
+    def prompt(self, ordinal: int) -> Prompt | None:
+        """The prompt at place ``ordinal``; None beyond the last epoch. Any order, any number."""
+        ...
+
+
+class PromptFileError(OffbeatError):
+    """A prompt file cannot be used as it is. ``line`` 0: the file as a whole."""
+
+    def __init__(self, path: str, line: int, problem: str) -> None:
+        super().__init__(path, line, problem)
+        self.path, self.line, self.problem = path, line, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}:{self.line}: {self.problem}"
+            if self.line
+            else f"{self.path}: {self.problem}"
+        )
+
+
+class RowPrompts(abc.ABC):
+    """A prompt source over numbered rows; what is left to a subclass is what a row holds."""
+
+    def __init__(self, rows: int, *, shuffle: bool, seed: int, epochs: int | None) -> None:
+        self._rows, self._shuffle, self._seed, self._epochs = rows, shuffle, seed, epochs
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def prompt(self, ordinal: int) -> Prompt | None:
+        epoch, place = divmod(ordinal, self._rows)
+        if self._epochs is not None and epoch >= self._epochs:
+            return None
+        row = permuted(place, self._rows, self._seed, epoch) if self._shuffle else place
+        return Prompt(ordinal, epoch, row, self._data(row))
+
+    @abc.abstractmethod
+    def _data(self, row: int) -> dict[str, Any]: ...
+
+
+class JsonlPrompts(RowPrompts):
+    """The rows of a JSON Lines file. Blank lines are no rows.
+
+    Each row is an object with ``prompt`` (a string, tokenised as it stands) or ``messages`` (a
+    list of ``{"role": ..., "content": ...}``, put through the chat template). All other keys are
+    the environment's. Every line is checked once, here; rows are kept as the bytes they came as.
+
+    Raises:
+        PromptFileError: Naming the line, what is wrong with it and what it should be.
+    """
+
+    def __init__(self, path: Path, *, shuffle: bool, seed: int, epochs: int | None) -> None:
+        self._lines = _read_rows(path)
+        super().__init__(len(self._lines), shuffle=shuffle, seed=seed, epochs=epochs)
+
+    def _data(self, row: int) -> dict[str, Any]:
+        return msgspec.json.decode(self._lines[row], type=dict[str, Any])
+
+
+class ArithmeticPrompts(RowPrompts):
+    """``a+b=`` for all pairs ``low <= a, b < high``; row ``(a - low) * (high - low) + (b - low)``."""
+
+    def __init__(
+        self, low: int, high: int, *, seed: int, shuffle: bool = True, epochs: int | None = None
+    ) -> None:
+        if not 0 <= low < high:
+            raise ValueError(f"arithmetic needs 0 <= low < high, got low={low} and high={high}")
+        self._low, self._span = low, high - low
+        super().__init__(self._span**2, shuffle=shuffle, seed=seed, epochs=epochs)
+
+    def _data(self, row: int) -> dict[str, Any]:
+        a, b = (self._low + term for term in divmod(row, self._span))
+        return {"prompt": f"{a}+{b}=", "answer": a + b}
+
+
+class StubPrompts(RowPrompts):
+    """Numbered prompts for dry runs."""
+
+    def _data(self, row: int) -> dict[str, Any]:
+        return {"prompt": f"stub prompt {row}"}
+
+
+def _read_rows(path: Path) -> list[bytes]:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise PromptFileError(str(path), 0, f"cannot be read: {error.strerror}") from error
+    rows = list[bytes]()
+    for number, line in enumerate(text.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        if stripped := line.strip():
+            problem = _problem(stripped)
+            if problem is not None:
+                raise PromptFileError(str(path), number, problem)
+            rows.append(stripped)
+    if not rows:
+        raise PromptFileError(str(path), 0, "holds no prompts; write one JSON object a line")
+    return rows
+
+
+def _problem(line: bytes) -> str | None:
+    try:
+        row: object = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"is not JSON: {error}"
+    if not isinstance(row, dict):
+        return f"is a JSON {type(row).__name__}; a row is an object with 'prompt' or 'messages'"
+    fields = cast("dict[str, object]", row)
+    if ("prompt" in fields) == ("messages" in fields):
+        both = "both" if "prompt" in fields else "neither"
+        return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); give one"
+    if "prompt" in fields:
+        return _problem_of_prompt(fields["prompt"])
+    return _problem_of_messages(fields["messages"])
+
+
+def _problem_of_prompt(prompt: object) -> str | None:
+    if not isinstance(prompt, str):
+        return f"'prompt' is {prompt!r}; it is a string"
+    return None if prompt else "'prompt' is empty; it needs at least one character"
+
+
+def _problem_of_messages(messages: object) -> str | None:
+    if not isinstance(messages, list) or not messages:
+        return f"'messages' is {messages!r}; it is a list with at least one message"
+    for place, message in enumerate(cast("list[object]", messages)):
+        if not isinstance(message, dict):
+            return f"messages[{place}] is {message!r}; a message is an object"
+        fields = cast("dict[str, object]", message)
+        if not isinstance(fields.get("role"), str) or "content" not in fields:
+            return f"messages[{place}] has keys {', '.join(fields)}; it needs 'role' and 'content'"
+    return None

@@ -1,0 +1,76 @@
+"""What an environment is: one object a worker, asked for observations and rewards.
+
+An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
+at once: a method that waits is async, a method that computes long belongs in a child process
+(``function_reward``). Whatever a method raises fails the group with reason ``environment_raised``;
+no failure ever becomes a reward of 0.
+
+Your own environment subclasses one of the two, is named ``module:Class`` in
+``environment.target`` and made once a worker, as ``Class(tokenizer, **environment.options)``.
+"""
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import Prompt, RolloutTask
+
+
+class Environment(abc.ABC):
+    """What both forms share."""
+
+    async def start(self) -> None:  # noqa: B027 - most environments hold nothing
+        """Called once, before anything else."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Called once, at the end. No group is running then."""
+
+    @abc.abstractmethod
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The first observation: at least one token, shared by all samples of the group."""
+
+
+class SingleTurn(Environment):
+    """One model call a sample; all samples of a group are scored in one call."""
+
+    @abc.abstractmethod
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        """One finite reward a sample, in the order of ``result``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the model said in one turn."""
+
+    token_ids: tuple[int, ...]  # the stop token that ended it is kept
+    finish_reason: str  # stop | length
+
+    @property
+    def content_ids(self) -> tuple[int, ...]:
+        """The tokens without the stop token."""
+        return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+
+
+class Episode(abc.ABC):
+    """One sample of a multi-turn environment, from its first response to its reward."""
+
+    @abc.abstractmethod
+    async def step(self, response: Response) -> tuple[int, ...] | None:
+        """Take the model's turn; return the next observation as token ids, None at the end."""
+
+    @abc.abstractmethod
+    async def reward(self) -> float:
+        """The finite reward of the whole episode.
+
+        Asked once, after the last ``step``: also when the episode was cut because no turn or no
+        room for the observation was left, so that every sample has a reward its author decided.
+        """
+
+
+class MultiTurn(Environment):
+    """Several model calls a sample; each sample is an episode of its own."""
+
+    @abc.abstractmethod
+    def begin(self, task: RolloutTask, sample: int) -> Episode:
+        """A fresh episode for sample ``sample`` of the group."""

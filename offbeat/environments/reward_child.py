@@ -1,0 +1,129 @@
+"""The process that runs a user's reward function: ``python -m offbeat.environments.reward_child FD PID``.
+
+It speaks over the socket ``FD`` alone, so that nothing user code prints can disturb the protocol;
+both standard streams of user code lead to the worker's standard error. Its address space is
+limited, and it dies with the process ``PID`` that started it.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+import msgspec
+
+from offbeat.environments.frames import PREFIX_BYTES, Answer, Call, Hello, Ready, Refused, framed
+from offbeat.environments.reward_value import BadReward, reward_of
+from offbeat.environments.user_code import TargetNotFound, describe, load_target
+
+_PR_SET_PDEATHSIG: Final = 1
+_Send = Callable[[msgspec.Struct], None]
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+def main() -> None:
+    """Serve calls until the parent closes the socket."""
+    parent_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    _die_with_parent(parent_pid)
+    # A process that user code starts must not hold the socket open.
+    os.set_inheritable(parent_fd, False)  # noqa: FBT003 - its parameter has no name
+    channel = socket.socket(fileno=parent_fd)
+    frames = channel.makefile("rb")
+    hello = _receive(frames, Hello)
+    if hello is None:
+        return
+    _limit_memory(hello.memory_mb)
+    _serve(hello, frames, lambda message: channel.sendall(framed(message)))
+
+
+def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
+    working_dir = Path(hello.working_dir)
+    try:
+        reward = partial(load_target(hello.target, working_dir), **hello.options)
+    except TargetNotFound as error:
+        send(Refused(str(error)))
+        return
+    concurrent = inspect.iscoroutinefunction(reward.func)
+    send(Ready(concurrent))
+    with asyncio.Runner() as runner:
+        while (call := _receive(frames, Call)) is not None:
+            if concurrent:
+                runner.run(_answer_at_once(reward, call, working_dir, send))
+            else:
+                _answer_in_turn(reward, call, working_dir, send)
+
+
+def _answer_in_turn(
+    reward: Callable[..., object], call: Call, working_dir: Path, send: _Send
+) -> None:
+    """Answer sample by sample: each answer shows the parent that the next call has begun."""
+    for sample, response in enumerate(call.responses):
+        try:
+            value = reward(call.prompt, response)
+        except Exception as error:  # noqa: BLE001 - whatever user code raises, the answer says it
+            send(_raised(sample, error, working_dir))
+        else:
+            send(_answer(sample, value))
+
+
+async def _answer_at_once(
+    reward: Callable[..., Any], call: Call, working_dir: Path, send: _Send
+) -> None:
+    async def answer(sample: int, response: str) -> None:
+        try:
+            value = await reward(call.prompt, response)
+        except Exception as error:  # noqa: BLE001 - as above
+            send(_raised(sample, error, working_dir))
+        else:
+            send(_answer(sample, value))
+
+    async with asyncio.TaskGroup() as samples:
+        for sample, response in enumerate(call.responses):
+            samples.create_task(answer(sample, response), name=f"reward-{sample}")
+
+
+def _answer(sample: int, value: object) -> Answer:
+    reward = reward_of(value)
+    if isinstance(reward, BadReward):
+        return Answer(sample, None, reward.reason, reward.detail)
+    return Answer(sample, reward)
+
+
+def _raised(sample: int, error: Exception, working_dir: Path) -> Answer:
+    return Answer(sample, None, "reward_raised", describe(error, working_dir))
+
+
+def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
+    """The next message; None when the parent has closed the socket."""
+    prefix = frames.read(PREFIX_BYTES)
+    if len(prefix) < PREFIX_BYTES:
+        return None
+    return msgspec.json.decode(frames.read(int.from_bytes(prefix)), type=kind)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    limit = memory_mb << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process with its parent (Linux, prctl(2)).
+
+    Elsewhere an idle child still ends with its parent, at the end of the socket.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        sys.exit("the worker died while this reward process started")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Text in and out: what environments use of a tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import Prompt
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that environments use."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]: ...
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+    ) -> list[int]: ...
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The prompt as the model reads it.
+
+    ``prompt`` is tokenised as it stands, with the special tokens the tokenizer adds by its own
+    definition. ``messages`` go through the chat template, which opens the assistant's turn.
+    """
+    messages = prompt.data.get("messages")
+    if messages is None:
+        return tuple(tokenizer.encode(prompt.data["prompt"]))
+    return tuple(
+        tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
+
+
+def content_ids(result: GenerateResult) -> list[list[int]]:
+    """Each sample's tokens without the stop token that ended it."""
+    token_ids, ends = result.token_ids.tolist(), result.offsets.tolist()
+    return [
+        token_ids[start : end - (reason == "stop")]
+        for start, end, reason in zip(ends, ends[1:], result.finish_reasons, strict=False)
+    ]

@@ -1,0 +1,56 @@
+"""Reaching the code a user names, and telling where it failed."""
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from offbeat.messages.failures import OffbeatError
+
+
+class TargetNotFound(OffbeatError):
+    """``module:name`` could not be imported."""
+
+    def __init__(self, target: str, working_dir: str, problem: str) -> None:
+        super().__init__(target, working_dir, problem)
+        self.target, self.working_dir, self.problem = target, working_dir, problem
+
+    def __str__(self) -> str:
+        return (
+            f"target {self.target!r} cannot be imported from {self.working_dir}: {self.problem}. "
+            "Name it module:name, the module being importable from the working directory"
+        )
+
+
+def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user's object
+    """Import ``module:name``, looking in ``working_dir`` first.
+
+    Raises:
+        TargetNotFound: Whatever went wrong, the module's own errors included.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise TargetNotFound(target, str(working_dir), "it is not of the form module:name")
+    if str(working_dir) not in sys.path:
+        sys.path.insert(0, str(working_dir))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        raise TargetNotFound(target, str(working_dir), describe(error, working_dir)) from error
+    try:
+        return vars(module)[name]
+    except KeyError:
+        problem = f"module {module_name} has no {name!r}"
+        raise TargetNotFound(target, str(working_dir), problem) from None
+
+
+def describe(error: BaseException, user_dir: Path | None = None) -> str:
+    """``ValueError: no digits (rewards.py:12 in reward)``: one line, at the user's last line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [
+        f for f in frames if user_dir is not None and Path(f.filename).is_relative_to(user_dir)
+    ]
+    at = (inside or frames or [None])[-1]
+    where = f" ({Path(at.filename).name}:{at.lineno} in {at.name})" if at is not None else ""
+    return " ".join(f"{type(error).__name__}: {error}{where}".split())

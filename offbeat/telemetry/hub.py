@@ -1,0 +1,101 @@
+"""The controller's one door for measurements: it hands each record to every sink's spool."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from offbeat.telemetry.metrics import METRICS, UndeclaredMetric, declared
+from offbeat.telemetry.records import Record
+from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.spool import Backoff, Pause, SinkWriter, Tally
+
+log = structlog.stdlib.get_logger()
+
+SPOOLED_RECORDS = 10_000
+"""Records a sink may be behind, some 40 MB, before it loses the oldest."""
+
+
+class Telemetry:
+    """Takes the metrics of each step; one thread a sink writes them.
+
+    The sinks know nothing of each other: one that raises or blocks delays and loses no other's
+    records. The first sink is the truth, ``metrics.jsonl``: it is handed every record first, and what
+    another one has lost can be read there.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        capacity: int = SPOOLED_RECORDS,
+        backoff: Backoff | None = None,
+        pause: Pause | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        options = {} if pause is None else {"pause": pause}
+        self._writers = [
+            SinkWriter(sink, capacity=capacity, backoff=backoff or Backoff(), **options)
+            for sink in sinks
+        ]
+        self._now = now
+        self._undeclared = set[str]()
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the writers. What was emitted before is written now."""
+        for writer in self._writers:
+            writer.start()
+
+    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step. Never blocks, never raises; ignored after ``close``.
+
+        A metric that is not declared is written all the same, and logged once as an error.
+        """
+        if self._closed:
+            return
+        record = Record(step, version, self._now(), dict(metrics))
+        for writer in self._writers:
+            writer.put(record)
+        for name in metrics.keys() - METRICS.keys() - self._undeclared:
+            self._report_undeclared(name)
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """What became of the records so far, a sink each."""
+        return tuple(writer.tally for writer in self._writers)
+
+    def close(self, deadline_s: float) -> tuple[Tally, ...]:
+        """Write what is spooled and close the sinks; returns within the deadline.
+
+        A sink that is not done by then is left behind with what it holds, and logged. Blocks: call it
+        from a thread, or where no event loop runs. A second call does nothing.
+        """
+        if self._closed:
+            return self.tallies()
+        self._closed = True
+        ends_at = time.monotonic() + deadline_s
+        for writer in self._writers:
+            writer.finish()
+        for writer in self._writers:
+            done = writer.join(max(0.0, ends_at - time.monotonic()))
+            self._report_losses(writer.tally, done=done)
+        return self.tallies()
+
+    def _report_undeclared(self, name: str) -> None:
+        self._undeclared.add(name)
+        try:
+            declared(name)
+        except UndeclaredMetric as error:
+            log.error("metric.undeclared", detail=str(error))  # noqa: TRY400  no traceback: it names the fix
+
+    def _report_losses(self, tally: Tally, *, done: bool) -> None:
+        if tally.pending or tally.dropped or not done:
+            log.warning(
+                "sink.incomplete",
+                sink=tally.sink,
+                written=tally.written,
+                dropped=tally.dropped,
+                pending=tally.pending,
+                failures=tally.failures,
+                closed=done,
+            )

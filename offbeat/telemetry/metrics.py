@@ -1,0 +1,77 @@
+"""What a metric is, and how one is looked up. The table itself: ``metric_table``."""
+
+import difflib
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.telemetry.metric_table import ROWS
+
+
+class Reduction(enum.StrEnum):
+    """How the values within one step become the step's one number."""
+
+    LAST = "last"  # as it is when the step ends
+    MEAN = "mean"
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One row of the table."""
+
+    name: str
+    unit: str
+    reduction: Reduction  # over the step
+    meaning: str
+    when_it_rises: str
+
+
+class UndeclaredMetric(OffbeatError):
+    """A name that the table does not have."""
+
+    def __init__(self, name: str, nearest: str) -> None:
+        super().__init__(name, nearest)
+        self.name, self.nearest = name, nearest
+
+    def __str__(self) -> str:
+        return (
+            f"metric {self.name!r} is not declared; the nearest is {self.nearest!r}. "
+            "Use that, or add a row to offbeat/telemetry/metric_table.py"
+        )
+
+
+def _table() -> Mapping[str, Metric]:
+    metrics = [Metric(name, unit, Reduction(how), *texts) for name, unit, how, *texts in ROWS]
+    return MappingProxyType({metric.name: metric for metric in metrics})
+
+
+METRICS: Final[Mapping[str, Metric]] = _table()
+"""Every metric by its name, in the order of the table."""
+
+
+def declared(name: str) -> Metric:
+    """The row of ``name``.
+
+    Raises:
+        UndeclaredMetric: There is none; the error names the nearest.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    (nearest,) = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)
+    raise UndeclaredMetric(name, nearest)
+
+
+def require_declared(names: Iterable[str]) -> None:
+    """Pass when every name has a row.
+
+    Raises:
+        UndeclaredMetric: For the first that has none.
+    """
+    for name in names:
+        declared(name)

@@ -1,0 +1,48 @@
+"""``docs/metrics.md``, from the metric table: ``python -m offbeat.telemetry.metrics_doc``."""
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from offbeat.telemetry.metrics import METRICS, Metric
+
+_HEAD: Final = """\
+# Metrics
+
+Generated from `offbeat/telemetry/metric_table.py` by `python -m offbeat.telemetry.metrics_doc`; do not edit.
+
+One record per optimizer step, in `metrics.jsonl` and in every other sink. A line of `metrics.jsonl` is
+`{"step": .., "version": .., "time_s": .., <metrics>}`: `version` is the trainer version after the step
+(the step of W&B), `time_s` is Unix time. A value that is not finite is written as the string `"NaN"`,
+`"Infinity"` or `"-Infinity"`. A step trained again after a rewind has a second line, and the later
+one holds. *Over the step* says how the values within a step become its one number.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    sections = groupby(METRICS.values(), key=lambda metric: metric.name.partition("/")[0])
+    return _HEAD + "".join(_section(prefix, list(metrics)) for prefix, metrics in sections)
+
+
+def _section(prefix: str, metrics: list[Metric]) -> str:
+    lines = [
+        f"\n## {prefix}/\n",
+        "| metric | unit | over the step | meaning | when it rises |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{m.name}` | {m.unit} | {m.reduction} | {m.meaning} | {m.when_it_rises} |"
+            for m in metrics
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(path: str = "docs/metrics.md") -> None:
+    """Write the page to ``path``."""
+    Path(path).write_text(document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""The display of a run in progress: a live panel on a terminal, a plain line now and then elsewhere."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.telemetry.charts import bar, sparkline
+from offbeat.telemetry.status import Status
+
+_BAR: Final = 30
+_VERDICTS: Final = {
+    "trainer": "the trainer is the bottleneck",
+    "generators": "generators are the bottleneck",
+    "sync": "weight sync is the bottleneck",
+    "reward": "the reward is the bottleneck",
+    "balanced": "balanced",
+}
+
+
+class ProgressDisplay:
+    """Shows each ``Status`` it is fed, between entering and leaving the context.
+
+    Plain lines come when ``plain_every_s`` have passed, at a new phase, and for the last step.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        plain_every_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._clock, self._plain_every_s = console, clock, plain_every_s
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+        self._shown: Status | None = None
+        self._shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, status: Status) -> None:
+        """Show it, if it is time."""
+        if self._live is not None:
+            self._live.update(panel(status), refresh=True)
+        elif self._is_due(status):
+            self._console.print(line(status), markup=False, highlight=False, soft_wrap=True)
+            self._shown, self._shown_at = status, self._clock()
+
+    def _is_due(self, status: Status) -> bool:
+        shown = self._shown
+        if shown is None or status.phase != shown.phase:
+            # Every sync is a phase of its own; a line for each would be one a step.
+            return shown is None or "syncing" not in (status.phase, shown.phase)
+        ended = status.step == status.steps != shown.step
+        return ended or self._clock() - self._shown_at >= self._plain_every_s
+
+
+def line(status: Status) -> str:
+    """The status as one line, for logs and pipes."""
+    parts = [f"step {status.step}/{status.steps}", f"reward {_number(status.reward, '.3f')}"]
+    if status.staleness_mean is not None:
+        parts.append(f"staleness {status.staleness_mean:.1f} (max {status.staleness_max})")
+    parts += [
+        f"ready {status.ready} in flight {status.in_flight}",
+        f"busy trainer {_percent(status.trainer_busy)} generators {_percent(status.generator_busy)}",
+        f"{_number(status.samples_per_s, ',.0f')} samples/s",
+    ]
+    parts += [status.verdict] if status.verdict else []
+    parts += [f"{status.phase}: waiting for {status.waiting_for}"] if status.waiting_for else []
+    return " | ".join(parts)
+
+
+def panel(status: Status) -> RenderableType:
+    """The status as a few rows, for a terminal."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    done = status.step / status.steps if status.steps else 0.0
+    table.add_row("step", Text.assemble((bar(done, _BAR), "green"), f" {status.step}/{status.steps}"))
+    table.add_row(
+        "reward",
+        Text.assemble((sparkline(status.reward_recent), "green"), f" {_number(status.reward, '.3f')}"),
+    )
+    table.add_row(
+        "staleness",
+        f"mean {_number(status.staleness_mean, '.2f')}  max {_number(status.staleness_max, 'd')}",
+    )
+    table.add_row("groups", f"{status.ready} ready  {status.in_flight} in flight")
+    table.add_row(
+        "busy",
+        f"trainer {_percent(status.trainer_busy)}  generators {_percent(status.generator_busy)}",
+    )
+    table.add_row("speed", f"{_number(status.samples_per_s, ',.0f')} samples/s")
+    table.add_row("state", Text(_state(status)))
+    return table
+
+
+def _state(status: Status) -> str:
+    parts = [status.phase, _VERDICTS.get(status.verdict, status.verdict)]
+    parts += [f"waiting for {status.waiting_for}"] if status.waiting_for else []
+    return ", ".join(part for part in parts if part)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.0%}"

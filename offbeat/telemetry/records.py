@@ -1,0 +1,55 @@
+"""One step's metrics as a record, and as a line of ``metrics.jsonl``."""
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+_NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What every sink is handed. ``metrics`` belongs to all of them: nobody changes it."""
+
+    step: int  # optimizer step, from 1
+    version: int  # trainer version after the step
+    time_s: float  # Unix time of the end of the step
+    metrics: dict[str, float]
+
+
+def encode_line(record: Record) -> bytes:
+    """The record as one line of valid JSON, newline included.
+
+    JSON has no word for what is not finite; it is written as the string that ``float`` reads back.
+    """
+    head: dict[str, Any] = {
+        "step": record.step, "version": record.version, "time_s": round(record.time_s, 3)
+    }  # fmt: skip
+    values = {name: _portable(value) for name, value in record.metrics.items()}
+    # The head twice: first in the line, and no metric takes its place.
+    return msgspec.json.encode({**head, **values, **head}) + b"\n"
+
+
+def decode_line(line: bytes) -> Record:
+    """What ``encode_line`` wrote.
+
+    Raises:
+        msgspec.DecodeError: Not a record.
+    """
+    values = msgspec.json.decode(line, type=dict[str, float | str])
+    head = {name: float(values.pop(name)) for name in ("step", "version", "time_s")}
+    metrics = {name: float(value) for name, value in values.items()}
+    return Record(int(head["step"]), int(head["version"]), head["time_s"], metrics)
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """Every whole record of a ``metrics.jsonl``, of a live or crashed run too."""
+    lines = path.read_bytes().split(b"\n")
+    return [decode_line(line) for line in lines[:-1]]  # behind the last newline: a torn record
+
+
+def _portable(value: float) -> float | str:
+    if math.isfinite(value):
+        return float(value) if not isinstance(value, int) else value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,112 @@
+"""The end of a run on the terminal: what was learnt, how fast, and what waited for what."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.telemetry.charts import bar
+from offbeat.telemetry.summary import Summary
+
+_BAR: Final = 24
+_COLOURS: Final = {"finished": "green", "aborted": "yellow", "failed": "red"}
+
+
+def render_summary(summary: Summary, paths: Mapping[str, Path] | None = None) -> RenderableType:
+    """The final table. ``paths`` are what the run wrote, by what it is."""
+    parts: list[RenderableType] = [_headline(summary), _figures(summary)]
+    if summary.staleness_histogram:
+        parts += [Text("\nstaleness of the samples trained", style="bold"), _staleness(summary)]
+    if summary.trainer_waits or summary.generator_waits:
+        parts += [Text("\nwhere the time went", style="bold"), _time(summary)]
+    if paths:
+        parts += [Text("\nwritten", style="bold"), _paths(paths)]
+    return Group(*parts)
+
+
+def _headline(summary: Summary) -> Text:
+    text = Text.assemble(
+        (summary.outcome, f"bold {_COLOURS[summary.outcome]}"),
+        f"  {summary.name}  ",
+        (summary.run_id, "dim"),
+    )
+    if summary.error:
+        text.append(f"\n{summary.error}", style="red")
+    return text
+
+
+def _figures(summary: Summary) -> Table:
+    table = _columns()
+    table.add_row("reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
+                  "means over the first and the last 20 steps")  # fmt: skip
+    first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
+    table.add_row("steps", f"{summary.steps} in {_duration(summary.wall_s)}", first)
+    table.add_row("speed", f"{summary.samples_per_s:,.0f} samples/s", f"{summary.tokens_per_s:,.0f} tokens/s")
+    groups = summary.groups
+    table.add_row("groups", f"{groups.trained} trained", f"{groups.drawn} drawn")
+    dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(groups.dropped.items()))
+    table.add_row("dropped", str(sum(groups.dropped.values())), dropped)
+    table.add_row("restarts", str(summary.restarts), "of engines" if summary.restarts else "")
+    return table
+
+
+def _staleness(summary: Summary) -> Table:
+    table = _columns()
+    total = sum(summary.staleness_histogram.values()) or 1
+    for versions, samples in sorted(summary.staleness_histogram.items()):
+        share = samples / total
+        table.add_row(f"{versions}", bar(share, _BAR), f"{share:6.1%}  {samples} samples")
+    return table
+
+
+def _time(summary: Summary) -> Table:
+    table = _columns()
+    for who, busy, waits in (
+        ("trainer", summary.trainer_busy_fraction, summary.trainer_waits),
+        ("generators", summary.generator_busy_fraction, summary.generator_waits),
+    ):
+        rows = {"busy": busy, **dict(sorted(waits.items(), key=lambda item: -item[1]))}
+        for name, percent in whole_percents(rows).items():
+            table.add_row(f"{who} {name.replace('_', ' ')}", bar(percent / 100, _BAR), f"{percent:3d} %")
+    return table
+
+
+def _paths(paths: Mapping[str, Path]) -> Table:
+    table = _columns()
+    for what, path in paths.items():
+        table.add_row(what, Text(str(path), overflow="fold"))
+    return table
+
+
+def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
+    """Shares in whole percent that sum to 100 exactly when the shares sum to 1.
+
+    Rounded down, then the largest remainders get what is missing.
+    """
+    percents = {name: int(share * 100 + 1e-9) for name, share in shares.items()}
+    missing = round(sum(shares.values()) * 100) - sum(percents.values())
+    by_remainder = sorted(shares, key=lambda name: percents[name] - shares[name] * 100)
+    for name in by_remainder[: max(missing, 0)]:
+        percents[name] += 1
+    return percents
+
+
+def _columns() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:  # noqa: PLR2004  a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,0 +1,153 @@
+"""A sink's spool and the thread that empties it: whatever the sink does, ``put`` returns at once."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, ParamSpec
+
+import msgspec
+import structlog
+
+from offbeat.telemetry.records import Record
+from offbeat.telemetry.sinks import Sink, SinkUnusable
+
+log = structlog.stdlib.get_logger()
+
+_END: Final = None
+"""Behind the last record."""
+
+Pause = Callable[[threading.Event, float], object]
+"""Waits for this many seconds, or until the event is set."""
+
+P = ParamSpec("P")
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """Pauses between two tries of a call that raised: doubling, with a longest one."""
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+
+    def pauses_s(self) -> Iterator[float]:
+        pause_s = self.first_s
+        while True:
+            yield min(pause_s, self.longest_s)
+            pause_s *= 2
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """What became of the records of one sink: accepted = written + dropped + pending."""
+
+    sink: str
+    accepted: int
+    written: int
+    dropped: int  # the oldest ones, when the spool was full; all, when the sink is unusable
+    pending: int
+    failures: int  # calls that raised
+
+
+class SinkWriter:
+    """Feeds one sink from a bounded spool, in order, and tries again when it raises.
+
+    ``put`` and ``finish`` belong to one thread, the producer's; the sink is called from the writer's
+    own. Nothing is locked: the queue's put never waits, and every counter has one writer.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        capacity: int,
+        backoff: Backoff,
+        pause: Pause = threading.Event.wait,
+    ) -> None:
+        self._sink, self._capacity = sink, capacity
+        self._backoff, self._pause = backoff, pause
+        self._queue = queue.SimpleQueue[Record | None]()
+        self._finishing = threading.Event()
+        # A thread that hangs in a dead sink must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
+        self._accepted = self._overflowed = self._written = self._failures = 0
+        self._unusable = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, record: Record) -> None:
+        """Hand over a record. Never waits, never raises; a full spool loses its oldest record."""
+        self._accepted += 1
+        if self._unusable:
+            return
+        if self._queue.qsize() >= self._capacity:
+            with contextlib.suppress(queue.Empty):  # the writer was quicker: there is room now
+                self._queue.get_nowait()
+                self._overflowed += 1
+        self._queue.put(record)
+
+    def finish(self) -> None:
+        """No more records: what is spooled is written, and the first failure from here is the last."""
+        self._finishing.set()
+        self._queue.put(_END)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the sink to be closed; False when it was not by then."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def tally(self) -> Tally:
+        pending = self._accepted - self._written - self._overflowed
+        dropped, pending = (
+            (self._overflowed + pending, 0) if self._unusable else (self._overflowed, pending)
+        )
+        return Tally(
+            self._sink.name, self._accepted, self._written, dropped, pending, self._failures
+        )
+
+    def _run(self) -> None:
+        try:
+            self._feed()
+        except SinkUnusable as error:
+            self._unusable = True
+            log.warning("sink.unusable", sink=self._sink.name, detail=str(error))
+        finally:
+            self._close()
+
+    def _feed(self) -> None:
+        if not self._persist(self._sink.open):
+            return
+        while (record := self._queue.get()) is not _END:
+            if not self._persist(self._sink.write, record):
+                return
+            self._written += 1
+
+    def _persist(
+        self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
+        """Make the call until it succeeds; False when it failed and the run is over."""
+        failures_before = self._failures
+        for pause_s in self._backoff.pauses_s():
+            try:
+                call(*args, **kwargs)
+            except SinkUnusable:
+                raise
+            except Exception as error:  # any failure of a sink is survived, counted and logged
+                self._failures += 1
+                if self._failures == failures_before + 1:
+                    log.warning("sink.failing", sink=self._sink.name, error=repr(error))
+                if self._finishing.is_set():
+                    return False
+                self._pause(self._finishing, pause_s)
+            else:
+                break
+        if self._failures > failures_before:
+            log.info("sink.recovered", sink=self._sink.name, spooled=self._queue.qsize())
+        return True
+
+    def _close(self) -> None:
+        try:
+            self._sink.close()
+        except Exception as error:  # the run is over: all that is left is to say so
+            self._failures += 1
+            log.warning("sink.close_failed", sink=self._sink.name, error=repr(error))

@@ -1,0 +1,23 @@
+"""How a run stands now, for whoever watches it."""
+
+import msgspec
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller answers about twice a second. A figure that does not exist yet is None."""
+
+    step: int  # optimizer steps taken
+    steps: int  # to take
+    version: int  # trainer version
+    phase: str
+    reward: float | None = None  # mean over the last 20 steps
+    reward_recent: tuple[float, ...] = ()  # of those steps, oldest first
+    staleness_mean: float | None = None  # of the last step
+    staleness_max: int | None = None
+    ready: int = 0  # groups
+    in_flight: int = 0
+    trainer_busy: float | None = None  # fraction
+    generator_busy: float | None = None
+    samples_per_s: float | None = None
+    verdict: str = ""
+    waiting_for: str = ""  # what the run waits for now; empty when nothing

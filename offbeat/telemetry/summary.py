@@ -1,0 +1,76 @@
+"""``summary.json``: how a run ended, for programs."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+
+class Groups(msgspec.Struct, frozen=True):
+    """Prompt groups by where they ended: drawn is the sum of all others, the dropped included."""
+
+    drawn: int = 0
+    admitted: int = 0
+    in_flight: int = 0
+    ready: int = 0
+    training: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = {}  # noqa: RUF012  by reason; msgspec copies it for each instance
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is over. Fractions are of wall time since the first weights were served."""
+
+    run_id: str
+    name: str
+    outcome: Literal["finished", "aborted", "failed"]
+    error: str | None = None  # one line
+    steps: int  # optimizer steps taken
+    trainer_version: int
+    groups: Groups
+    reward_first: float | None = None  # mean over the first 20 steps; None without a step
+    reward_last: float | None = None
+    staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
+    max_staleness_trained: int = 0
+    wall_s: float
+    first_step_s: float | None = None  # from the start to the end of step 1
+    samples_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    trainer_busy_fraction: float = 0.0
+    generator_busy_fraction: float = 0.0
+    trainer_waits: dict[str, float] = {}  # the rest of its time by reason; with busy it sums to 1
+    generator_waits: dict[str, float] = {}
+    restarts: int = 0  # of engines
+    weights_digest: str | None = None
+    versions: dict[str, str] = {}  # of offbeat and what it stands on
+
+    def to_json(self) -> bytes:
+        """Indented, newline at the end. A value that is not finite is null."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Summary":
+        """What ``to_json`` wrote.
+
+        Raises:
+            msgspec.ValidationError: Not a summary.
+        """
+        return msgspec.json.decode(text, type=cls)
+
+    def write(self, path: Path) -> None:
+        """Put the summary at ``path``: a reader sees the whole of it, or what was there before."""
+        write_atomically(path, self.to_json())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file by ``content``, durably, at one moment."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+# pyright: basic
+# wandb is not fully typed.
+"""Weights & Biases, beside ``metrics.jsonl``: online, or offline to be synced later."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import structlog
+
+from offbeat.config.run import WandbConfig
+from offbeat.telemetry.records import Record
+from offbeat.telemetry.sinks import SinkUnusable
+
+if TYPE_CHECKING:
+    from wandb import Run, Settings
+
+log = structlog.stdlib.get_logger()
+
+Mode = Literal["online", "offline", "disabled"]
+
+
+def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) -> Mode:
+    """``auto`` decided: online with an API key in the environment, else offline."""
+    if config.mode != "auto":
+        return config.mode
+    return "online" if environ.get("WANDB_API_KEY") else "offline"
+
+
+class WandbSink:
+    """One run of W&B; its step is the trainer version.
+
+    A server that cannot be reached costs nothing but this: the run is kept offline inside the run
+    directory, and one warning says how to sync it later. Resumed under the same ``run_id``, an online
+    run goes on where it was.
+    """
+
+    def __init__(
+        self,
+        config: WandbConfig,
+        *,
+        mode: Mode,
+        run_id: str,
+        run_name: str,
+        run_dir: Path,
+        recipe: Mapping[str, Any],
+        connect_timeout_s: float = 20.0,
+        upload_timeout_s: float = 5.0,
+    ) -> None:
+        """``recipe`` is shown as the run's config: hand it redacted."""
+        self._config, self._mode, self._recipe = config, mode, recipe
+        self._run_id, self._run_name, self._run_dir = run_id, run_name, run_dir
+        self._connect_timeout_s, self._upload_timeout_s = connect_timeout_s, upload_timeout_s
+        self._run: Run | None = None
+
+    @property
+    def name(self) -> str:
+        return "wandb"
+
+    def open(self) -> None:
+        """Begin the run.
+
+        Raises:
+            SinkUnusable: wandb is not installed.
+        """
+        if self._mode == "disabled":
+            raise SinkUnusable("wandb", "wandb.mode is disabled", "Set it to offline or online")
+        try:
+            import wandb  # noqa: PLC0415  seconds, and an optional extra: only in the sink's thread
+        except ImportError as error:
+            raise SinkUnusable(
+                "wandb", f"it cannot be imported ({error})",
+                "Install it with: pip install 'offbeat[wandb]', or set wandb.mode=disabled",
+            ) from error  # fmt: skip
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        wandb.setup(wandb.Settings(silent=True))
+        if self._mode == "online":
+            try:
+                self._run = self._init("online")
+            except wandb.Error as error:
+                wandb.teardown()  # forgets the connection that failed
+                self._run = self._init("offline")
+                self._tell_how_to_sync(" ".join(str(error).split())[:300])
+        else:
+            self._run = self._init("offline")
+
+    def write(self, record: Record) -> None:
+        if self._run is None:
+            raise ValueError("the W&B run is not open")
+        self._run.log(dict(record.metrics), step=record.version)
+
+    def close(self) -> None:
+        """Finish the run, its upload bounded by ``upload_timeout_s``, and end W&B's own process."""
+        if self._run is None:
+            return
+        import wandb  # noqa: PLC0415  open has imported it
+
+        run, self._run = self._run, None
+        try:
+            run.finish()
+        except TimeoutError:
+            self._directory = Path(run.settings.sync_dir)
+            self._tell_how_to_sync(f"the upload took longer than {self._upload_timeout_s:g} s")
+        finally:
+            wandb.teardown()
+
+    def _init(self, mode: Literal["online", "offline"]) -> "Run":
+        import wandb  # noqa: PLC0415  open has imported it
+
+        run = wandb.init(
+            project=self._config.project,
+            entity=self._config.entity,
+            id=self._run_id,
+            name=self._run_name,
+            dir=str(self._run_dir),
+            config=dict(self._recipe),
+            resume="allow" if mode == "online" else None,
+            reinit="create_new",
+            settings=self._settings(mode),
+        )
+        self._directory = Path(run.settings.sync_dir)
+        return run
+
+    def _settings(self, mode: Literal["online", "offline"]) -> "Settings":
+        """Quiet, bounded, and about our metrics only: nothing of the machine, the code or git."""
+        import wandb  # noqa: PLC0415  open has imported it
+
+        return wandb.Settings(
+            mode=mode,
+            silent=True,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            init_timeout=self._connect_timeout_s,
+            login_timeout=self._connect_timeout_s,
+            finish_timeout=self._upload_timeout_s,
+            finish_timeout_raises=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_disable_stats=True,
+            x_graphql_retry_max=1,
+            x_save_requirements=False,
+        )
+
+    def _tell_how_to_sync(self, reason: str) -> None:
+        log.warning(
+            "wandb.kept_offline",
+            reason=reason,
+            directory=str(self._directory),
+            sync_with=f"wandb sync {self._directory}",
+        )

@@ -1,0 +1,79 @@
+"""A tokenizer of characters, and engines that answer at once."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.groups import Prompt, RolloutTask, VersionSpans
+
+EOS_ID = 0
+SAMPLING = SamplingParams(max_new_tokens=8)
+
+
+class CharTokenizer:
+    """Token ``i`` is character ``i``; 0 is the end of the sequence."""
+
+    def __len__(self) -> int:
+        return 128
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        kept = [i for i in token_ids if not (skip_special_tokens and i == EOS_ID)]
+        return "".join("</s>" if i == EOS_ID else chr(i) for i in kept)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.decode([token_id]) for token_id in ids]
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+    ) -> list[int]:
+        assert tokenize
+        assert not return_dict
+        turns = "".join(f"{turn['role']}:{turn['content']};" for turn in conversation)
+        return self.encode(turns + "assistant:" * add_generation_prompt)
+
+
+def task(data: dict[str, Any] | None = None, *, samples: int = 2, ordinal: int = 7) -> RolloutTask:
+    prompt = Prompt(ordinal, 0, ordinal, data or {"prompt": "3+4=", "answer": 7})
+    return RolloutTask(prompt, 1, samples, "engine-0", 11, 60.0)
+
+
+def result(
+    request_id: str,
+    texts: Sequence[str],
+    *,
+    spans: Sequence[VersionSpans] | None = None,
+    finish: str = "stop",
+) -> GenerateResult:
+    """Each text followed by the end of sequence, unless ``finish`` says it was cut."""
+    ids = [[ord(char) for char in text] + [EOS_ID] * (finish == "stop") for text in texts]
+    flat = [token_id for sample in ids for token_id in sample]
+    return GenerateResult(
+        request_id=request_id,
+        token_ids=np.array(flat, dtype=np.int32),
+        logprobs=np.full(len(flat), -0.5, dtype=np.float32),
+        offsets=np.array([0, *accumulate(map(len, ids))], dtype=np.int64),
+        finish_reasons=(finish,) * len(ids),
+        version_spans=tuple(spans or [((3, len(sample)),) for sample in ids]),
+        engine="engine-0",
+        incarnation="engine-0-a",
+    )
+
+
+def answers(*texts: str, **options: Any) -> Callable[[GenerateRequest], Awaitable[GenerateResult]]:
+    """An engine that gives the same texts to every request."""
+
+    async def generate(request: GenerateRequest) -> GenerateResult:
+        return result(request.request_id, texts, **options)
+
+    return generate

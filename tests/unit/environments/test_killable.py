@@ -1,0 +1,206 @@
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from offbeat.environments.killable import RewardFailed, RewardPool, RewardTarget
+
+HERE = Path(__file__).parent
+
+
+@asynccontextmanager
+async def pool_of(
+    name: str, *, size: int = 1, deadline_s: float = 20.0, memory_mb: int = 2048, **options: Any
+) -> AsyncIterator[RewardPool]:
+    pool = RewardPool(RewardTarget(name, HERE, options, memory_mb, deadline_s), size)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def rewards(
+    name: str, *responses: str, prompt: dict[str, Any] | None = None, **limits: Any
+) -> list[float]:
+    async def score() -> list[float]:
+        async with pool_of(f"user_rewards:{name}", **limits) as pool:
+            return await pool.score(prompt or {}, responses)
+
+    return asyncio.run(score())
+
+
+def failure(name: str, *responses: str, **limits: Any) -> str:
+    with pytest.raises(RewardFailed) as caught:
+        rewards(name, *responses, **limits)
+    return str(caught.value)
+
+
+def test_each_response_gets_the_reward_of_the_function() -> None:
+    assert rewards("length", "a", "", "abc", prompt={"offset": 1}, scale=0.5) == [1.5, 1.0, 2.5]
+
+
+def test_a_row_may_hold_an_integer_of_any_size() -> None:
+    assert rewards("length", "", prompt={"offset": 10**30}) == [1e30]
+
+
+def test_an_integer_is_a_reward() -> None:
+    assert rewards("whole", "ab") == [2.0]
+
+
+def test_what_user_code_prints_does_not_disturb_the_protocol() -> None:
+    assert rewards("chatters", "a", "b") == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "told"),
+    [
+        ("raises", "bad", r"reward_raised: sample 1: KeyError: 'answer' \(user_rewards.py:\d+ in"),
+        ("none", "a", "reward_none: sample 0: the reward is None; return a float on every path"),
+        ("not_a_number", "nan", "reward_not_finite: sample 1: the reward is nan"),
+        ("not_a_number", "inf", "reward_not_finite: sample 1: the reward is inf"),
+        ("not_a_number", "1e39", "reward_not_finite: sample 1"),
+        ("text", "a", "reward_wrong_type: sample 0: the reward is str '1.0'; return a float"),
+        ("boolean", "a", "reward_wrong_type: sample 0: the reward is bool True"),
+        ("listed", "a", r"reward_wrong_type: sample 0: the reward is list \[1.0\]"),
+        ("leaves", "a", "reward_process_died: .*user_rewards:leaves ended with exit code 3"),
+    ],
+)
+def test_what_is_no_reward_is_told_and_never_zero(name: str, response: str, told: str) -> None:
+    assert re.match(told, failure(name, "1", response))
+
+
+def test_a_hang_is_killed_at_its_deadline_though_it_ignores_sigterm() -> None:
+    told = failure("hangs", "ok", "hang", deadline_s=0.3)
+    assert told == "reward_deadline: user_rewards:hangs ran longer than 0.3 s; killed"
+
+
+def test_the_deadline_is_that_of_one_sample_for_a_plain_function() -> None:
+    assert rewards("slow", "a", "b", "c", "d", deadline_s=0.4) == [1.0] * 4
+
+
+def test_an_async_function_scores_its_samples_at_once_under_one_deadline() -> None:
+    assert rewards("waits", *"abcdefgh", deadline_s=0.9) == [1.0] * 8
+    assert failure("waits", "a", "hang", deadline_s=0.3).startswith("reward_deadline")
+
+
+def test_memory_beyond_the_cap_is_refused() -> None:
+    told = failure("eats_memory", "a", memory_mb=512)
+    assert told.startswith("reward_raised: sample 0: MemoryError")
+
+
+def test_the_pool_is_back_to_size_after_every_kind_of_death() -> None:
+    async def scenario() -> None:
+        async with pool_of("user_rewards:hangs", size=2, deadline_s=0.3) as pool:
+            before = set(pool.pids)
+            calls = (pool.score({}, ["hang"]) for _ in range(4))
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [RewardFailed] * 4
+            assert await asyncio.gather(*(pool.score({}, ["ok"]) for _ in range(4))) == [[1.0]] * 4
+            after = set(pool.pids)
+            assert len(before) == len(after) == 2
+            assert not before & after
+            assert not any(psutil.pid_exists(pid) for pid in before)
+        assert not any(psutil.pid_exists(pid) for pid in after)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_call_costs_its_process_and_not_its_place() -> None:
+    async def scenario() -> None:
+        async with pool_of("user_rewards:hangs") as pool:
+            (pid,) = pool.pids
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await pool.score({}, ["hang"])
+            assert await pool.score({}, ["ok"]) == [1.0]
+            assert not psutil.pid_exists(pid)
+
+    asyncio.run(scenario())
+
+
+def test_processes_that_user_code_started_are_killed_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    failure("forks_and_hangs", "a", prompt={"pid_file": str(pid_file)}, deadline_s=0.4)
+    group = int(pid_file.read_text())
+    assert not living_members(group)
+
+
+def living_members(group: int) -> list[int]:
+    found = list[int]()
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("broken_rewards:reward", r"ImportError: no module named grader \(broken_rewards.py:3 in"),
+        ("user_rewards:absent", "module user_rewards has no 'absent'"),
+        ("no_such_module:reward", "No module named 'no_such_module'"),
+        ("user_rewards", "not of the form module:name"),
+    ],
+)
+def test_a_target_that_cannot_be_imported_is_told_at_the_start(target: str, told: str) -> None:
+    async def start() -> None:
+        async with pool_of(target):
+            pass
+
+    with pytest.raises(RewardFailed, match=rf"reward_import_failed: .*{told}"):
+        asyncio.run(start())
+
+
+def test_no_child_outlives_a_worker_that_is_killed() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(HERE)], stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    children = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
+    assert len(children) == 2
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from offbeat.environments.killable import RewardPool, RewardTarget
+
+async def main():
+    target = RewardTarget("user_rewards:hangs", Path(sys.argv[1]), {}, 2048, 60.0)
+    pool = RewardPool(target, 2)
+    await pool.start()
+    print(*pool.pids, flush=True)
+    await asyncio.gather(pool.score({}, ["hang"]), pool.score({}, ["hang"]))
+
+asyncio.run(main())
+"""
+
+
+def test_the_example_reward_scores_its_example_rows() -> None:
+    async def score(responses: Sequence[str]) -> list[float]:
+        example = HERE.parents[2] / "examples" / "rewards"
+        pool = RewardPool(RewardTarget("digits:reward", example, {"near": 0.2}, 2048, 20.0), 1)
+        await pool.start()
+        try:
+            return await pool.score({"prompt": "2+3=", "answer": 5}, responses)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(score(["5", "it is 6", "no"])) == [1.0, 0.2, 0.0]

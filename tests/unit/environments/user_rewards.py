@@ -1,0 +1,86 @@
+"""Reward functions of users, good and bad: what the killable children are tested with."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+Row = dict[str, Any]
+
+
+def length(prompt: Row, response: str, *, scale: float = 1.0) -> float:
+    return len(response) * scale + prompt.get("offset", 0)
+
+
+def whole(prompt: Row, response: str) -> int:
+    return len(response)
+
+
+def raises(prompt: Row, response: str) -> float:
+    if response == "bad":
+        raise KeyError("answer")
+    return 1.0
+
+
+def none(prompt: Row, response: str) -> None:
+    return None
+
+
+def not_a_number(prompt: Row, response: str) -> float:
+    return float(response)
+
+
+def text(prompt: Row, response: str) -> str:
+    return "1.0"
+
+
+def boolean(prompt: Row, response: str) -> bool:
+    return True
+
+
+def listed(prompt: Row, response: str) -> list[float]:
+    return [1.0]
+
+
+def leaves(prompt: Row, response: str) -> NoReturn:
+    os._exit(3)
+
+
+def hangs(prompt: Row, response: str) -> float:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while response == "hang":
+        time.sleep(60)
+    return 1.0
+
+
+def slow(prompt: Row, response: str) -> float:
+    time.sleep(0.15)
+    return 1.0
+
+
+async def waits(prompt: Row, response: str) -> float:
+    await asyncio.sleep(0.15 if response != "hang" else 60)
+    return 1.0
+
+
+def eats_memory(prompt: Row, response: str) -> float:
+    return float(len(bytearray(10 << 30)))
+
+
+def chatters(prompt: Row, response: str) -> float:
+    for _ in range(1000):
+        print("x" * 1000)
+    os.write(1, b"y" * 100_000)
+    sys.stdout.flush()
+    return 1.0
+
+
+def forks_and_hangs(prompt: Row, response: str) -> float:
+    if os.fork() == 0:
+        time.sleep(60)
+    with open(prompt["pid_file"], "w") as file:  # noqa: PTH123
+        file.write(str(os.getpgid(0)))
+    time.sleep(60)
+    return 1.0

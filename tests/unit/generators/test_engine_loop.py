@@ -1,0 +1,305 @@
+"""The asyncio face: nothing touches the engine during a step, and nobody waits for ever."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from generator_fixtures import MakeEngine, MakeRequest, RunAsync
+
+from offbeat.actors.generators.embedded import EmbeddedEngine, InvalidRequest
+from offbeat.actors.generators.engine_loop import EngineLoop
+from offbeat.actors.generators.errors import EngineUnavailable
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+
+Body = Callable[[EngineLoop, "WatchedEngine"], Coroutine[Any, Any, None]]
+InLoop = Callable[[Body], None]
+
+
+class WatchedEngine(EmbeddedEngine):
+    """A real engine that notices two calls at once, and holds or breaks a step on demand."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._busy = threading.Lock()
+        self.threads: set[int] = set()
+        self.tokens_of_steps: list[int] = []
+        self.steps_until_broken: int | None = None
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.in_step = threading.Event()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        assert self._busy.acquire(blocking=False), "two calls at once"
+        self.threads.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def submit(self, request: GenerateRequest) -> None:
+        with self.alone():
+            super().submit(request)
+
+    def abort(self, request_ids: Iterable[str] | None) -> list[GenerateResult]:
+        with self.alone():
+            return super().abort(request_ids)
+
+    def set_version(self, version: int) -> None:
+        with self.alone():
+            super().set_version(version)
+
+    def step(self) -> list[GenerateResult]:
+        with self.alone():
+            self.in_step.set()
+            assert self.may_step.wait(30)
+            if self.steps_until_broken == len(self.tokens_of_steps):
+                raise ArithmeticError("a step broke")
+            before = self.tokens
+            finished = super().step()
+            self.tokens_of_steps.append(self.tokens - before)
+            return finished
+
+
+@pytest.fixture
+def in_loop(make_engine: MakeEngine, run_async: RunAsync) -> InLoop:
+    """Runs ``body(loop, engine)``, then closes the loop."""
+
+    def run(body: Body) -> None:
+        async def main() -> None:
+            engine = make_engine(kind=WatchedEngine)
+            assert isinstance(engine, WatchedEngine)
+            loop = EngineLoop(engine)
+            try:
+                await asyncio.wait_for(body(loop, engine), 30)
+            finally:
+                engine.may_step.set()
+                await loop.close()
+
+        run_async(main())
+
+    return run
+
+
+async def until_running(loop: EngineLoop) -> None:
+    """Returns once rows are being decoded."""
+    while not await loop.between_steps(lambda engine: engine.running):
+        pass
+
+
+def test_many_callers_get_their_own_answers(in_loop: InLoop, request_of: MakeRequest) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        requests = [request_of(str(n), samples=2, max_new_tokens=n % 7 + 1) for n in range(40)]
+        results = await asyncio.gather(*map(loop.generate, requests))
+        for number, result in enumerate(results):
+            assert result.request_id == str(number)
+            assert len(result.token_ids) == 2 * (number % 7 + 1)
+        assert threading.get_ident() not in engine.threads
+        assert len(engine.threads) == 1
+
+    in_loop(body)
+
+
+def test_callers_of_one_turn_share_the_first_prefill(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        calls = (loop.generate(request_of(str(n), max_new_tokens=1)) for n in range(5))
+        await asyncio.gather(*calls)
+        assert engine.tokens_of_steps == [5]
+
+    in_loop(body)
+
+
+def test_the_event_loop_stays_free_during_a_step(in_loop: InLoop, request_of: MakeRequest) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        engine.may_step.clear()
+        call = asyncio.create_task(loop.generate(request_of("r")))
+        assert await asyncio.to_thread(engine.in_step.wait, 30)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not call.done()
+        engine.may_step.set()
+        assert len((await call).token_ids) == 16
+
+    in_loop(body)
+
+
+def test_a_pause_keeps_rows_and_a_resume_goes_on_with_them(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        call = asyncio.create_task(loop.generate(request_of("r", max_new_tokens=100)))
+        await until_running(loop)
+        await loop.pause()
+        tokens = loop.tokens
+        assert loop.paused
+        assert await loop.between_steps(lambda engine: engine.running) == 1
+        await loop.set_version(9)
+        assert loop.tokens == tokens
+        await loop.resume()
+        result = await call
+        spans = result.version_spans[0]
+        assert [version for version, _ in spans] == [0, 9]
+        assert spans[0][1] == tokens
+
+    in_loop(body)
+
+
+def test_between_steps_passes_on_values_and_errors_without_breaking_the_engine(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        def fail(_: EmbeddedEngine) -> None:
+            raise KeyError("weights")
+
+        assert await loop.between_steps(lambda engine: engine.name) == "engine-0"
+        with pytest.raises(KeyError, match="weights"):
+            await loop.between_steps(fail)
+        assert len((await loop.generate(request_of("r"))).token_ids) == 16
+
+    in_loop(body)
+
+
+def test_a_refused_request_fails_its_caller_alone(in_loop: InLoop, request_of: MakeRequest) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        good, bad = await asyncio.gather(
+            loop.generate(request_of("good")),
+            loop.generate(request_of("bad", prompt=())),
+            return_exceptions=True,
+        )
+        assert isinstance(good, GenerateResult)
+        assert isinstance(bad, InvalidRequest)
+
+    in_loop(body)
+
+
+def test_an_open_id_is_refused_and_the_first_caller_undisturbed(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        first = asyncio.create_task(loop.generate(request_of("r", max_new_tokens=50)))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="is open"):
+            await loop.generate(request_of("r"))
+        assert len((await first).token_ids) == 50
+
+    in_loop(body)
+
+
+def test_abort_answers_the_callers_with_what_there_is(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        calls = [
+            asyncio.create_task(loop.generate(request_of(id_, max_new_tokens=120))) for id_ in "ab"
+        ]
+        await until_running(loop)
+        await loop.pause()
+        assert await loop.abort(["a", "unknown"]) == 1
+        partial = await calls[0]
+        assert partial.finish_reasons == ("abort",)
+        assert 0 < len(partial.token_ids) < 120
+        assert await loop.abort(None) == 1
+        assert (await calls[1]).finish_reasons == ("abort",)
+
+    in_loop(body)
+
+
+def test_a_cancelled_caller_takes_its_request_out_of_the_engine(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        call = asyncio.create_task(loop.generate(request_of("r", max_new_tokens=100)))
+        await until_running(loop)
+        await loop.pause()
+        call.cancel()
+        await asyncio.wait((call,))
+        assert not await loop.between_steps(lambda engine: engine.has_work)
+        await loop.resume()
+        assert len((await loop.generate(request_of("r"))).token_ids) == 16
+
+    in_loop(body)
+
+
+def test_drain_returns_when_all_open_requests_have_ended(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        await loop.drain()
+        calls = [
+            asyncio.create_task(loop.generate(request_of(str(n), max_new_tokens=n + 1)))
+            for n in range(5)
+        ]
+        await asyncio.sleep(0)
+        await loop.drain()
+        assert not await loop.between_steps(lambda engine: engine.has_work)
+        await asyncio.gather(*calls)
+
+    in_loop(body)
+
+
+def test_drain_of_a_paused_engine_is_refused_instead_of_waiting_for_ever(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        await loop.pause()
+        call = asyncio.create_task(loop.generate(request_of("r")))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineUnavailable, match="paused"):
+            await loop.drain()
+        await loop.resume()
+        await call
+
+    in_loop(body)
+
+
+def test_a_step_that_raises_fails_every_open_call_and_every_later_one(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        engine.steps_until_broken = 3
+        outcomes = await asyncio.gather(
+            *(loop.generate(request_of(id_)) for id_ in "ab"), loop.drain(), return_exceptions=True
+        )
+        for outcome in outcomes[:2]:
+            assert isinstance(outcome, EngineUnavailable)
+            assert "a step broke" in str(outcome)
+            assert isinstance(outcome.__cause__, ArithmeticError)
+        for call in (loop.generate(request_of("c")), loop.pause(), loop.abort(None), loop.drain()):
+            with pytest.raises(EngineUnavailable, match="a step broke"):
+                await call
+
+    in_loop(body)
+
+
+def test_close_fails_open_calls_and_ends_the_thread(
+    make_engine: MakeEngine, request_of: MakeRequest, run_async: RunAsync
+) -> None:
+    async def main() -> None:
+        loop = EngineLoop(make_engine())
+        call = asyncio.create_task(loop.generate(request_of("r", max_new_tokens=120)))
+        await until_running(loop)
+        await loop.close()
+        with pytest.raises(EngineUnavailable, match="closed"):
+            await call
+        with pytest.raises(EngineUnavailable, match="closed"):
+            await loop.resume()
+        await loop.close()
+        assert not [thread for thread in threading.enumerate() if "engine-0-steps" in thread.name]
+
+    run_async(main())
+
+
+def test_nothing_is_lost_when_calls_arrive_while_the_thread_is_ending(
+    in_loop: InLoop, request_of: MakeRequest
+) -> None:
+    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
+        for number in range(300):
+            result = await loop.generate(request_of(str(number), max_new_tokens=1))
+            assert len(result.token_ids) == 1
+
+    in_loop(body)

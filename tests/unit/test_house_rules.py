@@ -1,0 +1,170 @@
+"""Rules of the house that no linter knows: each test names one, its message says where it is broken."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "offbeat"
+PURE_ROOMS = ("messages", "config", "transfer_queue", "sampler", "controller")
+TENSOR_DOOR = "offbeat.transfer_queue.tensordict_codec"
+"""The one module of the pure rooms that may import tensors; none of the others imports it."""
+
+REPLAYED_ROOMS = ("controller", "sampler", "transfer_queue")
+"""The simulator runs these on a virtual clock from a seed, and again, bit for bit."""
+
+FOREIGN_LIBRARIES = ("ray", "torch", "transformers", "tensordict", "vllm")
+LONGEST_FILE_LINES = 400
+
+NOT_REPLAYABLE = re.compile(
+    r"""
+    time\.(time|monotonic|perf_counter|process_time)(_ns)? | time\.sleep
+    | datetime\.(datetime|date)\.(now|utcnow|today)
+    | random\.(?!Random$)\w+        # the module's functions share one hidden generator
+    | uuid\.uuid[14] | os\.urandom | secrets\.\w+
+    | asyncio\.to_thread            # a thread cannot be aborted, and runs when it likes
+    """,
+    re.VERBOSE,
+)
+FOREIGN_PATH = re.compile(r"(?<![\w.~$})/-])/(?:home|root|tmp|work|Users)/[\w.]")
+"""A path that exists on one machine only. Behind a word, as in a URL, it is no such path."""
+
+
+def modules_of(*rooms: str) -> list[Path]:
+    return sorted(path for room in rooms for path in (PACKAGE / room).rglob("*.py"))
+
+
+def dotted_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_names(tree: ast.Module) -> dict[str, str]:
+    """What each imported name of a module stands for: ``{"t": "time", "sleep": "asyncio.sleep"}``."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                names[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def resolved(node: ast.expr, names: dict[str, str]) -> str | None:
+    """``datetime.datetime.now`` for ``dt.now`` after ``from datetime import datetime as dt``."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = resolved(node.value, names)
+        return f"{owner}.{node.attr}" if owner else None
+    return None
+
+
+def uses_of(pattern: re.Pattern[str], source: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of every imported thing in ``source`` whose full name matches."""
+    tree = ast.parse(source)
+    names = imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            name = resolved(node, names)
+            if name and pattern.fullmatch(name):
+                yield node.lineno, name
+
+
+def files_in_version_control() -> list[Path]:
+    """Tracked files, and new ones that are not ignored; none where there is no git checkout."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    names = listing.stdout.decode().split("\0")
+    return sorted(ROOT / name for name in set(names) if name and (ROOT / name).is_file())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.time()",
+        "import time as t\nt.monotonic()",
+        "from time import time\ntime()",
+        "from datetime import datetime as dt\ndt.now()",
+        "import random\nrandom.shuffle([])",
+        "from uuid import uuid4\nuuid4()",
+        "import asyncio\nasyncio.to_thread(print)",
+    ],
+)
+def test_the_rule_about_replay_sees_through_aliases(source: str) -> None:
+    assert list(uses_of(NOT_REPLAYABLE, source))
+
+
+def test_a_seeded_generator_and_the_loop_clock_are_allowed() -> None:
+    source = "import asyncio, random\nrandom.Random(0).random()\nasyncio.get_running_loop().time()"
+    assert not list(uses_of(NOT_REPLAYABLE, source))
+
+
+def test_what_the_simulator_replays_reads_no_wall_clock_no_hidden_randomness_and_no_thread() -> (
+    None
+):
+    broken = [
+        f"{path.relative_to(ROOT)}:{line} uses {name}"
+        for path in modules_of(*REPLAYED_ROOMS)
+        for line, name in uses_of(NOT_REPLAYABLE, path.read_text())
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_no_file_of_the_package_is_longer_than_a_reader_can_hold() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    broken = [
+        f"{path.relative_to(ROOT)} has {lines} lines; {LONGEST_FILE_LINES} are allowed: split it"
+        for path, lines in sorted(lengths.items())
+        if lines > LONGEST_FILE_LINES
+    ]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("room", PURE_ROOMS)
+def test_a_pure_room_loads_neither_ray_nor_torch(room: str) -> None:
+    modules = [dotted_name(path) for path in modules_of(room)]
+    modules = [module for module in modules if module != TENSOR_DOOR]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(*(name for name in {FOREIGN_LIBRARIES!r} if name in sys.modules))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == []
+
+
+@pytest.mark.parametrize("path", ["/home/ada/run", "see /tmp/x.json", "'/root/.cache'"])
+def test_the_rule_about_paths_knows_one(path: str) -> None:
+    assert FOREIGN_PATH.search(path)
+
+
+@pytest.mark.parametrize("text", ["https://example.org/home/x", "$HOME/tmp/x", "runs/tmp/x"])
+def test_the_rule_about_paths_leaves_addresses_and_relative_paths_alone(text: str) -> None:
+    assert not FOREIGN_PATH.search(text)
+
+
+def test_no_file_in_version_control_names_a_path_of_one_machine() -> None:
+    files = [path for path in files_in_version_control() if path != Path(__file__).resolve()]
+    if not files:
+        pytest.skip("not a git checkout")
+    broken: list[str] = []
+    for path in files:
+        for number, line in enumerate(path.read_text(errors="ignore").splitlines(), start=1):
+            if FOREIGN_PATH.search(line):
+                broken.append(f"{path.relative_to(ROOT)}:{number} {line.strip()[:100]}")
+    assert not broken, "\n".join(broken)

@@ -1,0 +1,144 @@
+"""Tiny models, groups of random tokens, and trainers over them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import OptimizerConfig, TrainerConfig
+
+Group = dict[str, NDArray[Any]]
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=False)).save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gpt2")
+    torch.manual_seed(2)
+    config = GPT2Config(
+        vocab_size=64, n_positions=512, n_embd=64, n_layer=2, n_head=4, initializer_range=0.2
+    )
+    GPT2LMHeadModel(config).save_pretrained(path)
+    return path
+
+
+def compute_norms_in_float64(model: nn.Module) -> None:
+    """transformers rounds the input of every RMS norm to float32: 1e-7 of noise in the gradient."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if isinstance(norm, (LlamaRMSNorm, Qwen3RMSNorm)):
+                exact = nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
+                exact.weight = norm.weight
+                setattr(parent, name, exact)
+
+
+@pytest.fixture
+def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
+    """A float64 trainer of the tiny Qwen3; keywords override its trainer and optimizer sections."""
+
+    def make(
+        path: Path = qwen3,
+        dtype: Any = "float64",
+        optimizer: dict[str, Any] | None = None,
+        total_steps: int = 10,
+        **section: Any,
+    ) -> TorchTrainer:
+        options = OptimizerConfig(**({"learning_rate": 1e-2} | (optimizer or {})))
+        trainer = TorchTrainer(
+            path,
+            trainer=TrainerConfig(optimizer=options, **section),
+            model=ModelConfig(path=str(path), dtype=dtype),
+            total_steps=total_steps,
+        )
+        if dtype == "float64":
+            compute_norms_in_float64(trainer.module)
+        return trainer
+
+    return make
+
+
+def make_group(
+    rng: np.random.Generator,
+    prompt_tokens: int,
+    response_tokens: Sequence[int],
+    masked: float = 0.0,
+) -> Group:
+    """A group of random tokens; ``masked`` is the share of response tokens not trained."""
+    total = sum(response_tokens)
+    return {
+        "prompt_ids": rng.integers(0, 64, prompt_tokens, dtype=np.int32),
+        "response_ids": rng.integers(0, 64, total, dtype=np.int32),
+        "response_offsets": np.cumsum([0, *response_tokens]).astype(np.int64),
+        "loss_mask": rng.random(total) >= masked,
+        "generation_logprobs": (-4 + rng.normal(0, 0.3, total)).astype(np.float32),
+        "policy_logprobs": (-4 + rng.normal(0, 0.3, total)).astype(np.float32),
+        "reference_logprobs": (-4 + rng.normal(0, 0.3, total)).astype(np.float32),
+        "weight_versions": np.zeros(total, np.int32),
+        "rewards": rng.random(len(response_tokens)).astype(np.float32),
+    }
+
+
+Step = tuple[list[Group], list[tuple[float, ...]]]
+
+
+@pytest.fixture(scope="session")
+def step_data() -> Step:
+    """Eight groups of uneven samples, some tokens masked, one sample without a valid token."""
+    rng = np.random.default_rng(0)
+    groups = [
+        make_group(rng, int(rng.integers(1, 9)), rng.integers(1, 12, 4).tolist(), masked=0.2)
+        for _ in range(8)
+    ]
+    offsets = groups[3]["response_offsets"]
+    groups[3]["loss_mask"][offsets[1] : offsets[2]] = False
+    advantages = [tuple(rng.normal(size=4).tolist()) for _ in groups]
+    return groups, advantages

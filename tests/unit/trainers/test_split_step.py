@@ -1,0 +1,377 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.messages.failures import SchemaError, StepAlreadyOpen, StepOutOfOrder
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import LossSpec, StepResult
+
+MakeTrainer = Callable[..., TorchTrainer]
+Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
+FULL = LossSpec(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6)
+BY_SEQUENCES = LossSpec(normalize="sequences", temperature=0.7)
+
+
+def run_step(
+    trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, number: int = 1
+) -> StepResult:
+    groups, advantages = step
+    key = StepKey(number, 1, 0)
+    trainer.begin_train_step(key, loss)
+    for part in np.array_split(np.arange(len(groups)), chunks):
+        key = key.next()
+        trainer.train_microbatch(key, [groups[i] for i in part], [advantages[i] for i in part])
+    return trainer.finish_train_step(key.next())
+
+
+def raw_gradients(
+    trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int
+) -> dict[str, Tensor]:
+    """Gradients of an open step, normalised as finish would; the step is then aborted."""
+    groups, advantages = step
+    key = StepKey(1, 1, 0)
+    trainer.begin_train_step(key, loss)
+    counts = list[int]()
+    for part in np.array_split(np.arange(len(groups)), chunks):
+        key = key.next()
+        result = trainer.train_microbatch(
+            key, [groups[i] for i in part], [advantages[i] for i in part]
+        )
+        counts.append(result.tokens if loss.normalize == "tokens" else result.sequences)
+    gradients = {
+        name: each.grad.clone() / sum(counts)
+        for name, each in trainer.module.named_parameters()
+        if each.grad is not None
+    }
+    trainer.abort_train_step(key)
+    return gradients
+
+
+def worst_relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    """Largest difference of any tensor, over that tensor's largest value."""
+    assert got.keys() == want.keys()
+    return max(float((got[n] - want[n]).abs().max() / want[n].abs().max()) for n in want)
+
+
+def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in trainer.named_weights()}
+
+
+def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[str, Tensor]:
+    """The same gradient the slow way: one unpadded sequence at a time, autograd's own softmax."""
+    model, total = trainer.module, torch.zeros((), dtype=torch.float64)
+    tokens = sequences = 0
+    for group, group_advantages in zip(*step, strict=True):
+        offsets = group["response_offsets"]
+        for i, advantage in enumerate(group_advantages):
+            own = slice(offsets[i], offsets[i + 1])
+            ids = np.concatenate([group["prompt_ids"], group["response_ids"][own]])
+            logits = model(input_ids=torch.tensor(ids, dtype=torch.int64)[None]).logits[0]
+            logprobs = torch.log_softmax(logits / loss.temperature, -1)
+            first, mask = len(group["prompt_ids"]), group["loss_mask"][own]
+            terms = list[Tensor]()
+            for t in np.flatnonzero(mask):
+                logprob = logprobs[first + t - 1, ids[first + t]]
+                generation = float(group["generation_logprobs"][own][t])
+                old = float(group["policy_logprobs"][own][t])
+                if loss.old_logprobs == "generation":
+                    old = generation
+                ratio = torch.exp(logprob - old)
+                bounded = torch.clamp(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
+                term = -torch.minimum(ratio * advantage, bounded * advantage)
+                if loss.tis_cap is not None:
+                    term = term * min(math.exp(old - generation), loss.tis_cap)
+                if loss.kl_coef:
+                    gap = float(group["reference_logprobs"][own][t]) - logprob
+                    term = term + loss.kl_coef * (torch.exp(gap) - gap - 1)
+                terms.append(term)
+            if terms:
+                tokens, sequences = tokens + len(terms), sequences + 1
+                part = torch.stack(terms)
+                total = total + (part.sum() if loss.normalize == "tokens" else part.mean())
+    (total / (tokens if loss.normalize == "tokens" else sequences)).backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize("loss", [FULL, BY_SEQUENCES], ids=["tokens", "sequences"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("shared_prompt", [True, False])
+def test_the_gradient_is_that_of_one_plain_sequence_after_another(
+    request: pytest.FixtureRequest,
+    trainer_of: MakeTrainer,
+    step_data: Step,
+    loss: LossSpec,
+    architecture: str,
+    shared_prompt: bool,
+) -> None:
+    path: Path = request.getfixturevalue(architecture)
+    trainer = trainer_of(path, shared_prompt=shared_prompt, max_tokens_per_microbatch=150)
+    want = naive_gradients(trainer, step_data, loss)
+    for chunks in (1, 2, 8):
+        got = raw_gradients(trainer, step_data, loss, chunks) if chunks == 1 else raw_gradients(
+            trainer_of(path, shared_prompt=shared_prompt), step_data, loss, chunks
+        )
+        assert worst_relative_error(got, want) <= 1e-10
+
+
+@pytest.mark.parametrize("loss", [FULL, BY_SEQUENCES], ids=["tokens", "sequences"])
+@pytest.mark.parametrize("shared_prompt", [True, False])
+def test_a_step_in_chunks_moves_the_weights_as_the_single_shot_does(
+    trainer_of: MakeTrainer, step_data: Step, loss: LossSpec, shared_prompt: bool
+) -> None:
+    whole = trainer_of(shared_prompt=shared_prompt)
+    want = whole.train(*step_data, loss)
+    assert want.applied
+    for chunks in (1, 2, 8):
+        trainer = trainer_of(shared_prompt=shared_prompt)
+        got = run_step(trainer, step_data, loss, chunks)
+        assert (got.tokens, got.sequences, got.chunks) == (want.tokens, want.sequences, chunks)
+        assert got.loss == pytest.approx(want.loss, rel=1e-10)
+        assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-10)
+        assert got.metrics == pytest.approx(want.metrics, rel=1e-10)
+        assert got.metrics.keys() == want.metrics.keys()
+        assert worst_relative_error(weights(trainer), weights(whole)) <= 1e-9
+
+
+def test_shared_prompts_and_padded_rows_give_the_same_gradient(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    shared = raw_gradients(trainer_of(shared_prompt=True), step_data, FULL, 1)
+    padded = raw_gradients(trainer_of(shared_prompt=False), step_data, FULL, 1)
+    assert worst_relative_error(shared, padded) <= 1e-10
+
+
+def test_counts_are_of_valid_tokens_and_of_sequences_that_have_one(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    result = trainer_of().train(*step_data, LossSpec())
+    assert result.tokens == sum(int(group["loss_mask"].sum()) for group in step_data[0])
+    assert result.sequences == sum(
+        bool(group["loss_mask"][start:end].any())
+        for group in step_data[0]
+        for start, end in zip(group["response_offsets"], group["response_offsets"][1:], strict=False)
+    )
+
+
+def test_an_aborted_step_leaves_no_trace(trainer_of: MakeTrainer, step_data: Step) -> None:
+    groups, advantages = step_data
+    undisturbed, disturbed = trainer_of(), trainer_of()
+    for trainer in (undisturbed, disturbed):
+        run_step(trainer, step_data, LossSpec(), 2)
+    rng = torch.get_rng_state()
+
+    disturbed.begin_train_step(StepKey(2, 1, 0), BY_SEQUENCES)
+    disturbed.train_microbatch(StepKey(2, 1, 1), groups[:3], advantages[:3])
+    torch.rand(3)
+    disturbed.abort_train_step(StepKey(2, 1, 0))
+    disturbed.abort_train_step(StepKey(2, 1, 0))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(each.grad is None for each in disturbed.module.parameters())
+    assert disturbed.weights_digest() == undisturbed.weights_digest()
+
+    disturbed.begin_train_step(StepKey(2, 2, 0), LossSpec())
+    disturbed.train_microbatch(StepKey(2, 2, 1), groups, advantages)
+    disturbed.finish_train_step(StepKey(2, 2, 2))
+    run_step(undisturbed, step_data, LossSpec(), 1, number=2)
+    assert disturbed.weights_digest() == undisturbed.weights_digest()
+
+
+def test_the_same_inputs_give_the_same_bits(trainer_of: MakeTrainer, step_data: Step) -> None:
+    digests = set[str]()
+    for _ in range(2):
+        trainer = trainer_of(dtype="float32")
+        for number in (1, 2, 3):
+            run_step(trainer, step_data, FULL, 2, number)
+        digests.add(trainer.weights_digest())
+    assert len(digests) == 1
+
+
+def test_a_repeated_call_trains_nothing_twice(trainer_of: MakeTrainer, step_data: Step) -> None:
+    groups, advantages = step_data
+    once, twice = trainer_of(), trainer_of()
+    want = run_step(once, step_data, LossSpec(), 1)
+    key = StepKey(1, 1, 0)
+    for _ in range(2):
+        twice.begin_train_step(key, LossSpec())
+    replies = [twice.train_microbatch(key.next(), groups, advantages) for _ in range(2)]
+    results = [twice.finish_train_step(key.next().next()) for _ in range(2)]
+    assert replies[0] == replies[1]
+    assert results[0] == results[1]
+    assert results[0].tokens == want.tokens
+    assert twice.weights_digest() == once.weights_digest()
+    assert twice.steps_applied == 1
+
+
+def test_only_the_next_call_of_the_open_step_is_served(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    trainer = trainer_of()
+    trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
+    with pytest.raises(StepAlreadyOpen):
+        trainer.begin_train_step(StepKey(2, 1, 0), LossSpec())
+    with pytest.raises(StepOutOfOrder):
+        trainer.train_microbatch(StepKey(1, 1, 2), *step_data)
+    with pytest.raises(RuntimeError, match="open"):
+        trainer.train(*step_data, LossSpec())
+
+
+def test_after_a_failed_microbatch_only_an_abort_is_taken(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups, advantages = step_data
+    clean, failed = trainer_of(), trainer_of()
+    run_step(clean, step_data, LossSpec(), 1)
+    failed.begin_train_step(StepKey(1, 1, 0), LossSpec())
+    with pytest.raises(SchemaError, match="advantages"):
+        failed.train_microbatch(StepKey(1, 1, 1), groups, advantages[:-1] + [(1.0,)])
+    with pytest.raises(StepOutOfOrder, match="abort"):
+        failed.train_microbatch(StepKey(1, 1, 1), groups, advantages)
+    failed.abort_train_step(StepKey(1, 1, 0))
+    failed.begin_train_step(StepKey(1, 2, 0), LossSpec())
+    failed.train_microbatch(StepKey(1, 2, 1), groups, advantages)
+    failed.finish_train_step(StepKey(1, 2, 2))
+    assert failed.weights_digest() == clean.weights_digest()
+
+
+def test_a_step_without_a_valid_token_is_not_applied(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups = [dict(group, loss_mask=np.zeros_like(group["loss_mask"])) for group in step_data[0]]
+    trainer = trainer_of(optimizer={"weight_decay": 0.1})
+    before = trainer.weights_digest()
+    result = run_step(trainer, (groups, step_data[1]), LossSpec(), 2)
+    assert (result.applied, result.reason, result.tokens) == (False, "no valid tokens", 0)
+    assert trainer.weights_digest() == before
+    assert trainer.steps_applied == 0
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_loss_or_gradient_that_is_not_finite_is_not_applied(
+    trainer_of: MakeTrainer, step_data: Step, poison: float
+) -> None:
+    groups, advantages = step_data
+    clean, poisoned = trainer_of(), trainer_of()
+    for trainer in (clean, poisoned):
+        run_step(trainer, step_data, LossSpec(), 1)
+    bad = [(poison, *advantages[0][1:]), *advantages[1:]]
+    result = run_step(poisoned, (groups, bad), LossSpec(), 2, number=2)
+    assert not result.applied
+    assert result.reason
+    assert poisoned.weights_digest() == clean.weights_digest()
+    for trainer, number in ((clean, 2), (poisoned, 3)):
+        run_step(trainer, step_data, LossSpec(), 1, number)
+    assert poisoned.weights_digest() == clean.weights_digest()
+
+
+def test_a_gradient_that_overflows_under_a_finite_loss_is_not_applied(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    trainer = trainer_of(dtype="float32")
+    before = trainer.weights_digest()
+    groups, advantages = step_data
+    huge = [tuple(1e25 * each for each in group) for group in advantages]
+    result = run_step(trainer, (groups, huge), LossSpec(clip_low=1.0, clip_high=9.0), 1)
+    assert math.isfinite(result.loss)
+    assert (result.applied, result.reason) == (False, "gradient norm is inf")
+    assert trainer.weights_digest() == before
+
+
+def test_logprobs_can_be_prepared_while_a_step_is_open(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups, advantages = step_data
+    disturbed, undisturbed = trainer_of(), trainer_of()
+    disturbed.begin_train_step(StepKey(1, 1, 0), LossSpec())
+    disturbed.train_microbatch(StepKey(1, 1, 1), groups, advantages)
+    disturbed.prepare_logprobs(groups, policy=True, reference=True, temperature=1.0)
+    disturbed.finish_train_step(StepKey(1, 1, 2))
+    run_step(undisturbed, step_data, LossSpec(), 1)
+    assert disturbed.weights_digest() == undisturbed.weights_digest()
+
+
+@pytest.mark.parametrize("shared_prompt", [True, False])
+def test_prepared_logprobs_are_those_of_one_plain_sequence_after_another(
+    trainer_of: MakeTrainer, step_data: Step, shared_prompt: bool
+) -> None:
+    trainer = trainer_of(shared_prompt=shared_prompt, max_tokens_per_microbatch=60)
+    columns = trainer.prepare_logprobs(step_data[0], policy=True, reference=False, temperature=0.5)
+    for group, prepared in zip(step_data[0], columns, strict=True):
+        assert prepared.keys() == {"policy_logprobs"}
+        offsets, prompt = group["response_offsets"], group["prompt_ids"]
+        for start, end in zip(offsets, offsets[1:], strict=False):
+            ids = torch.tensor(np.concatenate([prompt, group["response_ids"][start:end]]))[None]
+            with torch.no_grad():
+                logprobs = torch.log_softmax(trainer.module(input_ids=ids.long()).logits[0] / 0.5, -1)
+            want = [
+                float(logprobs[len(prompt) + t - 1, ids[0, len(prompt) + t]])
+                for t in range(end - start)
+            ]
+            assert prepared["policy_logprobs"][start:end] == pytest.approx(want, rel=1e-6)
+
+
+def test_the_reference_stays_where_training_began(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    def both(trainer: TorchTrainer) -> tuple[Any, Any]:
+        (columns,) = trainer.prepare_logprobs(
+            step_data[0][:1], policy=True, reference=True, temperature=1.0
+        )
+        return columns["policy_logprobs"], columns["reference_logprobs"]
+
+    trainer = trainer_of(dtype="float32")
+    policy, reference = both(trainer)
+    assert np.array_equal(policy, reference)
+    run_step(trainer, step_data, LossSpec(), 1)
+    moved, still = both(trainer)
+    assert np.array_equal(still, reference)
+    assert not np.array_equal(moved, reference)
+
+
+def test_a_loss_without_its_columns_is_refused_by_name(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups = [{k: v for k, v in g.items() if k != "policy_logprobs"} for g in step_data[0]]
+    with pytest.raises(SchemaError, match="policy_logprobs"):
+        trainer_of().train(groups, step_data[1], FULL)
+
+
+def test_microbatches_keep_to_the_token_budget_and_the_result(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    one, many = trainer_of(), trainer_of(max_tokens_per_microbatch=40)
+    for trainer in (one, many):
+        trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
+    whole = one.train_microbatch(StepKey(1, 1, 1), *step_data)
+    parts = many.train_microbatch(StepKey(1, 1, 1), *step_data)
+    assert whole.microbatches == 1
+    assert parts.microbatches > 4
+    assert (parts.tokens, parts.sequences) == (whole.tokens, whole.sequences)
+
+
+def test_training_raises_the_probability_of_what_was_rewarded(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    groups = step_data[0][:2]
+    advantages = [(1.0, 0.0, 0.0, 0.0)] * 2
+    trainer = trainer_of(dtype="float32")
+
+    def first_sample() -> float:
+        columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+        return sum(
+            float(each["policy_logprobs"][: group["response_offsets"][1]].sum())
+            for each, group in zip(columns, groups, strict=True)
+        )
+
+    before = first_sample()
+    for number in range(1, 6):
+        run_step(trainer, (groups, advantages), LossSpec(clip_high=100.0), 1, number)
+    assert first_sample() > before + 1
