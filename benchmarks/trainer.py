@@ -65,7 +65,9 @@ def _trainer(path: Path, device: str, *, shared_prompt: bool) -> TorchTrainer:
     return TorchTrainer(
         path,
         trainer=TrainerConfig(
-            device=device, shared_prompt=shared_prompt, optimizer=OptimizerConfig(learning_rate=1e-4)
+            device=device,
+            shared_prompt=shared_prompt,
+            optimizer=OptimizerConfig(learning_rate=1e-4),
         ),
         model=ModelConfig(path=str(path)),
         total_steps=1000,

@@ -2,8 +2,8 @@
 
     python benchmarks/trl/offbeat_grpo.py --steps 600 runs/bench/offbeat_4.json
 
-Real Ray actors: one engine and one trainer of one thread each, beside the peer's two threads. ``t_s`` is
-the sum of the steps' wall times; steps follow each other without a gap, weight sync included.
+Real Ray actors: one engine and one trainer of one thread each, beside the peer's two threads. Time counts
+from the begin of the first step, which waits for the first rollouts; starting the actors is left out.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+from offbeat.telemetry.records import read_metrics
 
 
 def run(arguments: argparse.Namespace, run_dir: Path) -> None:
@@ -29,21 +31,20 @@ def run(arguments: argparse.Namespace, run_dir: Path) -> None:
 
 
 def step_records(metrics_file: Path) -> list[dict[str, float]]:
-    """The run's metrics in the form both sides share."""
+    """The run's metrics in the form both sides share. ``t_s`` 0 is the begin of the first step."""
+    steps = read_metrics(metrics_file)
+    began_s = steps[0].time_s - steps[0].metrics["time/step_s"]
     records: list[dict[str, float]] = []
-    elapsed_s = 0.0
-    for line in metrics_file.read_text().splitlines():
-        step: dict[str, float] = json.loads(line)
-        wall_s = step["time/step_s"]
-        elapsed_s += wall_s
-        samples = round(step["throughput/samples_per_s"] * wall_s)
+    for step in steps:
+        metrics = step.metrics
+        samples = round(metrics["throughput/samples_per_s"] * metrics["time/step_s"])
         records.append(
             {
-                "t_s": round(elapsed_s, 4),
-                "reward": step["train/reward"],
+                "t_s": round(step.time_s - began_s, 3),
+                "reward": metrics["train/reward"],
                 "samples": samples,
-                "tokens": round(step["throughput/tokens_per_s"] * wall_s),
-                "completion_tokens": round(step["rollout/response_tokens_mean"] * samples),
+                "tokens": round(metrics["throughput/tokens_per_s"] * metrics["time/step_s"]),
+                "completion_tokens": round(metrics["rollout/response_tokens_mean"] * samples),
             }
         )
     return records

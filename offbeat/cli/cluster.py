@@ -1,9 +1,8 @@
 """Ray for one run: start or join it, make the actors, take everything down again."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -12,19 +11,11 @@ from ray.actor import ActorHandle
 from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.cli.backends import engine_class, trainer_class
 from offbeat.cli.compose import Actors, RunSpec, build_run
-from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.cli.launch import ENVIRONMENT
 from offbeat.messages.failures import OffbeatError
-
-_ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    # Ray's name for "bind a local cluster to 127.0.0.1 only", on Linux too.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
-
 
 class NoRoom(OffbeatError):
     """An actor asks for more than any machine of the cluster has."""
@@ -43,8 +34,6 @@ class NoRoom(OffbeatError):
 
 def start_ray() -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     ray.init(
@@ -53,7 +42,7 @@ def start_ray() -> None:
         logging_level="error",
         configure_logging=True,
         namespace="offbeat",
-        runtime_env={"env_vars": dict(_ENVIRONMENT)} if address != "local" else None,
+        runtime_env={"env_vars": dict(ENVIRONMENT)} if address != "local" else None,
         **local,
     )
 
@@ -73,34 +62,42 @@ def check_room(spec: RunSpec) -> None:
                 raise NoRoom(section, resource, asked, largest, f"{section}.{key}")
 
 
-def make_actors(spec: RunSpec, model_path: Path) -> Actors:
+def make_actors(spec: RunSpec) -> Actors:
     """All actors but the controller. Returns at once; they start in the background."""
-    config = spec.config
+    config, model_path = spec.config, spec.config.model.path
     trainer_cls = ray.remote(trainer_class(config.trainer.backend))
     trainer = trainer_cls.options(
         num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=0
-    ).remote(TrainerSpec(config, str(model_path), str(spec.run_dir)))
+    ).remote(TrainerSpec(config, model_path, str(spec.run_dir)))
     engine_cls = ray.remote(engine_class(config.generator.backend))
     engines: dict[str, ActorHandle] = {}
     for index in range(config.generator.engines):
         name = f"generator-{index}"
         engine = EngineSpec(
-            name, str(model_path), config.model, config.generator, config.stub, config.seed + index
+            name, model_path, config.model, config.generator, config.stub, config.seed + index
         )
         engines[name] = engine_cls.options(
-            num_cpus=config.generator.cpus, num_gpus=config.generator.gpus, max_restarts=-1
+            name=_global_name(spec, name),
+            num_cpus=config.generator.cpus,
+            num_gpus=config.generator.gpus,
+            max_restarts=-1,
         ).remote(engine)
-    workers = [worker for worker in _make_workers(spec, model_path, engines)]
-    return Actors(trainer, engines, workers)
+    return Actors(trainer, engines, list(_make_workers(spec, tuple(engines))))
 
 
-def _make_workers(
-    spec: RunSpec, model_path: Path, engines: Mapping[str, ActorHandle]
-) -> Iterator[ActorHandle]:
+def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[ActorHandle]:
     worker_cls = ray.remote(EnvironmentActor)
+    global_names = {name: _global_name(spec, name) for name in engines}
     for index in range(spec.config.environment.workers):
-        worker = EnvironmentSpec(f"environment-{index}", spec.config, str(model_path), os.getcwd())
-        yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker, engines)
+        worker = EnvironmentSpec(
+            f"environment-{index}", spec.config, spec.config.model.path, os.getcwd(), global_names
+        )
+        yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
+
+
+def _global_name(spec: RunSpec, engine: str) -> str:
+    """What an engine's actor is called on the cluster, where several runs may live."""
+    return f"{spec.run_id}/{engine}"
 
 
 def make_controller(spec: RunSpec, actors: Actors) -> ActorHandle:

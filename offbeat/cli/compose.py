@@ -1,15 +1,18 @@
 """The composition root inside the controller's process: config and actor handles -> a controller."""
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from ray.actor import ActorHandle
 
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts, RayTrainer
 from offbeat.algorithms.advantages import ESTIMATORS
 from offbeat.cli.hosted import HostedRun
+from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
@@ -18,8 +21,11 @@ from offbeat.environments.factory import make_prompts
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
-from offbeat.telemetry.build import build_telemetry
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.jsonl_sink import JsonlSink
 from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.wandb_sink import WandbSink, resolved_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +50,9 @@ class Actors:
 def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     """Everything a run consists of, on the event loop that will run it."""
     config, run_dir = spec.config, spec.run_dir
-    configure_logging("controller", run_dir, run_id=spec.run_id)
+    configure_logging("controller", run_dir / "logs", run_id=spec.run_id)
     journal = FileJournal(run_dir / "journal")
-    telemetry = build_telemetry(config, run_dir, run_id=spec.run_id)
+    telemetry = Telemetry(sinks(spec))
     controller = Controller(
         config,
         Fence(spec.run_id, 1),
@@ -62,7 +68,34 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),
     )
-    return HostedRun(controller, spec.run_id, config, run_dir, journal, telemetry)
+    return HostedRun(
+        controller,
+        config,
+        run_id=spec.run_id,
+        run_dir=run_dir,
+        journal=journal,
+        telemetry=telemetry,
+    )
+
+
+def sinks(spec: RunSpec) -> list[Sink]:
+    """``metrics.jsonl`` first: it is the truth."""
+    config, run_dir = spec.config, spec.run_dir
+    chosen: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl")]
+    mode = resolved_mode(config.wandb)
+    if mode != "disabled":
+        recipe = yaml.safe_load(to_yaml(config, os.environ))
+        chosen.append(
+            WandbSink(
+                config.wandb,
+                mode=mode,
+                run_id=spec.run_id,
+                run_name=config.name,
+                run_dir=run_dir,
+                recipe=recipe,
+            )
+        )
+    return chosen
 
 
 def loss_spec(config: RunConfig) -> LossSpec:

@@ -53,18 +53,13 @@ def load_recipe(
     """
     recipe = Path(path)
     read = sources.read(recipe, overrides)
-    root = Section({}, Location(os.fspath(recipe)))
-    dropped = [key for layer in read.layers for key in lay_over(root, layer)]
     if not read.files:
         raise ConfigError(tuple(read.problems))
+    root = Section({}, Location(os.fspath(recipe)))
+    dropped = [key for layer in read.layers for key in lay_over(root, layer)]
     problems = [*read.problems, *normalise(root)]
-    known_bad = {problem.key for problem in problems}
     config, wrong = _judge(root)
-    problems += [
-        problem
-        for problem in wrong
-        if problem.value is not ABSENT or (read.complete and problem.key not in known_bad)
-    ]
+    problems += _news(wrong, problems, complete=read.complete)
     bad = {problem.key for problem in problems if problem.key}
     problems += _cross_check(config or _patched(root, bad), root, bad, dry_run=dry_run)
     if problems or config is None:
@@ -103,6 +98,20 @@ def _judge(root: Section) -> tuple[RunConfig | None, list[Problem]]:
     except ValidationError as error:
         by_key = {_key_of(detail): detail for detail in reversed(error.errors(include_url=False))}
         return None, [_problem(key, detail, root) for key, detail in by_key.items()]
+
+
+def _news(wrong: list[Problem], known: list[Problem], *, complete: bool) -> Iterator[Problem]:
+    """Without what follows from a known problem: a value taken out, or a recipe that is missing."""
+    keys = {problem.key for problem in known}
+    values = {(problem.key, problem.location) for problem in known}
+    for problem in wrong:
+        follows = (
+            problem.key in keys or not complete
+            if problem.value is ABSENT
+            else (problem.key, problem.location) in values
+        )
+        if not follows:
+            yield problem
 
 
 def _key_of(detail: ErrorDetails) -> str:

@@ -38,10 +38,10 @@ def _lay(base: Section, top: Section, prefix: str, dropped: list[str]) -> None:
 
 def _forget_other_choice(base: Section, top: Section, section: str, dropped: list[str]) -> None:
     choices = schema.choices_by_name(section)
-    chosen = _value(top, "name")
-    if not choices or chosen not in choices or chosen == _value(base, "name"):
+    chosen = _text(top, "name")
+    if not choices or chosen is None or chosen not in choices or chosen == _text(base, "name"):
         return
-    valid = choices[str(chosen)].model_fields
+    valid = choices[chosen].model_fields
     gone = [name for name in base.children if name not in valid and _known(section, name)]
     _drop(base, gone, section, dropped)
 
@@ -54,7 +54,7 @@ def _known(section: str, name: str) -> bool:
 def _forget_other_options(base: Section, top: Section, section: str, dropped: list[str]) -> None:
     options, owners = OPTIONS_BELONG_TO.get(section, ("", ()))
     changed = any(
-        owner in top.children and _value(top, owner) != _value(base, owner) for owner in owners
+        owner in top.children and _text(top, owner) != _text(base, owner) for owner in owners
     )
     if changed and options in base.children:
         _drop(base, [options], section, dropped)
@@ -66,6 +66,6 @@ def _drop(base: Section, names: list[str], section: str, dropped: list[str]) -> 
         del base.children[name]
 
 
-def _value(section: Section, name: str) -> object:
+def _text(section: Section, name: str) -> str | None:
     node: Node | None = section.children.get(name)
-    return node.value if isinstance(node, Leaf) else None
+    return node.text if isinstance(node, Leaf) else None

@@ -93,8 +93,8 @@ def _choose_by_default(section: Section, place: str) -> None:
 def _valid_names(section: Section, place: str) -> set[str]:
     choices = schema.choices_by_name(place)
     chosen = section.children.get("name")
-    if isinstance(chosen, Leaf) and chosen.value in choices:
-        return set(choices[chosen.value].model_fields)
+    if isinstance(chosen, Leaf) and chosen.text in choices:
+        return set(choices[chosen.text].model_fields)
     prefix = f"{place}." if place else ""
     return {key.leaf for key in schema.known_keys().values() if key.key == f"{prefix}{key.leaf}"}
 

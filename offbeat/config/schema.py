@@ -184,9 +184,9 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401, PLR0911
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}" if len(parts) > 1 else str(parts[0])
     if origin is tuple:
-        if Ellipsis in parts:
-            return f"list of {_kind(parts[0], [])}s"
-        return f"list of {len(parts)}: {_kind(parts[0], [])}"
+        item, *_ = parts
+        count = "" if Ellipsis in parts else f"{len(parts)} "
+        return f"list of {count}values, each: {_kind(item, [])}"
     word = _WORDS.get(origin or annotation, "any value")
     return ", ".join([word, *_bounds(metadata)])
 

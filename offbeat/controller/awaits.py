@@ -64,9 +64,10 @@ class Awaits:
         ends = (entry.deadline for entry in self._open if entry.deadline != float("inf"))
         return max(ends, default=-float("inf"))
 
-    def waits_of(self, who: str) -> str:
-        """What one of the pumps waits for now; empty when it waits for nothing."""
-        return next((entry.on for entry in self._open if entry.who == who), "")
+    def oldest(self) -> str:
+        """The longest wait, in a few words; empty when nobody waits."""
+        first = next(iter(self._open), None)
+        return "" if first is None else f"{first.who}: {first.on}"
 
     def describe(self, now: float) -> str:
         """The wait-for list, for a person."""

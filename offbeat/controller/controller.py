@@ -23,6 +23,7 @@ from typing import NoReturn, ParamSpec
 import structlog
 
 from offbeat.config.run import RunConfig
+from offbeat.controller.busy import Busy
 from offbeat.controller.engines import EnginePump
 from offbeat.controller.errors import RunAborted, RunFailed, RunStalled, leaves
 from offbeat.controller.fleet import Fleet
@@ -71,18 +72,22 @@ class Controller:
         max_group_bytes: int,
         rng: random.Random,
     ) -> None:
+        """Make it on the event loop that will run it."""
         self._config, self._telemetry = config, telemetry
         self._rollouts, self._trainer, self._generators = rollouts, trainer, generators
         self.state = RunState(config, fence, Ledger(journal.append), Fleet(generators), sampler)
-        self.progress = Progress(self.state)
-        self._sync = WeightSync(self.state, trainer, generators)
+        clock = asyncio.get_running_loop().time
+        self._busy = Busy(clock, self.state.fleet.engines)
+        self.progress = Progress(self.state, self._busy, clock)
+        self._sync = WeightSync(self.state, trainer, generators, self._busy)
         self._rollout_pump = RolloutPump(
-            self.state, prompts, rollouts, max_group_bytes=max_group_bytes, rng=rng
+            self.state, prompts, rollouts, self._busy, max_group_bytes=max_group_bytes, rng=rng
         )
         self._train_pump = TrainPump(
             self.state,
             trainer,
             self._sync,
+            self._busy,
             journal=journal,
             advantages=advantages,
             loss=loss,
@@ -102,7 +107,6 @@ class Controller:
             RunFailed: A pump raised, or ``abort`` was called.
         """
         self.state.moved()
-        self.progress.started()
         try:
             async with asyncio.TaskGroup() as pumps:
                 helpers = [
@@ -122,6 +126,11 @@ class Controller:
         finally:
             self.progress.ended()
             await self._close()
+
+    @property
+    def release_digest(self) -> str | None:
+        """Of the weights last published."""
+        return self._sync.release.digest if self._sync.release else None
 
     def stop(self) -> None:
         """Finish the step in progress, then end normally. Call from the event loop."""
@@ -156,6 +165,7 @@ class Controller:
         )
         log.info("trainer.ready", ranks=answer.ranks, parameters=answer.parameters)
         await self._sync.publish(state.ledger.trainer_version)
+        state.serving_since = asyncio.get_running_loop().time()
         state.enter(Phase.RUNNING)
         await self._train_pump.run()
 
@@ -174,9 +184,8 @@ class Controller:
         raise self._abort or RunAborted("asked")
 
     def _step_done(self, measures: StepMeasures) -> None:
-        self.progress.step_done(measures)
-        metrics = {**measures.metrics(), **self.progress.busy_metrics()}
-        self._telemetry.emit(measures.step, measures.version, metrics)
+        busy = self.progress.step_done(measures)
+        self._telemetry.emit(measures.step, measures.version, {**measures.metrics(), **busy})
 
     def _where(self) -> str:
         state = self.state

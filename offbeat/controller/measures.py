@@ -76,6 +76,11 @@ class StepMeasures:
     def reward_mean(self) -> float:
         return statistics.fmean(self.rewards)
 
+    def mean_of(self, what: str) -> float:
+        """Mean over the groups of ``generate_s`` or ``reward_s``; seconds."""
+        pick = {"generate_s": lambda r: r.generate_s, "reward_s": lambda r: r.reward_s}[what]
+        return statistics.fmean(pick(receipt) for receipt in self.receipts)
+
     @property
     def train_s(self) -> float:
         """The step without waiting for groups and without its sync."""
@@ -103,8 +108,8 @@ class StepMeasures:
             "off_policy/staleness_max": max(self.staleness),
             "rollout/response_tokens_mean": statistics.fmean(responses),
             "rollout/truncated_fraction": reasons.count("length") / samples,
-            "rollout/generate_s_mean": statistics.fmean(r.generate_s for r in self.receipts),
-            "rollout/reward_s_mean": statistics.fmean(r.reward_s for r in self.receipts),
+            "rollout/generate_s_mean": self.mean_of("generate_s"),
+            "rollout/reward_s_mean": self.mean_of("reward_s"),
             "time/step_s": self.wall_s,
             "time/train_s": self.train_s,
             **{f"time/{name}_s": value for name, value in self.timers.items()},

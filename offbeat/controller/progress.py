@@ -1,47 +1,125 @@
 """How the run goes, for people: the figures behind the display, the summary and the busy metrics."""
 
-import asyncio
-from collections import Counter, deque
-from typing import Final
+from collections import Counter
+from collections.abc import Callable
 
+from offbeat.controller.busy import Busy
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
-
-WINDOW: Final = 20  # steps averaged for the first and the last reward
+from offbeat.telemetry.status import Status
+from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, verdict
+from offbeat.telemetry.windows import RewardWindow
 
 
 class Progress:
     """Reads the state and the measures of each step; decides nothing."""
 
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        self.rewards_first = list[float]()
-        self.rewards_last = deque[float](maxlen=WINDOW)
+    def __init__(self, state: RunState, busy: Busy, clock: Callable[[], float]) -> None:
+        self._state, self._busy, self._clock = state, busy, clock
+        self.rewards = RewardWindow()
         self.staleness = Counter[int]()  # samples trained, by versions behind
-        self.samples = 0
-        self.tokens = 0
-        self.started_at = self.ended_at = 0.0
-        self.first_step_s: float | None = None  # from start to the end of step 1
-
-    def started(self) -> None:
-        self.started_at = self.ended_at = asyncio.get_running_loop().time()
+        self._samples = self._tokens = 0
+        self._started_at = clock()
+        self._ended_at: float | None = None
+        self._first_step_s: float | None = None
+        self._first_step_at = self._started_at
+        self._last: StepMeasures | None = None
+        self._verdict = ""
+        self._seen: tuple[dict[str, float], dict[str, float]] = ({}, {})
 
     def ended(self) -> None:
-        self.ended_at = asyncio.get_running_loop().time()
+        self._ended_at = self._clock()
 
-    def step_done(self, measures: StepMeasures) -> None:
-        """Take in one step, its weight sync included."""
-        now = asyncio.get_running_loop().time()
-        if self.first_step_s is None:
-            self.first_step_s = now - self.started_at
-        reward = measures.reward_mean
-        if len(self.rewards_first) < WINDOW:
-            self.rewards_first.append(reward)
-        self.rewards_last.append(reward)
+    def step_done(self, measures: StepMeasures) -> dict[str, float]:
+        """Take in one step, its weight sync included; returns the metrics of who was busy."""
+        if self._first_step_s is None:
+            self._first_step_at = self._clock()
+            self._first_step_s = self._first_step_at - self._started_at
+        self._last = measures
+        self.rewards.add(measures.reward_mean)
         if measures.result.applied:
             self.staleness += measures.staleness
-        self.samples += sum(receipt.samples for receipt in measures.receipts)
-        self.tokens += sum(receipt.tokens for receipt in measures.receipts)
+        self._samples += sum(receipt.samples for receipt in measures.receipts)
+        self._tokens += sum(receipt.tokens for receipt in measures.receipts)
+        return self._busy_metrics(measures)
 
-    def busy_metrics(self) -> dict[str, float]:
-        return {}
+    def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
+        trainer, engines = self._busy.trainer_seconds(), self._busy.engine_seconds()
+        lap = _difference(trainer, self._seen[0]), _difference(engines, self._seen[1])
+        self._seen = trainer, engines
+        self._verdict = verdict(
+            lap[0],
+            lap[1],
+            generate_s=measures.mean_of("generate_s"),
+            reward_s=measures.mean_of("reward_s"),
+        )
+        shares = self._busy.shares()
+        return {
+            "busy/trainer_fraction": shares[0].get(TrainerTime.COMPUTE, 0.0),
+            "busy/generator_fraction": shares[1].get(GeneratorTime.COMPUTE, 0.0),
+        }
+
+    def status(self) -> Status:
+        """Where the run is now."""
+        state, ledger, last = self._state, self._state.ledger, self._last
+        shares = self._busy.shares()
+        seen = {} if last is None else last.metrics()
+        staleness_max = seen.get("off_policy/staleness_max")
+        return Status(
+            step=ledger.trainer_version,
+            steps=state.config.steps,
+            version=ledger.trainer_version,
+            phase=state.lifecycle.phase,
+            reward=self.rewards.last,
+            reward_recent=self.rewards.recent,
+            staleness_mean=seen.get("off_policy/staleness_mean"),
+            staleness_max=None if staleness_max is None else int(staleness_max),
+            ready=len(ledger.ready),
+            in_flight=ledger.in_flight,
+            trainer_busy=shares[0].get(TrainerTime.COMPUTE),
+            generator_busy=shares[1].get(GeneratorTime.COMPUTE),
+            samples_per_s=self._rate(self._samples),
+            verdict=self._verdict,
+            waiting_for=state.awaits.oldest(),
+        )
+
+    def summary(self, run_id: str, outcome: str, error: str | None, digest: str | None) -> Summary:
+        """What there is to say at the end, whatever the end is."""
+        state, ledger = self._state, self._state.ledger
+        trainer, engines = self._busy.shares()
+        return Summary(
+            run_id=run_id,
+            name=state.config.name,
+            outcome=outcome,  # type: ignore[arg-type]  # one of its literals
+            error=error,
+            steps=ledger.trainer_version,
+            trainer_version=ledger.trainer_version,
+            groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
+            reward_first=self.rewards.first,
+            reward_last=self.rewards.last,
+            staleness_histogram=dict(sorted(self.staleness.items())),
+            max_staleness_trained=max(self.staleness, default=0),
+            wall_s=self._now() - self._started_at,
+            first_step_s=self._first_step_s,
+            samples_per_s=self._rate(self._samples) or 0.0,
+            tokens_per_s=self._rate(self._tokens) or 0.0,
+            trainer_busy_fraction=trainer.pop(TrainerTime.COMPUTE, 0.0),
+            generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
+            trainer_waits=trainer,
+            generator_waits=engines,
+            restarts=state.fleet.restarts,
+            weights_digest=digest,
+        )
+
+    def _now(self) -> float:
+        return self._clock() if self._ended_at is None else self._ended_at
+
+    def _rate(self, count: int) -> float | None:
+        """A second, since the first weights were served."""
+        span_s = self._now() - self._state.serving_since if self._state.serving_since else 0.0
+        return count / span_s if span_s > 0 else None
+
+
+def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in now.items()}

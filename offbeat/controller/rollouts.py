@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import structlog
 
+from offbeat.controller.busy import Busy
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.fleet import Engine
 from offbeat.controller.ledger import Group
@@ -38,11 +39,13 @@ class RolloutPump:
         state: RunState,
         prompts: PromptSource,
         workers: Rollouts,
+        busy: Busy,
         *,
         max_group_bytes: int,
         rng: random.Random,
     ) -> None:
         self._state, self._prompts, self._workers = state, prompts, workers
+        self._busy = busy
         self._max_group_bytes, self._rng = max_group_bytes, rng
         self._again: deque[int] = deque()  # admitted already, to be dispatched once more
         self._failures_in_row = 0
@@ -102,6 +105,7 @@ class RolloutPump:
             raise LookupError(f"the prompt source no longer has ordinal {ordinal}, drawn before")
         attempt = state.ledger.dispatch(ordinal, engine.name, engine.version)
         state.fleet.took(engine.name)
+        self._busy.engine_changed(engine)
         task = self._task(prompt, attempt, engine)
         rollouts.create_task(self._rollout(task), name=group_id(ordinal))
 
@@ -136,11 +140,15 @@ class RolloutPump:
                 reply=self._workers.rollout(state.fence, task),
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
-            state.fleet.gave_back(task.engine)
+            self._gave_back(task)
             await self._failed(task, failure)
         else:
-            state.fleet.gave_back(task.engine)
+            self._gave_back(task)
             await self._commit(task, receipt, payload)
+
+    def _gave_back(self, task: RolloutTask) -> None:
+        self._state.fleet.gave_back(task.engine)
+        self._busy.engine_changed(self._state.fleet.engines[task.engine])
 
     async def _commit(self, task: RolloutTask, receipt: Receipt, payload: Any) -> None:
         state = self._state

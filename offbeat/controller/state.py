@@ -39,6 +39,7 @@ class RunState:
     exhausted: bool = False  # the prompt source is at its end
     stopping: bool = False  # finish the step in progress, then end
     gate_open: bool = True  # rollouts may be dispatched
+    serving_since: float | None = None  # event loop's clock at the first served weights
 
     @property
     def step(self) -> int:

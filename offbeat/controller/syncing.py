@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from offbeat.controller.busy import Busy
 from offbeat.controller.fleet import Health
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import Generator, Trainer
@@ -36,9 +37,14 @@ class WeightSync:
     """Owns the current release and the sync epoch."""
 
     def __init__(
-        self, state: RunState, trainer: Trainer, generators: Mapping[str, Generator]
+        self,
+        state: RunState,
+        trainer: Trainer,
+        generators: Mapping[str, Generator],
+        busy: Busy,
     ) -> None:
         self._state, self._trainer, self._generators = state, trainer, generators
+        self._busy = busy
         self._lock = asyncio.Lock()
         self._epoch = 0
         self.release: WeightRelease | None = None
@@ -112,6 +118,8 @@ class WeightSync:
             state.moved()
             return None
         accepted = state.fleet.acked(ack)
+        self._busy.paused(ack.pause_s)
+        self._busy.engine_changed(state.fleet.engines[name])
         state.moved()
         return ack if accepted else None
 

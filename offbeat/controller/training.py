@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import structlog
 
+from offbeat.controller.busy import Busy
 from offbeat.controller.errors import BudgetSpent, EmptyBatch, leaves
 from offbeat.controller.ledger import Group
 from offbeat.controller.measures import StepMeasures
@@ -28,6 +29,7 @@ from offbeat.messages.failures import StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import Chunk, LossSpec, StepResult
+from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class TrainPump:
         state: RunState,
         trainer: Trainer,
         sync: WeightSync,
+        busy: Busy,
         *,
         journal: Journal,
         advantages: Advantages,
@@ -50,7 +53,7 @@ class TrainPump:
         on_step: Callable[[StepMeasures], None],
         evict_stale: Callable[[], None],
     ) -> None:
-        self._state, self._trainer, self._sync = state, trainer, sync
+        self._state, self._trainer, self._sync, self._busy = state, trainer, sync, busy
         self._journal, self._advantages, self._loss = journal, advantages, loss
         self._on_step, self._evict_stale = on_step, evict_stale
         self._not_applied_in_row = 0
@@ -72,6 +75,7 @@ class TrainPump:
                 return
             if result.applied:
                 await self._sync_if_due(measures)
+            self._busy.computed(result.compute_s)
             measures.close(result, state)
             self._on_step(measures)
 
@@ -80,8 +84,10 @@ class TrainPump:
         version, steps = state.ledger.trainer_version, state.config.steps
         if version % state.config.sync.interval and version < steps:
             return
+        self._busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
         with measures.timed("sync"):
             measures.sync = await self._sync.publish(version)
+        self._busy.trainer_waits(TrainerTime.OTHER)
         self._evict_stale()
 
     # --- one step --------------------------------------------------------------------------------
@@ -146,9 +152,11 @@ class TrainPump:
         deadline_s = state.config.trainer.step_deadline_s * self._queued  # those before it included
 
         async def send() -> T:
+            self._busy.call_opened()
             try:
                 return await state.call(who, on="the trainer", deadline_s=deadline_s, reply=call())
             finally:
+                self._busy.call_answered()
                 self._queued -= 1
                 state.moved()
 
@@ -172,8 +180,10 @@ class TrainPump:
     async def _next_chunk(self, measures: StepMeasures) -> list[int]:
         """Ordinals to train next; empty when the step is complete or nothing more can come."""
         state = self._state
+        self._busy.trainer_waits(TrainerTime.WAITING_GROUPS)
         with measures.timed("wait_groups"):
             await state.until("train pump", "ready groups", self._chunk_or_end)
+        self._busy.trainer_waits(TrainerTime.OTHER)
         if state.quota <= 0 or state.stopping:
             return []
         return state.sampler.select(state.view())

@@ -4,12 +4,14 @@ Modules take their logger with ``structlog.stdlib.get_logger()`` and log events 
 standard library's loggers and ``warnings`` say ends in the same places.
 """
 
+import contextlib
 import logging
 import sys
 import threading
 from collections.abc import Mapping, MutableMapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -32,7 +34,7 @@ def configure_logging(
     to_terminal: bool = False,
     level: str = "INFO",
     redactor: Redactor | None = None,
-) -> None:
+) -> "LogOutputs":
     """Set this process's logging up; call it once, before the first line is logged.
 
     Args:
@@ -42,6 +44,9 @@ def configure_logging(
         to_terminal: Also short plain lines on stderr: the driver.
         level: The least that is logged.
         redactor: Default: knows the secrets in this process's environment.
+
+    Returns:
+        Where the lines go. A process that ends need not close it: no line is held back.
     """
     outputs = LogOutputs(
         log_dir / f"{process}.log",
@@ -67,6 +72,7 @@ def configure_logging(
         root.removeHandler(handler)
     root.addHandler(_ToStructlog(level=max(_LEVELS[level], logging.WARNING)))
     logging.captureWarnings(capture=True)
+    return outputs
 
 
 def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dict[str, Any]]:
@@ -87,21 +93,35 @@ class LogOutputs:
         identity: Mapping[str, str],
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        self._file = FileIO(path, "a")
+        self._torn = False  # the file may end in the middle of a line
         self._lock = threading.Lock()
         self._redacted, self._to_terminal, self._identity = redactor, to_terminal, identity
 
     def msg(self, event: Event) -> None:
         """Write one event. Never raises: a full disk must not end a run through its log."""
-        text = self._redacted(json_line({**event, **self._identity}))
-        try:
-            with self._lock:
-                self._file.write(text + "\n")
-        except OSError:  # lost; the terminal may still show it
-            pass
+        self._to_file(self._redacted(json_line({**event, **self._identity})))
         if self._to_terminal:
-            # Looked up at each line: a live display puts itself in the place of stderr.
-            sys.stderr.write(self._redacted(plain_line(event)) + "\n")
+            with contextlib.suppress(OSError):
+                # Looked up at each line: a live display puts itself in the place of stderr.
+                sys.stderr.write(self._redacted(plain_line(event)) + "\n")
+
+    def close(self) -> None:
+        """Lines from now on reach the terminal at most."""
+        with self._lock:
+            self._file.close()
+
+    def _to_file(self, text: str) -> None:
+        with self._lock:
+            if self._file.closed:
+                return
+            rest = memoryview(("\n" * self._torn + text + "\n").encode())
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                self._torn = False
+            except OSError:  # this line is lost; the next one begins on a line of its own
+                self._torn = True
 
     debug = info = warning = warn = error = critical = exception = fatal = msg
 
@@ -117,7 +137,9 @@ def plain_line(event: Mapping[str, Any]) -> str:
     names = [name for name in _PLAIN_FIRST if name in event]
     names += [name for name in event if name not in _NOT_IN_PLAIN and name not in names]
     fields = [f"{name}={_short(event[name])}" for name in names]
-    line = " ".join([time_of_day, str(event.get("level", "")), str(event.get("event", "")), *fields])
+    line = " ".join(
+        [time_of_day, str(event.get("level", "")), str(event.get("event", "")), *fields]
+    )
     return f"{line}\n{event['exception']}" if "exception" in event else line
 
 
@@ -133,5 +155,8 @@ class _ToStructlog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(
-            record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info
+            min(record.levelno // 10 * 10, logging.CRITICAL),  # structlog knows whole tens only
+            record.getMessage(),
+            logger=record.name,
+            exc_info=record.exc_info,
         )

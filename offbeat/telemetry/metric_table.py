@@ -7,6 +7,8 @@ from typing import Final
 
 _Row = tuple[str, str, str, str, str]
 
+# fmt: off
+# A table is read as a table: a row is three lines.
 _TRAIN: Final[tuple[_Row, ...]] = (
     ("train/reward", "reward", "mean",
      "Reward of the samples trained in the step.",
@@ -168,5 +170,6 @@ _SPEED: Final[tuple[_Row, ...]] = (
 
 ROWS: Final[tuple[_Row, ...]] = (
     *_TRAIN, *_OFF_POLICY, *_ROLLOUT, *_TIME, *_SYNC, *_FLEET, *_SPEED,
-)  # fmt: skip
+)
+# fmt: on
 """(name, unit, reduction, meaning, what to do when it rises)."""

@@ -38,7 +38,9 @@ class ProgressDisplay:
     ) -> None:
         self._console, self._clock, self._plain_every_s = console, clock, plain_every_s
         self._live = (
-            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+            Live(console=console, auto_refresh=False, transient=True)
+            if console.is_terminal
+            else None
         )
         self._shown: Status | None = None
         self._shown_at = 0.0
@@ -94,10 +96,14 @@ def panel(status: Status) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     done = status.step / status.steps if status.steps else 0.0
-    table.add_row("step", Text.assemble((bar(done, _BAR), "green"), f" {status.step}/{status.steps}"))
+    table.add_row(
+        "step", Text.assemble((bar(done, _BAR), "green"), f" {status.step}/{status.steps}")
+    )
     table.add_row(
         "reward",
-        Text.assemble((sparkline(status.reward_recent), "green"), f" {_number(status.reward, '.3f')}"),
+        Text.assemble(
+            (sparkline(status.reward_recent), "green"), f" {_number(status.reward, '.3f')}"
+        ),
     )
     table.add_row(
         "staleness",

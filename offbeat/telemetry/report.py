@@ -40,16 +40,21 @@ def _headline(summary: Summary) -> Text:
 
 def _figures(summary: Summary) -> Table:
     table = _columns()
-    table.add_row("reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
+    _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
                   "means over the first and the last 20 steps")  # fmt: skip
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
-    table.add_row("steps", f"{summary.steps} in {_duration(summary.wall_s)}", first)
-    table.add_row("speed", f"{summary.samples_per_s:,.0f} samples/s", f"{summary.tokens_per_s:,.0f} tokens/s")
+    _add(table, "steps", f"{summary.steps} in {_duration(summary.wall_s)}", first)
+    _add(
+        table,
+        "speed",
+        f"{summary.samples_per_s:,.0f} samples/s",
+        f"{summary.tokens_per_s:,.0f} tokens/s",
+    )
     groups = summary.groups
-    table.add_row("groups", f"{groups.trained} trained", f"{groups.drawn} drawn")
+    _add(table, "groups", f"{groups.trained} trained", f"{groups.drawn} drawn")
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(groups.dropped.items()))
-    table.add_row("dropped", str(sum(groups.dropped.values())), dropped)
-    table.add_row("restarts", str(summary.restarts), "of engines" if summary.restarts else "")
+    _add(table, "dropped", str(sum(groups.dropped.values())), dropped)
+    _add(table, "restarts", str(summary.restarts), "of engines" if summary.restarts else "")
     return table
 
 
@@ -58,7 +63,7 @@ def _staleness(summary: Summary) -> Table:
     total = sum(summary.staleness_histogram.values()) or 1
     for versions, samples in sorted(summary.staleness_histogram.items()):
         share = samples / total
-        table.add_row(f"{versions}", bar(share, _BAR), f"{share:6.1%}  {samples} samples")
+        _add(table, f"{versions}", bar(share, _BAR), f"{share:6.1%}  {samples} samples")
     return table
 
 
@@ -70,14 +75,19 @@ def _time(summary: Summary) -> Table:
     ):
         rows = {"busy": busy, **dict(sorted(waits.items(), key=lambda item: -item[1]))}
         for name, percent in whole_percents(rows).items():
-            table.add_row(f"{who} {name.replace('_', ' ')}", bar(percent / 100, _BAR), f"{percent:3d} %")
+            _add(
+                table,
+                f"{who} {name.replace('_', ' ')}",
+                bar(percent / 100, _BAR),
+                f"{percent:3d} %",
+            )
     return table
 
 
 def _paths(paths: Mapping[str, Path]) -> Table:
     table = _columns()
     for what, path in paths.items():
-        table.add_row(what, Text(str(path), overflow="fold"))
+        _add(table, what, str(path))
     return table
 
 
@@ -98,6 +108,11 @@ def _columns() -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """A row of plain text: what comes from the run is never read as markup."""
+    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 
 def _number(value: float | None) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, ParamSpec
+from typing import ParamSpec
 
 import msgspec
 import structlog
@@ -13,9 +13,6 @@ from offbeat.telemetry.records import Record
 from offbeat.telemetry.sinks import Sink, SinkUnusable
 
 log = structlog.stdlib.get_logger()
-
-_END: Final = None
-"""Behind the last record."""
 
 Pause = Callable[[threading.Event, float], object]
 """Waits for this many seconds, or until the event is set."""
@@ -88,7 +85,7 @@ class SinkWriter:
     def finish(self) -> None:
         """No more records: what is spooled is written, and the first failure from here is the last."""
         self._finishing.set()
-        self._queue.put(_END)
+        self._queue.put(None)  # behind the last record
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the sink to be closed; False when it was not by then."""
@@ -110,21 +107,25 @@ class SinkWriter:
             self._feed()
         except SinkUnusable as error:
             self._unusable = True
+            self._forget()
             log.warning("sink.unusable", sink=self._sink.name, detail=str(error))
         finally:
             self._close()
 
+    def _forget(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+
     def _feed(self) -> None:
         if not self._persist(self._sink.open):
             return
-        while (record := self._queue.get()) is not _END:
+        while (record := self._queue.get()) is not None:
             if not self._persist(self._sink.write, record):
                 return
             self._written += 1
 
-    def _persist(
-        self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs
-    ) -> bool:
+    def _persist(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Make the call until it succeeds; False when it failed and the run is over."""
         failures_before = self._failures
         for pause_s in self._backoff.pauses_s():
@@ -132,7 +133,7 @@ class SinkWriter:
                 call(*args, **kwargs)
             except SinkUnusable:
                 raise
-            except Exception as error:  # any failure of a sink is survived, counted and logged
+            except Exception as error:  # noqa: BLE001  whatever a sink raises is survived, counted, logged
                 self._failures += 1
                 if self._failures == failures_before + 1:
                     log.warning("sink.failing", sink=self._sink.name, error=repr(error))
@@ -148,6 +149,6 @@ class SinkWriter:
     def _close(self) -> None:
         try:
             self._sink.close()
-        except Exception as error:  # the run is over: all that is left is to say so
+        except Exception as error:  # noqa: BLE001  the run is over: all that is left is to say so
             self._failures += 1
             log.warning("sink.close_failed", sink=self._sink.name, error=repr(error))

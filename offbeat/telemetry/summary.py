@@ -16,7 +16,7 @@ class Groups(msgspec.Struct, frozen=True):
     ready: int = 0
     training: int = 0
     trained: int = 0
-    dropped: dict[str, int] = {}  # noqa: RUF012  by reason; msgspec copies it for each instance
+    dropped: dict[str, int] = {}  # by reason
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

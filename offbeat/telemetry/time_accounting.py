@@ -1,7 +1,6 @@
 """Where the time of an actor went: every moment belongs to exactly one category. Pure but for the clock."""
 
 import enum
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +14,7 @@ class TrainerTime(enum.StrEnum):
     WAITING_GROUPS = "waiting_groups"
     WAITING_WEIGHTS = "waiting_weights"  # it stands still while generators take its weights
     CHECKPOINT = "checkpoint"
+    CALLS = "calls"  # a call is on its way, or its payload is
     OTHER = "other"  # bookkeeping between two calls
 
 
@@ -25,6 +25,7 @@ class GeneratorTime(enum.StrEnum):
     COMPUTE = "compute"
     WAITING_GATE = "waiting_gate"  # nothing may be admitted: the trainer is behind
     WAITING_PROMPTS = "waiting_prompts"  # work may be admitted, none has come: environment, reward
+    EPISODES = "episodes"  # groups are out, but in environment, reward or on their way
     SYNC = "sync"
     OTHER = "other"
 
@@ -54,7 +55,7 @@ class TimeAccount:
         self._clock = clock
         self._category = category
         self._since = clock()
-        self._seconds = Counter[str]()
+        self._seconds = dict[str, float]()
         self._lap = dict[str, float]()
 
     @property
@@ -64,8 +65,9 @@ class TimeAccount:
     def switch(self, category: str) -> str:
         """Time counts for ``category`` from now on; returns the one before."""
         now = self._clock()
-        self._seconds[self._category] += now - self._since
-        before, self._category, self._since = self._category, category, now
+        before = self._category
+        self._seconds[before] = self._seconds.get(before, 0.0) + (now - self._since)
+        self._category, self._since = category, now
         return before
 
     @contextmanager
@@ -97,15 +99,18 @@ class TimeAccount:
 def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
     """Shares of the whole; zero entries are left out, and no time at all has no shares."""
     total = sum(seconds.values())
-    return {name: value / total for name, value in seconds.items() if value > 0} if total > 0 else {}
+    return (
+        {name: value / total for name, value in seconds.items() if value > 0} if total > 0 else {}
+    )
 
 
 def added(accounts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The seconds of several actors together, by category: those of a fleet."""
-    total = Counter[str]()
+    total = dict[str, float]()
     for seconds in accounts:
-        total.update(seconds)
-    return dict(total)
+        for name, value in seconds.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
 def verdict(

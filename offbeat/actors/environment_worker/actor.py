@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from offbeat.actors.call import RemoteBug, first_line, reply_of
 from offbeat.actors.environment_worker.group import run_group
@@ -31,14 +30,16 @@ class EnvironmentSpec:
     config: RunConfig
     model_path: str
     working_dir: str  # user reward code is imported from here
+    engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
 
 
 class EnvironmentActor:
     """One environment worker. An async actor."""
 
-    def __init__(self, spec: EnvironmentSpec, engines: Mapping[str, ActorHandle]) -> None:
+    def __init__(self, spec: EnvironmentSpec) -> None:
         prepare()
-        self._spec, self._engines = spec, engines
+        self._spec = spec
+        self._engines = {name: ray.get_actor(actor) for name, actor in spec.engines.items()}
         self._guard = FenceGuard(spec.name)
         sampling = spec.config.generator.sampling
         self._sampling = SamplingParams(

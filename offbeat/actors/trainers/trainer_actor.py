@@ -115,7 +115,7 @@ class TrainerActor:
         self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
         self._ordinals = []
 
-    def train_microbatch(  # noqa: PLR0913, PLR0917 - payloads have to be top-level arguments
+    def train_microbatch(
         self,
         fence: Fence,
         key: StepKey,
@@ -135,9 +135,7 @@ class TrainerActor:
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         self._guard.check(fence)
-        result = self._classified(
-            "finish", key.step, lambda: self._split.finish_train_step(key)
-        )
+        result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
         if (key.step, key.attempt) != (self._last.step, self._last.attempt) and result.applied:
             self._log.write(key, self._ordinals)
             self._last = key

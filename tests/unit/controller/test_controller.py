@@ -75,8 +75,11 @@ class World:
         )
         return self.built
 
+    async def go(self) -> None:
+        await self.controller().run()
+
     def run(self) -> None:
-        run(self.controller().run())
+        run(self.go())
 
     def fail(self) -> RunFailed:
         with pytest.raises(RunFailed) as failure:

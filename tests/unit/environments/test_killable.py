@@ -88,8 +88,8 @@ def test_the_deadline_is_that_of_one_sample_for_a_plain_function() -> None:
 
 
 def test_an_async_function_scores_its_samples_at_once_under_one_deadline() -> None:
-    assert rewards("waits", *"abcdefgh", deadline_s=0.9) == [1.0] * 8
-    assert failure("waits", "a", "hang", deadline_s=0.3).startswith("reward_deadline")
+    assert rewards("waits", *["0.1"] * 8, deadline_s=0.6) == [1.0] * 8
+    assert failure("waits", "0.2", "0.4", "0.6", deadline_s=0.3).startswith("reward_deadline")
 
 
 def test_memory_beyond_the_cap_is_refused() -> None:
@@ -131,15 +131,16 @@ def test_processes_that_user_code_started_are_killed_with_it(tmp_path: Path) -> 
     pid_file = tmp_path / "pid"
     failure("forks_and_hangs", "a", prompt={"pid_file": str(pid_file)}, deadline_s=0.4)
     group = int(pid_file.read_text())
-    assert not living_members(group)
+    _, alive = psutil.wait_procs(members_of(group), timeout=10)
+    assert not alive
 
 
-def living_members(group: int) -> list[int]:
-    found = list[int]()
+def members_of(group: int) -> list[psutil.Process]:
+    found = list[psutil.Process]()
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
+                found.append(process)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return found
@@ -165,14 +166,16 @@ def test_a_target_that_cannot_be_imported_is_told_at_the_start(target: str, told
 
 def test_no_child_outlives_a_worker_that_is_killed() -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(HERE)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKER, str(HERE)], stderr=subprocess.PIPE, text=True
     )
-    assert worker.stdout is not None
-    children = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
-    assert len(children) == 2
-    worker.kill()
-    worker.wait()
-    worker.stdout.close()
+    assert worker.stderr is not None
+    # What user code prints goes to the worker's standard error: both are in the middle of a call.
+    try:
+        children = [psutil.Process(int(worker.stderr.readline())) for _ in range(2)]
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stderr.close()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
@@ -183,10 +186,9 @@ from pathlib import Path
 from offbeat.environments.killable import RewardPool, RewardTarget
 
 async def main():
-    target = RewardTarget("user_rewards:hangs", Path(sys.argv[1]), {}, 2048, 60.0)
+    target = RewardTarget("user_rewards:announces_and_hangs", Path(sys.argv[1]), {}, 2048, 60.0)
     pool = RewardPool(target, 2)
     await pool.start()
-    print(*pool.pids, flush=True)
     await asyncio.gather(pool.score({}, ["hang"]), pool.score({}, ["hang"]))
 
 asyncio.run(main())

@@ -115,7 +115,7 @@ def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: str, probl
 def test_text_that_is_not_utf8_is_a_bad_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"prompt": "\xff"}\n')
-    with pytest.raises(PromptFileError, match="prompts.jsonl:1: is not JSON"):
+    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: is not JSON"):
         JsonlPrompts(file, shuffle=True, seed=0, epochs=None)
 
 

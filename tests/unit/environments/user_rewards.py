@@ -55,13 +55,19 @@ def hangs(prompt: Row, response: str) -> float:
     return 1.0
 
 
+def announces_and_hangs(prompt: Row, response: str) -> float:
+    os.write(1, f"{os.getpid()}\n".encode())  # in one piece, though two processes share the pipe
+    time.sleep(60)
+    return 1.0
+
+
 def slow(prompt: Row, response: str) -> float:
     time.sleep(0.15)
     return 1.0
 
 
 async def waits(prompt: Row, response: str) -> float:
-    await asyncio.sleep(0.15 if response != "hang" else 60)
+    await asyncio.sleep(float(response))
     return 1.0
 
 
@@ -71,7 +77,7 @@ def eats_memory(prompt: Row, response: str) -> float:
 
 def chatters(prompt: Row, response: str) -> float:
     for _ in range(1000):
-        print("x" * 1000)
+        print("x" * 1000)  # noqa: T201 - that is what it is for
     os.write(1, b"y" * 100_000)
     sys.stdout.flush()
     return 1.0

@@ -185,12 +185,14 @@ def test_not_a_number_in_one_generation_of_weights_does_not_outlive_its_rows(
         for parameter in model.parameters():
             parameter.fill_(float("nan"))
     engine.submit(request_of("poisoned", samples=8, max_new_tokens=40))
-    engine.step()
-    engine.step()
+    engine.submit(request_of("poisoned briefly", samples=8, max_new_tokens=10))
+    for _ in range(12):
+        engine.step()
+    assert engine.running == 8
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(good[name])
     engine.submit(request_of("healthy", samples=8, max_new_tokens=60))
     results = finish(engine)
-    assert np.isnan(results["poisoned"].logprobs).any()
+    assert np.isnan(results["poisoned"].logprobs).all()
     assert np.isfinite(results["healthy"].logprobs).all()

@@ -1,13 +1,13 @@
 """Tiny models, groups of random tokens, and trainers over them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from random_groups import Group, make_group
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -24,7 +24,6 @@ from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
 
-Group = dict[str, NDArray[Any]]
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -90,41 +89,22 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
         dtype: Any = "float64",
         optimizer: dict[str, Any] | None = None,
         total_steps: int = 10,
+        reference: Path | None = None,
         **section: Any,
     ) -> TorchTrainer:
-        options = OptimizerConfig(**({"learning_rate": 1e-2} | (optimizer or {})))
+        options = OptimizerConfig.model_validate({"learning_rate": 1e-2} | (optimizer or {}))
         trainer = TorchTrainer(
             path,
             trainer=TrainerConfig(optimizer=options, **section),
             model=ModelConfig(path=str(path), dtype=dtype),
             total_steps=total_steps,
+            reference_path=reference,
         )
         if dtype == "float64":
             compute_norms_in_float64(trainer.module)
         return trainer
 
     return make
-
-
-def make_group(
-    rng: np.random.Generator,
-    prompt_tokens: int,
-    response_tokens: Sequence[int],
-    masked: float = 0.0,
-) -> Group:
-    """A group of random tokens; ``masked`` is the share of response tokens not trained."""
-    total = sum(response_tokens)
-    return {
-        "prompt_ids": rng.integers(0, 64, prompt_tokens, dtype=np.int32),
-        "response_ids": rng.integers(0, 64, total, dtype=np.int32),
-        "response_offsets": np.cumsum([0, *response_tokens]).astype(np.int64),
-        "loss_mask": rng.random(total) >= masked,
-        "generation_logprobs": (-4 + rng.normal(0, 0.3, total)).astype(np.float32),
-        "policy_logprobs": (-4 + rng.normal(0, 0.3, total)).astype(np.float32),
-        "reference_logprobs": (-4 + rng.normal(0, 0.3, total)).astype(np.float32),
-        "weight_versions": np.zeros(total, np.int32),
-        "rewards": rng.random(len(response_tokens)).astype(np.float32),
-    }
 
 
 Step = tuple[list[Group], list[tuple[float, ...]]]

@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -117,8 +118,12 @@ def test_the_gradient_is_that_of_one_plain_sequence_after_another(
     trainer = trainer_of(path, shared_prompt=shared_prompt, max_tokens_per_microbatch=150)
     want = naive_gradients(trainer, step_data, loss)
     for chunks in (1, 2, 8):
-        got = raw_gradients(trainer, step_data, loss, chunks) if chunks == 1 else raw_gradients(
-            trainer_of(path, shared_prompt=shared_prompt), step_data, loss, chunks
+        got = (
+            raw_gradients(trainer, step_data, loss, chunks)
+            if chunks == 1
+            else raw_gradients(
+                trainer_of(path, shared_prompt=shared_prompt), step_data, loss, chunks
+            )
         )
         assert worst_relative_error(got, want) <= 1e-10
 
@@ -158,7 +163,9 @@ def test_counts_are_of_valid_tokens_and_of_sequences_that_have_one(
     assert result.sequences == sum(
         bool(group["loss_mask"][start:end].any())
         for group in step_data[0]
-        for start, end in zip(group["response_offsets"], group["response_offsets"][1:], strict=False)
+        for start, end in zip(
+            group["response_offsets"], group["response_offsets"][1:], strict=False
+        )
     )
 
 
@@ -232,7 +239,7 @@ def test_after_a_failed_microbatch_only_an_abort_is_taken(
     run_step(clean, step_data, LossSpec(), 1)
     failed.begin_train_step(StepKey(1, 1, 0), LossSpec())
     with pytest.raises(SchemaError, match="advantages"):
-        failed.train_microbatch(StepKey(1, 1, 1), groups, advantages[:-1] + [(1.0,)])
+        failed.train_microbatch(StepKey(1, 1, 1), groups, [*advantages[:-1], (1.0,)])
     with pytest.raises(StepOutOfOrder, match="abort"):
         failed.train_microbatch(StepKey(1, 1, 1), groups, advantages)
     failed.abort_train_step(StepKey(1, 1, 0))
@@ -307,10 +314,12 @@ def test_prepared_logprobs_are_those_of_one_plain_sequence_after_another(
     for group, prepared in zip(step_data[0], columns, strict=True):
         assert prepared.keys() == {"policy_logprobs"}
         offsets, prompt = group["response_offsets"], group["prompt_ids"]
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        for start, end in itertools.pairwise(offsets):
             ids = torch.tensor(np.concatenate([prompt, group["response_ids"][start:end]]))[None]
             with torch.no_grad():
-                logprobs = torch.log_softmax(trainer.module(input_ids=ids.long()).logits[0] / 0.5, -1)
+                logprobs = torch.log_softmax(
+                    trainer.module(input_ids=ids.long()).logits[0] / 0.5, -1
+                )
             want = [
                 float(logprobs[len(prompt) + t - 1, ids[0, len(prompt) + t]])
                 for t in range(end - start)
@@ -318,9 +327,7 @@ def test_prepared_logprobs_are_those_of_one_plain_sequence_after_another(
             assert prepared["policy_logprobs"][start:end] == pytest.approx(want, rel=1e-6)
 
 
-def test_the_reference_stays_where_training_began(
-    trainer_of: MakeTrainer, step_data: Step
-) -> None:
+def test_the_reference_stays_where_training_began(trainer_of: MakeTrainer, step_data: Step) -> None:
     def both(trainer: TorchTrainer) -> tuple[Any, Any]:
         (columns,) = trainer.prepare_logprobs(
             step_data[0][:1], policy=True, reference=True, temperature=1.0

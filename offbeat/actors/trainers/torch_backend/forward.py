@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
 from offbeat.actors.trainers.torch_backend.packing import Packed, visible
 
@@ -28,6 +29,8 @@ def packed_logprobs(model: PreTrainedModel, packed: Packed, temperature: float) 
         return torch.from_numpy(values).to(device, non_blocking=True)
 
     head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModel(type(model).__name__, "has no output head", "Use a causal LM")
     with _only_places(head, tensor(packed.predicts_U)):
         logits_UV = model(
             input_ids=tensor(packed.input_ids_RT),

@@ -17,13 +17,17 @@ def token_logprobs(
     Computed in float32, or in float64 for float64 logits. Several tokens may share a place.
     Backward makes one buffer of the size of the logits, where autograd's own would make three.
     """
-    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature)  # pyright: ignore
+    return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature)  # pyright: ignore[reportReturnType]
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_UV: Tensor, which_N: Tensor, target_N: Tensor, temperature: float
+        ctx: Any,  # noqa: ANN401 -- torch does not type what it saves on it
+        logits_UV: Tensor,
+        which_N: Tensor,
+        target_N: Tensor,
+        temperature: float,
     ) -> Tensor:
         scaled_UV = _scaled(logits_UV, temperature)
         total_U = torch.logsumexp(scaled_UV, dim=-1)
@@ -32,7 +36,10 @@ class _TokenLogprobs(torch.autograd.Function):
         return scaled_UV[which_N, target_N] - total_U[which_N]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(
+        ctx: Any,  # noqa: ANN401 -- as above
+        *grads: Tensor,
+    ) -> tuple[Tensor, None, None, None]:
         logits_UV, total_U, which_N, target_N = ctx.saved_tensors
         (grad_N,) = grads
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)

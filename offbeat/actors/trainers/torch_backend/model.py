@@ -1,6 +1,5 @@
 """A causal LM in and out of a Hugging Face directory, and what its weights are called and hash to."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,7 +23,7 @@ def load_model(
         trust_remote_code=trust_remote_code,
         local_files_only=True,
     )
-    return model.to(device).eval()
+    return model.to(device).eval()  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
 
 
 def load_reference(
@@ -45,7 +44,7 @@ def weights_digest(module: nn.Module) -> str:
     digest = xxhash.xxh3_128()
     for name, tensor in named_weights(module):
         digest.update(name.encode())
-        digest.update(as_bytes(tensor).cpu().numpy())
+        digest.update(as_bytes(tensor).cpu().numpy().data)
     return digest.hexdigest()
 
 
@@ -97,11 +96,11 @@ def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) 
         staged.chmod(0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            os.replace(target, old)
-            os.replace(staged, target)
+            target.replace(old)
+            staged.replace(target)
             shutil.rmtree(old)
         else:
-            os.replace(staged, target)
+            staged.replace(target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 

@@ -59,7 +59,7 @@ class Optimizer:
         if applied:
             limit = self._config.max_grad_norm
             clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-            torch._foreach_mul_(gradients, clip / denominator)  # noqa: SLF001 -- no public form
+            torch._foreach_mul_(gradients, clip / denominator)  # pyright: ignore -- no public form
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
             self._adamw.step()
@@ -82,7 +82,10 @@ class Optimizer:
 
     def state(self) -> State:
         """Moments, and masters where there are any."""
-        return {"adamw": self._adamw.state_dict(), "masters": [m.detach() for m in self._own_masters]}
+        return {
+            "adamw": self._adamw.state_dict(),
+            "masters": [m.detach() for m in self._own_masters],
+        }
 
     @torch.no_grad()
     def load(self, state: State) -> None:

@@ -71,7 +71,9 @@ def flatten(groups: Sequence[Columns], *, only_trained: bool) -> Batch:
     """Lay groups end to end; wanted are the tokens under the loss mask, or all of them."""
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
     firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])
-    start_S = np.concatenate([each[:-1] + first for each, first in zip(offsets, firsts, strict=False)])
+    start_S = np.concatenate(
+        [each[:-1] + first for each, first in zip(offsets, firsts, strict=False)]
+    )
     full_S = np.concatenate([np.diff(each) for each in offsets])
     tokens = np.concatenate([group[RESPONSE_IDS] for group in groups]).astype(np.int64)
     if only_trained:

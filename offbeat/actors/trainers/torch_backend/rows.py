@@ -21,7 +21,7 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
     Args:
         batch: Samples without a wanted token are left out.
         response_tokens: Of all samples of a row; 0 gives every sample a row of its own.
-        max_tokens: No row of several samples is longer than this.
+        max_tokens: No row is longer, unless the longest sample of its group alone would be.
     """
     rows = list[Row]()
     bounds = np.searchsorted(batch.group_S, np.arange(len(batch.prompts) + 1)).tolist()
@@ -79,6 +79,7 @@ def _dealt(
     if response_tokens <= 0:
         return [[sample] for sample in samples]
     total = sum(lengths[s] for s in samples)
+    room = max(room, lengths[samples[0]])  # no split makes a sample shorter
     wanted = min(len(samples), max(1, math.ceil(total / response_tokens)))
     for count in range(wanted, len(samples) + 1):
         rows, filled = [list[int]() for _ in range(count)], [0] * count
@@ -86,6 +87,6 @@ def _dealt(
             emptiest = filled.index(min(filled))
             rows[emptiest].append(sample)
             filled[emptiest] += lengths[sample]
-        if max(filled) <= room or count == len(samples):
-            return rows
-    raise AssertionError("unreachable: with a row for each sample the loop returns")
+        if max(filled) <= room:
+            return [row for row in rows if row]
+    raise AssertionError("unreachable: a row for each sample has room")

@@ -84,9 +84,10 @@ class TorchTrainer:
             UnsupportedModel: ``trainer.shared_prompt`` with a model that cannot have it.
         """
         torch.manual_seed(seed)
-        self._path, self._reference_path = Path(model_path), Path(reference_path or model_path)
+        self.model_path = Path(model_path)
+        self._reference_path = Path(reference_path or model_path)
         self._config, self._model_config, self._total_steps = trainer, model, total_steps
-        self._model = self._load(load_model, self._path)
+        self._model = self._load(load_model, self.model_path)
         if trainer.shared_prompt:
             check_shared_prompt(self._model)
         self._ratio_tokens = linear_to_pair_ratio(self._model)
@@ -193,7 +194,7 @@ class TorchTrainer:
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic."""
-        save_model(self._model, directory, like=self._path)
+        save_model(self._model, directory, like=self.model_path)
 
     def save_state(self, file: str | Path) -> None:
         """Write moments, master weights and the place in the schedule to one file; atomic."""
@@ -204,7 +205,7 @@ class TorchTrainer:
             with os.fdopen(handle, "wb") as stream:
                 state = {"steps": self.steps_applied, "optimizer": self._optimizer.state()}
                 torch.save(state, stream)
-            os.replace(staged, target)
+            Path(staged).replace(target)
         finally:
             Path(staged).unlink(missing_ok=True)
 

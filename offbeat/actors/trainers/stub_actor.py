@@ -1,0 +1,37 @@
+"""The Ray actor of the stub trainer: dry runs, without torch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.stub import WEIGHT_NAME, StubTrainer
+from offbeat.actors.trainers.trainer_actor import TrainerActor
+from offbeat.weight_sync.manifest import plan
+
+
+class StubSource:
+    """Sends the stub's sixteen bytes of weights."""
+
+    def __init__(self, trainer: StubTrainer) -> None:
+        self._trainer = trainer
+        self.manifest = plan([(WEIGHT_NAME, (16,), "uint8")], chunk_bytes=1024)
+
+    def chunks(self) -> Iterator[tuple[NDArray[np.uint8], str]]:
+        packed = np.frombuffer(bytes.fromhex(self._trainer.weights_digest()), np.uint8)
+        yield packed, xxhash.xxh3_128_hexdigest(packed)
+
+
+class StubTrainerActor(TrainerActor):
+    """One stub rank; it stands in for all ranks of the recipe."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        config = spec.config
+        trainer = StubTrainer(
+            config.stub,
+            optimizer=config.trainer.optimizer,
+            groups_per_step=config.groups_per_step,
+        )
+        super().__init__(spec, trainer, StubSource(trainer))

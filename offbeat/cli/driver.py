@@ -1,0 +1,179 @@
+"""The driver of a run: makes all actors and owns them, watches, takes everything down.
+
+It is the one place that picks an exit code.
+"""
+
+import secrets
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayError
+from rich.console import Console
+
+from offbeat.actors.call import first_line
+from offbeat.cli.cluster import (
+    NoRoom,
+    check_room,
+    make_actors,
+    make_controller,
+    start_ray,
+    stop_ray,
+)
+from offbeat.cli.compose import RunSpec
+from offbeat.cli.dry import dry
+from offbeat.cli.hosted import SUMMARY
+from offbeat.cli.run_directory import RunDirUnusable, make_run_dir
+from offbeat.config.loader import LoadedRecipe
+from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.progress import ProgressDisplay
+from offbeat.telemetry.report import render_summary
+from offbeat.telemetry.status import Status
+from offbeat.telemetry.summary import Groups, Summary
+
+FINISHED: Final = 0
+FAILED: Final = 1
+BAD_CONFIG: Final = 2
+_EXIT_OF_SIGNAL: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
+_ABORT_S: Final = 10.0  # the controller gets this long to end in order once asked
+
+
+class Interrupted(BaseException):
+    """A signal came while nothing could be asked to end in order yet."""
+
+
+class Signals:
+    """Remembers the signal that asked the run to end; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.watched = False  # somebody looks at ``received`` regularly
+
+    @contextmanager
+    def installed(self) -> Generator[None, None, None]:
+        before = {number: signal.signal(number, self._on_signal) for number in _EXIT_OF_SIGNAL}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        again = self.received is not None
+        self.received = self.received or signal.Signals(number)
+        if again or not self.watched:
+            raise Interrupted
+
+
+def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
+    """Run it to its end; the exit code."""
+    console, errors = Console(), Console(stderr=True)
+    config = dry(loaded.config) if dry_run else loaded.config
+    try:
+        directory = make_run_dir(config, run_dir)
+    except RunDirUnusable as error:
+        errors.print(str(error), style="red", markup=False, highlight=False)
+        return BAD_CONFIG
+    spec = RunSpec(config, f"{config.name}-{secrets.token_hex(4)}", directory, loaded.recipe_dir)
+    configure_logging("driver", directory / "logs", run_id=spec.run_id)
+    console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
+    signals = Signals()
+    try:
+        with signals.installed():
+            summary = _run(spec, console, signals)
+    except Interrupted:
+        summary = _unfinished(spec, "aborted", f"{signals.received} before an orderly end")
+    except (NoRoom, RayError, RuntimeError, ConnectionError) as error:
+        summary = _unfinished(spec, "failed", f"{type(error).__name__}: {first_line(error)}")
+    console.print(render_summary(summary, _written(directory)))
+    if summary.outcome == "failed":
+        errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
+                     soft_wrap=True)  # fmt: skip
+        errors.print(f"logs: {directory / 'logs'}", markup=False, highlight=False, soft_wrap=True)
+    if signals.received is not None:
+        return _EXIT_OF_SIGNAL[signals.received]
+    return FINISHED if summary.outcome == "finished" else FAILED
+
+
+def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
+    """Everything between starting Ray and leaving it; the actors end with this function."""
+    handles = list[ActorHandle]()
+    start_ray()
+    try:
+        with signals.installed():  # Ray puts a handler of its own in place when it starts
+            check_room(spec)
+            actors = make_actors(spec)
+            handles += [actors.trainer, *actors.engines.values(), *actors.workers]
+            controller = make_controller(spec, actors)
+            handles.append(controller)
+            with ProgressDisplay(console) as display:
+                return _watch(spec, controller, display, signals)
+    finally:
+        stop_ray(handles)
+
+
+def _watch(
+    spec: RunSpec, controller: ActorHandle, display: ProgressDisplay, signals: Signals
+) -> Summary:
+    """Show how it goes until it has ended; pass on a request to end."""
+    ended = controller.run.remote()
+    signals.watched = True
+    give_up_at: float | None = None
+    while not ray.wait([ended], timeout=_LOOK_S)[0]:
+        if signals.received is not None and give_up_at is None:
+            controller.abort.remote(signals.received.name)
+            give_up_at = time.monotonic() + _ABORT_S
+        if give_up_at is not None and time.monotonic() > give_up_at:
+            return _unfinished(spec, "aborted", "the controller did not end in time")
+        _show(controller, display)
+    return Summary.from_json(ray.get(ended))
+
+
+def _show(controller: ActorHandle, display: ProgressDisplay) -> None:
+    try:
+        status = ray.get(controller.status.remote(), timeout=_LOOK_S)
+    except (GetTimeoutError, RayError):
+        return  # a controller that is gone ends the wait above with its own error
+    if status is not None:
+        display.update(msgspec.json.decode(status, type=Status))
+
+
+def _unfinished(spec: RunSpec, outcome: str, error: str) -> Summary:
+    """The summary of a run whose controller cannot tell: what it wrote wins over what we know."""
+    path = spec.run_dir / SUMMARY
+    if path.exists():
+        return Summary.from_json(path.read_bytes())
+    summary = Summary(
+        run_id=spec.run_id,
+        name=spec.config.name,
+        outcome=outcome,  # type: ignore[arg-type]  # one of its literals
+        error=error,
+        steps=0,
+        trainer_version=0,
+        groups=Groups(),
+        wall_s=0.0,
+    )
+    summary.write(path)
+    return summary
+
+
+def _written(directory: Path) -> dict[str, Path]:
+    """What is there of what a run writes."""
+    names = {
+        "config": "config.yaml",
+        "metrics": "metrics.jsonl",
+        "summary": SUMMARY,
+        "journal": "journal",
+        "model": "checkpoints",
+        "logs": "logs",
+    }
+    return {what: directory / name for what, name in names.items() if (directory / name).exists()}

@@ -1,0 +1,33 @@
+"""From a checked recipe to an exit code: sets the process up, then hands over to the driver."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.loader import LoadedRecipe
+
+ENVIRONMENT: Final = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's name for "a private cluster binds to loopback only", on Linux too.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""Set for this process and its actors before anything reads them; what is set already stays."""
+
+
+def launch(
+    loaded: LoadedRecipe, *, run_dir: Path | None, resume: Path | None, dry_run: bool
+) -> int:
+    """Run it; the exit code.
+
+    0 finished, 1 failed, 2 bad configuration, 130 interrupted, 143 terminated.
+    """
+    del resume  # refused by the command line in this version
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Ray reads its variables when it is imported.
+    from offbeat.cli.driver import drive  # noqa: PLC0415
+
+    return drive(loaded, run_dir, dry_run=dry_run)

@@ -1,0 +1,351 @@
+"""What ``offbeat check`` says of this machine; every finding that is not ok names a fix."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat.cli.check import summary
+from offbeat.cli.checks.files import check_prompts, check_run_dir
+from offbeat.cli.checks.finding import Finding, Level, ok, size
+from offbeat.cli.checks.machine import (
+    Machine,
+    check_cores,
+    check_memory,
+    check_shared_memory,
+    memory_needed_bytes,
+)
+from offbeat.cli.checks.model_files import ModelFiles, check_lengths, read_model
+from offbeat.cli.checks.software import (
+    check_gpus,
+    check_packages,
+    check_ray_address,
+    check_target,
+    check_wandb,
+    gpus_wanted,
+)
+from offbeat.cli.main import app
+from offbeat.config.run import RunConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+GIB = 2**30
+TINY = ModelFiles(parameters=1000, weight_bytes=4000, max_positions=512, model_type="qwen3")
+HUGE = ModelFiles(parameters=10**10, weight_bytes=4 * 10**10, max_positions=None, model_type="x")
+MACHINE = Machine(
+    cores=2, memory_bytes=8 * GIB, memory_free_bytes=4 * GIB, shared_memory_bytes=4 * GIB
+)
+
+
+def config(**values: Any) -> RunConfig:
+    return RunConfig.model_validate({"steps": 10, "model": {"path": "x"}, **values})
+
+
+def one(findings: Iterable[Finding]) -> Finding:
+    (finding,) = findings
+    assert finding.fix or finding.level is Level.OK, "what is not ok says how to mend it"
+    return finding
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_quickstart_passes_with_a_line_for_each_thing(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = CliRunner().invoke(app, ["check", QUICKSTART, "--run-dir", str(run_dir)])
+    assert result.exit_code == 0, result.output
+    for subject in ("recipe", "ray", "model", "prompts", "cores", "memory", "disk", "wandb"):
+        assert f" {subject}: " in result.stdout
+    assert not run_dir.exists(), "looking leaves nothing behind"
+
+
+def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    overrides = ["model.path=nowhere", "environment.name=custom", "environment.target=no_such:X"]
+    result = CliRunner().invoke(
+        app, ["check", QUICKSTART, *overrides, "--run-dir", str(tmp_path)]
+    )
+    assert result.exit_code == 2
+    assert "nowhere is no directory" in result.stdout
+    assert "no module no_such" in result.stdout
+    assert "holds another run (summary.json)" in result.stdout
+    assert "3 errors" in result.stdout
+
+
+def test_the_summary_counts_what_is_wrong() -> None:
+    bad = [Finding(Level.ERROR, "a", "b", "c"), Finding(Level.WARNING, "a", "b", "c")]
+    assert summary([ok("a", "b"), *bad, bad[0]]) == "2 errors, 1 warning"
+    assert summary([ok("a", "b")]) == "Everything is in order."
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(12, "12 bytes"), (1536, "1.5 KiB"), (3 * GIB, "3 GiB")]
+)
+def test_sizes_are_for_people(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
+
+
+# --- machine -------------------------------------------------------------------------------------
+
+
+def test_more_threads_than_cores_is_a_warning() -> None:
+    finding = one(check_cores(config(generator={"engines": 2}), MACHINE))
+    assert finding.level is Level.WARNING
+    assert "1 trainer and 2 generator threads on 2 cores" in finding.message
+
+
+def test_stub_backends_take_no_cores() -> None:
+    stub = {"backend": "stub", "threads": 8}
+    assert one(check_cores(config(generator=stub, trainer=stub), MACHINE)).level is Level.OK
+
+
+def test_weights_are_counted_once_for_each_holder() -> None:
+    def weights(**values: Any) -> int:
+        run = config(**values)
+        return memory_needed_bytes(run, HUGE) - memory_needed_bytes(run, ModelFiles(0, 0, 0, ""))
+
+    copy = 4 * HUGE.parameters
+    assert weights() == 6 * copy, "weights, gradients, two moments; published; one engine"
+    assert weights(generator={"engines": 3}) == 8 * copy
+    assert weights(algorithm={"loss": {"kl_coef": 0.1}}) == 7 * copy, "and the reference"
+    assert weights(model={"path": "x", "dtype": "bfloat16"}) == 3 * copy
+    assert weights(trainer={"device": "cuda", "gpus": 1}) == 2 * copy
+
+
+def test_a_model_beyond_all_memory_cannot_work() -> None:
+    finding = one(check_memory(config(), MACHINE, HUGE))
+    assert finding.level is Level.ERROR
+    assert "10,000,000,000 parameters" in finding.message
+
+
+def test_a_model_beyond_free_memory_may_work() -> None:
+    busy = Machine(2, 8 * GIB, memory_free_bytes=GIB, shared_memory_bytes=None)
+    assert one(check_memory(config(), busy, TINY)).level is Level.WARNING
+    assert one(check_memory(config(), MACHINE, TINY)).level is Level.OK
+
+
+def test_a_buffer_beyond_shared_memory_is_a_warning() -> None:
+    small = Machine(2, 8 * GIB, 4 * GIB, shared_memory_bytes=64 * 2**20)
+    finding = one(check_shared_memory(config(), small, TINY))
+    assert finding.level is Level.WARNING
+    assert "64 MiB free" in finding.message
+    assert one(check_shared_memory(config(), MACHINE, TINY)).level is Level.OK
+
+
+# --- model ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "max_position_embeddings": 128})
+    )
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write_weights(tmp_path / "model.safetensors", {"a": [2, 3], "b": [5]})
+    return tmp_path
+
+
+def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
+    tensors = {name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def test_parameters_are_counted_over_all_weight_files(model_dir: Path) -> None:
+    write_weights(model_dir / "more.safetensors", {"c": [100], "scalar": []})
+    model, findings = read_model(model_dir)
+    assert model is not None
+    assert (model.parameters, model.max_positions, model.model_type) == (112, 128, "qwen3")
+    assert one(findings).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer.json", "has no tokenizer"),
+        ("model.safetensors", "has no *.safetensors file"),
+    ],
+)
+def test_a_missing_file_of_the_model_is_named(model_dir: Path, name: str, message: str) -> None:
+    (model_dir / name).unlink()
+    model, findings = read_model(model_dir)
+    assert model is None
+    assert message in one(findings).message
+
+
+def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
+    assert len(read_model(tmp_path)[1]) == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"version https://git-lfs.github.com/spec/v1\n", b"", b"\x02\0\0\0\0\0\0\0[]", b"\x09\0\0\0\0\0\0\0{"],
+)
+def test_a_file_that_is_no_safetensors_is_named(model_dir: Path, content: bytes) -> None:
+    (model_dir / "model.safetensors").write_bytes(content)
+    finding = one(read_model(model_dir)[1])
+    assert "model.safetensors is no safetensors file" in finding.message
+    assert "Git LFS" in finding.fix
+
+
+def test_a_broken_config_is_named(model_dir: Path) -> None:
+    (model_dir / "config.json").write_text("{")
+    assert "config.json cannot be read" in one(read_model(model_dir)[1]).message
+
+
+def test_the_positions_of_a_multimodal_model_are_those_of_its_text_part(model_dir: Path) -> None:
+    nested = {"text_config": {"max_position_embeddings": 64}}
+    (model_dir / "config.json").write_text(json.dumps(nested))
+    model, _ = read_model(model_dir)
+    assert model is not None
+    assert model.max_positions == 64
+
+
+def test_sequences_longer_than_the_model_knows_cannot_work() -> None:
+    assert one(check_lengths(config(), TINY)).level is Level.OK
+    finding = one(check_lengths(config(generator={"max_model_len": 513}), TINY))
+    assert finding.level is Level.ERROR
+    assert "max_position_embeddings=512" in finding.message
+    assert finding.fix == "Set generator.max_model_len to 512 or less."
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_a_fresh_run_directory_is_fine_and_not_made(tmp_path: Path) -> None:
+    findings = list(check_run_dir(tmp_path / "a" / "b", TINY))
+    assert [finding.level for finding in findings] == [Level.OK, Level.OK]
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_a_directory_with_another_run_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    finding, _ = check_run_dir(tmp_path, None)
+    assert finding.level is Level.ERROR
+    assert f"holds another run ({name})" in finding.message
+
+
+def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding, _ = check_run_dir(tmp_path / "file" / "run", None)
+    assert "is a file" in finding.message
+
+
+def test_a_disk_too_small_for_two_checkpoints_is_a_warning(tmp_path: Path) -> None:
+    endless = ModelFiles(10**18, 10**18, None, "x")
+    _, finding = check_run_dir(tmp_path, endless)
+    assert finding.level is Level.WARNING
+
+
+def test_a_bad_row_of_the_prompts_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": }\n')
+    finding = one(check_prompts(config(data={"path": str(path)})))
+    assert finding.level is Level.ERROR
+    assert "rows.jsonl:2: is not JSON" in finding.message
+
+
+def test_prompts_that_end_before_the_run_are_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n' * 40)
+    data = {"path": str(path), "epochs": 2}
+    finding = one(check_prompts(config(data=data)))
+    assert "40 rows in 2 epochs end after 5 steps" in finding.message
+    assert one(check_prompts(config(data=data, steps=5))).level is Level.OK
+
+
+def test_a_missing_prompt_file_is_an_error(tmp_path: Path) -> None:
+    finding = one(check_prompts(config(data={"path": str(tmp_path / "no.jsonl")})))
+    assert finding.level is Level.ERROR
+
+
+# --- software ------------------------------------------------------------------------------------
+
+
+def test_the_packages_of_this_environment_are_found() -> None:
+    assert {finding.level for finding in check_packages()} == {Level.OK}
+
+
+@pytest.fixture
+def user_code(tmp_path: Path) -> Path:
+    package = tmp_path / "mine" / "rewards"
+    package.mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('user code was run')")
+    (package / "math.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("module", "level"),
+    [
+        ("mine.rewards.math", Level.OK),
+        ("mine.rewards.maths", Level.ERROR),
+        ("mine.rewards.math.x", Level.ERROR),
+        ("yours", Level.ERROR),
+        ("json.decoder", Level.OK),
+        ("__main__.x", Level.ERROR),
+    ],
+)
+def test_user_code_is_found_without_being_run(user_code: Path, module: str, level: Level) -> None:
+    run = config(environment={"name": "function", "target": f"{module}:f"})
+    assert one(check_target(run, user_code)).level is level
+
+
+def test_built_in_environments_need_no_target() -> None:
+    assert list(check_target(config(), Path())) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "environ", "level", "message"),
+    [
+        ("disabled", {}, Level.OK, "disabled"),
+        ("offline", {}, Level.OK, "offline"),
+        ("auto", {}, Level.OK, "offline"),
+        ("auto", {"WANDB_API_KEY": "canary"}, Level.OK, "online"),
+        ("online", {"WANDB_API_KEY": "canary"}, Level.OK, "online"),
+        ("online", {}, Level.ERROR, "no API key was found"),
+    ],
+)
+def test_wandb_goes_online_only_with_a_key(
+    tmp_path: Path, mode: str, environ: dict[str, str], level: Level, message: str
+) -> None:
+    pytest.importorskip("wandb")
+    finding = one(check_wandb(config(wandb={"mode": mode}), {"HOME": str(tmp_path), **environ}))
+    assert finding.level is level
+    assert message in finding.message
+    assert "canary" not in str(finding)
+
+
+def test_a_login_in_netrc_is_a_key(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password canary")
+    online = config(wandb={"mode": "online"})
+    assert one(check_wandb(online, {"HOME": str(tmp_path)})).level is Level.OK
+
+
+def test_a_cluster_elsewhere_is_pointed_out() -> None:
+    finding = one(check_ray_address({"RAY_ADDRESS": "10.0.0.1:6379"}))
+    assert finding.level is Level.WARNING
+    assert "RAY_ADDRESS=10.0.0.1:6379" in finding.message
+    assert one(check_ray_address({})).level is Level.OK
+
+
+def test_gpus_of_all_actors_are_added_up() -> None:
+    run = config(
+        generator={"engines": 4, "gpus": 0.5, "device": "cuda"},
+        trainer={"data_parallel": 2, "gpus": 1, "device": "cuda"},
+    )
+    assert gpus_wanted(run) == 4
+    assert one(check_gpus(run, 4)).level is Level.OK
+    finding = one(check_gpus(run, 3))
+    assert finding.level is Level.ERROR
+    assert "4 asked for by trainer.gpus and generator.gpus, 3 found by torch" in finding.message
+
+
+def test_nobody_asks_for_a_gpu() -> None:
+    assert one(check_gpus(config(), None)).message == "none asked for"

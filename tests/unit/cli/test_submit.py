@@ -1,0 +1,106 @@
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.cli.submit import CannotPack, Job, packed_bytes, plan, send
+from offbeat.config.loader import LoadedRecipe, load_recipe
+
+RECIPE = "name: demo\nsteps: 2\nmodel: {path: ../models/tiny}\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "demo.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def load(project: Path, *overrides: str) -> LoadedRecipe:
+    return load_recipe(project / "recipes" / "demo.yaml", overrides)
+
+
+def test_the_entrypoint_names_the_interpreter_the_recipe_and_a_lasting_run_directory(
+    project: Path,
+) -> None:
+    overrides = ["steps=3", "wandb.project=two words"]
+    job = plan(load(project, *overrides), overrides, project, "/py/bin/python")
+    run_dir = str(Path.cwd() / "runs" / "demo")
+    assert shlex.split(job.entrypoint) == [
+        *("/py/bin/python", "-m", "offbeat", "train", "recipes/demo.yaml"),
+        *overrides,
+        *("--run-dir", run_dir),
+    ]
+    assert job.runtime_env["working_dir"] == str(project)
+    assert ".git" in job.runtime_env["excludes"]
+
+
+def test_a_path_outside_of_what_is_packed_is_passed_in_full(project: Path) -> None:
+    loaded = load(project)
+    job = plan(loaded, [], project / "recipes", "/py")
+    assert f"model.path={project / 'models' / 'tiny'}" in shlex.split(job.entrypoint)
+
+
+def test_the_same_configuration_has_the_same_name_and_another_has_another(project: Path) -> None:
+    def name(*overrides: str) -> str:
+        return plan(load(project, *overrides), overrides, project, "/py").submission_id
+
+    assert name() == name()
+    assert name() != name("seed=1")
+    assert name().startswith("demo-")
+
+
+def test_a_recipe_outside_of_the_working_directory_cannot_be_packed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.raises(CannotPack, match="is outside of it"):
+        plan(load(project), [], tmp_path_factory.mktemp("elsewhere"), "/py")
+
+
+def test_a_large_directory_cannot_be_packed(project: Path) -> None:
+    with (project / "weights.bin").open("wb") as file:
+        file.truncate(2**30)  # sparse: it takes no room
+    with pytest.raises(CannotPack, match="it holds 1 GiB, at most 200 MiB are packed"):
+        plan(load(project), [], project, "/py")
+
+
+def test_what_is_not_packed_is_not_counted(project: Path) -> None:
+    before = packed_bytes(project)
+    for name in (".git/objects", ".venv/lib", ".venv-trl", "a/__pycache__", "runs"):
+        folder = project / name
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x" * 1000)
+    assert packed_bytes(project) == before == len(RECIPE)
+
+
+@dataclass
+class FakeJob:
+    submission_id: str
+    status: str = "RUNNING"
+
+
+@dataclass
+class FakeClient:
+    jobs: list[FakeJob] = field(default_factory=list[FakeJob])
+
+    def list_jobs(self) -> list[FakeJob]:
+        return self.jobs
+
+    def submit_job(
+        self, *, entrypoint: str, submission_id: str, runtime_env: dict[str, Any]
+    ) -> str:
+        self.jobs.append(FakeJob(submission_id))
+        return submission_id
+
+
+def test_a_job_is_submitted_once_and_followed_after() -> None:
+    client, said = FakeClient(), list[str]()
+    job = Job("demo-1", "python -m offbeat", "/p", "/runs/demo")
+    for _ in range(2):
+        send(job, client, "http://ray:8265", said.append)
+    assert [known.submission_id for known in client.jobs] == ["demo-1"]
+    assert said[0] == "demo-1 submitted to http://ray:8265"
+    assert "  stop    ray job stop demo-1 --address http://ray:8265" in said
+    assert any("was submitted before and is RUNNING" in line for line in said)

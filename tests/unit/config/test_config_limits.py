@@ -1,0 +1,75 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.config.limits import max_group_bytes, sampler_reach, trainer_ranks
+from offbeat.config.run import RunConfig
+from offbeat.sampler.build import build_sampler
+from offbeat.transfer_queue.schema import STANDARD, Axis, payload_bytes
+
+
+def config(**values: Any) -> RunConfig:
+    return RunConfig.model_validate({"steps": 1, "model": {"path": "x"}, **values})
+
+
+@given(
+    st.integers(1, 9), st.integers(0, 5), st.none() | st.integers(0, 7), st.booleans()
+)
+def test_the_reach_is_the_samplers_own(
+    groups: int, staleness: int, lookahead: int | None, in_order: bool
+) -> None:
+    sampler: dict[str, Any] = {"name": "ready_first", "max_staleness": staleness}
+    if in_order:
+        sampler |= {"name": "in_order", "max_lookahead": lookahead}
+    run = config(groups_per_step=groups, sampler=sampler)
+    assert sampler_reach(run) == build_sampler(run.sampler, groups).reach
+
+
+def columns(samples: int, prompt: int, response: int, *, left_out: set[str]) -> dict[str, Any]:
+    lengths = {
+        Axis.PROMPT: prompt,
+        Axis.RESPONSE: samples * response,
+        Axis.SAMPLE: samples,
+        Axis.OFFSET: samples + 1,
+    }
+    return {
+        name: np.zeros(lengths[column.axis], column.dtype)
+        for name, column in STANDARD.items()
+        if name not in left_out
+    }
+
+
+@given(st.integers(1, 5), st.integers(2, 40), st.integers(1, 39), st.booleans(), st.booleans())
+def test_no_group_is_larger_than_its_bound_and_the_largest_comes_close(
+    samples: int, whole: int, new: int, policy: bool, reference: bool
+) -> None:
+    new = min(new, whole - 1)
+    run = config(
+        samples_per_group=samples,
+        generator={"max_model_len": whole, "sampling": {"max_new_tokens": new}},
+        algorithm={
+            "loss": {
+                "old_logprobs": "policy" if policy else "generation",
+                "kl_coef": 0.1 if reference else 0.0,
+            }
+        },
+    )
+    left_out = {"policy_logprobs"} if not policy else set[str]()
+    left_out |= set() if reference else {"reference_logprobs"}
+    largest = payload_bytes(columns(samples, whole - new, new, left_out=left_out))
+    assert largest <= max_group_bytes(run) <= largest + 4 * new
+
+
+def test_observations_between_turns_are_bounded_by_the_whole_sequence() -> None:
+    run = config(samples_per_group=3, environment={"max_turns": 2}, generator={"max_model_len": 64})
+    left_out = {"policy_logprobs", "reference_logprobs"}
+    assert payload_bytes(columns(3, 1, 63, left_out=left_out)) <= max_group_bytes(run)
+
+
+@pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1), 1), ((2, 3, 4), 24)])
+def test_ranks_are_the_product_of_the_axes(sizes: tuple[int, int, int], ranks: int) -> None:
+    names = ("data_parallel", "tensor_parallel", "pipeline_parallel")
+    assert trainer_ranks(config(trainer=dict(zip(names, sizes, strict=True)))) == ranks

@@ -1,0 +1,204 @@
+"""Written, read, laid over one another: configurations stay what they are."""
+
+from functools import reduce
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from offbeat.config.dump import REDACTED, to_yaml
+from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
+from offbeat.config.schema import known_keys
+from offbeat.config.yaml_text import RecipeDumper
+
+TRICKY = ["yes", "no", "~", "null", "3e-4", "1e3", "0x1F", "1:30", "2026-01-01", "=", "<<", "007", ""]
+TEXT = st.sampled_from(TRICKY) | st.text(max_size=8)
+PATHS = st.from_regex(r"/[a-z]{1,6}(/[a-z0-9]{1,6}){0,2}", fullmatch=True)
+
+
+def sampler(draw: st.DrawFn) -> dict[str, Any]:
+    staleness = draw(st.integers(3, 9))
+    in_order = {
+        "name": "in_order",
+        "max_staleness": staleness,
+        "max_lookahead": draw(st.none() | st.integers(0, staleness)),
+    }
+    return draw(st.sampled_from([in_order, {"name": "ready_first", "max_staleness": staleness}]))
+
+
+# Free values of these would clash with one another; here they are chosen so that they do not.
+CHOSEN: dict[str, st.SearchStrategy[Any]] = {
+    "name": st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,9}", fullmatch=True),
+    "groups_per_step": st.integers(1, 20),
+    "samples_per_group": st.integers(2, 20),
+    "model.path": PATHS,
+    "data.path": st.none(),
+    "environment.name": st.sampled_from(["arithmetic", "stub"]),
+    "environment.target": st.none(),
+    "environment.options": st.fixed_dictionaries({"low": st.integers(), "text": TEXT}),
+    "sampler": st.composite(sampler)(),
+    "buffer.capacity_groups": st.none() | st.integers(20, 99),
+    "buffer.capacity_mb": st.floats(4096, 9999),
+    "rollout.max_in_flight": st.none() | st.just(1),
+    "rollout.backoff_s": st.floats(0.01, 1),
+    "rollout.backoff_max_s": st.floats(1, 9),
+    "generator.deterministic": st.just(value=False),
+    "generator.max_model_len": st.integers(65, 4096),
+    "generator.sampling.max_new_tokens": st.integers(1, 64),
+    "algorithm.loss.tis_cap": st.none(),
+    "sync.interval": st.integers(1, 4),
+}
+
+
+def values(annotation: Any, marks: list[Any]) -> st.SearchStrategy[Any]:
+    """Any value the annotation takes."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner = [m for mark in parts[1:] for m in getattr(mark, "metadata", [mark])]
+        return values(parts[0], [*marks, *inner])
+    if origin in (Union, UnionType):
+        return st.one_of([values(part, marks) for part in parts])
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin is tuple and Ellipsis in parts:
+        return st.lists(values(parts[0], []), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*[values(part, []) for part in parts])
+    if annotation in (int, float):
+        return numbers(annotation, marks)
+    return {bool: st.booleans(), str: TEXT, NoneType: st.none()}[annotation]
+
+
+def numbers(kind: type, marks: list[Any]) -> st.SearchStrategy[Any]:
+    low = next((m.ge for m in marks if isinstance(m, Ge)), None)
+    above = next((m.gt for m in marks if isinstance(m, Gt)), None)
+    high = next((m.le for m in marks if isinstance(m, Le)), None)
+    below = next((m.lt for m in marks if isinstance(m, Lt)), None)
+    if kind is int:
+        return st.integers(low, high)
+    return st.floats(
+        min_value=low if above is None else above,
+        max_value=high if below is None else below,
+        exclude_min=above is not None,
+        exclude_max=below is not None,
+        allow_nan=False,
+        allow_infinity=False,
+    )
+
+
+def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict[str, Any]]:
+    def field(name: str, info: FieldInfo) -> st.SearchStrategy[Any]:
+        if (key := f"{prefix}{name}") in CHOSEN:
+            return CHOSEN[key]
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            return sections(info.annotation, f"{key}.")
+        return values(info.annotation, list(info.metadata))
+
+    return st.fixed_dictionaries({name: field(name, info) for name, info in model.model_fields.items()})
+
+
+CONFIGS = sections(RunConfig).map(RunConfig.model_validate)
+
+# The temporary folder is written over by every example, which is all it is for.
+written_over = settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def written(folder: Path, config: RunConfig, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_text(to_yaml(config, {}), encoding="utf-8")
+    return path
+
+
+@written_over
+@given(config=CONFIGS)
+def test_a_dump_loads_as_an_equal_configuration(tmp_path: Path, config: RunConfig) -> None:
+    assert load_recipe(written(tmp_path, config), dry_run=True).config == config
+
+
+@written_over
+@given(base=CONFIGS, top=CONFIGS)
+def test_a_whole_recipe_laid_over_another_is_that_recipe(
+    tmp_path: Path, base: RunConfig, top: RunConfig
+) -> None:
+    written(tmp_path, base, "base.yaml")
+    path = written(tmp_path, top)
+    path.write_text(f"extends: base.yaml\n{path.read_text('utf-8')}", encoding="utf-8")
+    assert load_recipe(path, dry_run=True).config == top
+
+
+@written_over
+@given(base=CONFIGS, top=CONFIGS, data=st.data())
+def test_overriding_every_key_in_any_order_gives_the_other_configuration(
+    tmp_path: Path, base: RunConfig, top: RunConfig, data: st.DataObject
+) -> None:
+    dumped = top.model_dump(mode="json")
+    leaves = [key for key, known in known_keys().items() if not known.sections]
+    overrides = [f"{key}={flow(dumped, key)}" for key in leaves if key in flat(dumped)]
+    # A choice by name comes first: its name decides which keys there are.
+    shuffled = sorted(data.draw(st.permutations(overrides)), key=lambda text: ".name=" not in text)
+    assert load_recipe(written(tmp_path, base), shuffled, dry_run=True).config == top
+
+
+def flat(dumped: dict[str, Any], prefix: str = "") -> set[str]:
+    found = {f"{prefix}{name}" for name in dumped}
+    for name, value in dumped.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+    return found
+
+
+def flow(dumped: dict[str, Any], key: str) -> str:
+    """One value as a shell would pass it: YAML on one line."""
+    value: Any = reduce(lambda section, name: section[name], key.split("."), dumped)
+    text = yaml.dump(value, Dumper=RecipeDumper, default_flow_style=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+@pytest.mark.parametrize("text", [*TRICKY, "a: b", "# c", "'", '"', "\u2028", "\x07", "[", "- x"])
+def test_text_in_options_stays_text(tmp_path: Path, text: str) -> None:
+    values = {"steps": 1, "model": {"path": "/x"}, "environment": {"options": {"text": text}}}
+    config = RunConfig.model_validate(values)
+    assert load_recipe(written(tmp_path, config)).config == config
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+def dumped_options(options: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
+    values = {"steps": 1, "model": {"path": "/x"}, "environment": {"options": options}}
+    return yaml.safe_load(to_yaml(RunConfig.model_validate(values), environ))["environment"]["options"]
+
+
+@pytest.mark.parametrize(
+    "key", ["token", "hf_token", "API_KEY", "openai_api_key", "secret", "db-password", "apikey"]
+)
+def test_a_value_whose_key_says_secret_is_not_written(key: str) -> None:
+    assert dumped_options({"deep": {key: "canary"}}, {}) == {"deep": {key: REDACTED}}
+
+
+@pytest.mark.parametrize(
+    "option", [{"max_tokens": 3}, {"eos_token": "</s>"}, {"tokenizer": "x"}, {"secretary": "Ada"}]
+)
+def test_a_value_that_only_sounds_like_one_is_written(option: dict[str, Any]) -> None:
+    assert dumped_options(option, {}) == option
+
+
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "MY_SECRET"])
+def test_the_value_of_a_secret_variable_is_not_written_anywhere(name: str) -> None:
+    options = {"url": "https://u:canary-123@host", "list": ["canary-123"]}
+    assert dumped_options(options, {name: "canary-123"}) == {"url": REDACTED, "list": [REDACTED]}
+
+
+def test_a_variable_that_is_a_switch_redacts_nothing() -> None:
+    assert dumped_options({"x": "1"}, {"USE_TOKEN": "1", "HOME": "canary"}) == {"x": "1"}

@@ -1,0 +1,198 @@
+"""Combinations that cannot work: each says why, and what to set."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
+
+Report = Callable[..., str]
+
+
+def messages(*overrides: dict[str, Any], dry_run: bool = False) -> list[str]:
+    values: dict[str, Any] = {"steps": 2, "model": {"path": "tiny"}}
+    for override in overrides:
+        values |= override
+    found = clashes(RunConfig.model_validate(values), dry_run=dry_run)
+    return [f"{clash.message}. {clash.hint}" for clash in found]
+
+
+def only(*overrides: dict[str, Any]) -> str:
+    found = messages(*overrides)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_the_defaults_go_together() -> None:
+    assert messages() == []
+
+
+def test_a_sync_interval_beyond_the_staleness_bound() -> None:
+    text = only({"sync": {"interval": 4}, "sampler": {"name": "in_order", "max_staleness": 2}})
+    assert "sampler.max_staleness=2 cannot hold with sync.interval=4" in text
+    assert "3 weight versions behind" in text
+    assert "Set sampler.max_staleness to 3 or more, or sync.interval to 3 or less." in text
+
+
+def test_the_longest_sync_interval_that_staleness_covers_is_fine() -> None:
+    assert not messages({"sync": {"interval": 3}, "sampler": {"name": "in_order", "max_staleness": 2}})
+
+
+def test_a_lookahead_beyond_staleness() -> None:
+    text = only({"sampler": {"name": "in_order", "max_staleness": 1, "max_lookahead": 2}})
+    assert "sampler.max_lookahead=2 can never be reached" in text
+    assert "Set sampler.max_lookahead to 1 or less" in text
+
+
+@pytest.mark.parametrize(
+    ("sampler", "reach"),
+    [
+        ({"name": "ready_first", "max_staleness": 1}, 64),
+        ({"name": "in_order", "max_staleness": 1}, 64),
+        ({"name": "in_order", "max_staleness": 3, "max_lookahead": 0}, 32),
+    ],
+)
+def test_more_in_flight_than_the_sampler_admits(sampler: dict[str, Any], reach: int) -> None:
+    flow = {"groups_per_step": 32, "sampler": sampler}
+    assert not messages(flow, {"rollout": {"max_in_flight": reach}})
+    text = only(flow, {"rollout": {"max_in_flight": reach + 1}})
+    assert f"rollout.max_in_flight={reach + 1} can never be reached" in text
+    assert f"admits {reach} groups. Set rollout.max_in_flight to {reach} or less" in text
+
+
+def test_a_buffer_of_fewer_groups_than_a_step() -> None:
+    assert not messages({"buffer": {"capacity_groups": 16}})
+    text = only({"buffer": {"capacity_groups": 15}})
+    assert "buffer.capacity_groups=15 is less than groups_per_step=16" in text
+    assert "Set buffer.capacity_groups to 16 or more" in text
+
+
+def test_a_buffer_of_fewer_bytes_than_a_step_says_how_many_it_takes() -> None:
+    large = {
+        "samples_per_group": 16,
+        "generator": {"max_model_len": 32768, "sampling": {"max_new_tokens": 30000}},
+    }
+    text = only(large, {"buffer": {"capacity_mb": 50}})
+    assert "16 groups of up to 6.08 MiB need 97.22 MiB" in text
+    assert "Set buffer.capacity_mb to 98 or more" in text
+    assert not messages(large, {"buffer": {"capacity_mb": 98}})
+
+
+def test_a_first_wait_longer_than_the_longest() -> None:
+    assert "rollout.backoff_s=20 is longer than rollout.backoff_max_s=10" in only(
+        {"rollout": {"backoff_s": 20}}
+    )
+
+
+@pytest.mark.parametrize("new", [512, 600])
+def test_a_response_that_leaves_no_room_for_a_prompt(new: int) -> None:
+    text = only({"generator": {"sampling": {"max_new_tokens": new}}})
+    assert f"max_new_tokens={new} leaves no room for a prompt in generator.max_model_len=512" in text
+    assert f"Set generator.max_model_len to more than {new}" in text
+
+
+def test_deterministic_decoding_takes_one_engine_and_one_order() -> None:
+    both = messages({"generator": {"deterministic": True, "engines": 2}})
+    assert "cannot hold with generator.engines=2: which engine serves a group" in both[0]
+    assert "cannot hold with sampler.name=ready_first" in both[1]
+    assert not messages({"generator": {"deterministic": True}, "sampler": {"name": "in_order"}})
+
+
+def test_a_lone_sample_has_nothing_to_be_compared_with() -> None:
+    text = only({"samples_per_group": 1, "algorithm": {"advantage": "rloo"}})
+    assert "samples_per_group=1 gives algorithm.advantage=rloo nothing to compare" in text
+
+
+def test_truncated_importance_sampling_needs_the_policys_logprobs() -> None:
+    text = only({"algorithm": {"loss": {"tis_cap": 2}}})
+    assert "algorithm.loss.tis_cap=2 has nothing to correct" in text
+    assert "Set algorithm.loss.old_logprobs to policy" in text
+    assert not messages({"algorithm": {"loss": {"tis_cap": 2, "old_logprobs": "policy"}}})
+
+
+DATA = {"data": {"path": "rows.jsonl"}}
+
+
+@pytest.mark.parametrize("name", ["function", "custom"])
+def test_user_code_has_to_be_named(name: str) -> None:
+    text = only({"environment": {"name": name}}, DATA)
+    assert f"environment.name={name} needs environment.target" in text
+    assert "Set environment.target to module:name" in text
+
+
+@pytest.mark.parametrize("target", ["rewards", "rewards.exact", ":exact", "rewards:"])
+def test_a_target_names_an_object_in_a_module(target: str) -> None:
+    text = only({"environment": {"name": "function", "target": target}}, DATA)
+    assert f"environment.target={target} does not name an object in a module" in text
+
+
+def test_a_target_that_nobody_reads() -> None:
+    assert "is not used: environment.name=arithmetic is built in" in only(
+        {"environment": {"target": "a:b"}}
+    )
+
+
+def test_arithmetic_reads_no_file() -> None:
+    assert "data.path is not used" in only(DATA)
+
+
+def test_a_reward_function_needs_prompts() -> None:
+    text = only({"environment": {"name": "function", "target": "a:b"}})
+    assert "environment.name=function has no prompts" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ({"generator": {"backend": "vllm"}}, "Set generator.backend to embedded"),
+        ({"trainer": {"backend": "megatron"}}, "Set trainer.backend to torch"),
+        ({"trainer": {"data_parallel": 2}}, "Set trainer.data_parallel to 1."),
+        ({"trainer": {"tensor_parallel": 2}}, "Set trainer.tensor_parallel to 1."),
+        ({"trainer": {"pipeline_parallel": 2}}, "Set trainer.pipeline_parallel to 1."),
+        ({"trainer": {"expert_parallel": 2}}, "Set trainer.expert_parallel to 1."),
+    ],
+)
+def test_what_is_not_built_yet_names_what_to_use(override: dict[str, Any], instead: str) -> None:
+    text = only(override)
+    assert "is not available in this version" in text
+    assert instead in text
+    assert not messages(override, dry_run=True), "a dry run stands in for it"
+
+
+@pytest.mark.parametrize("section", ["generator", "trainer"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"device": "cuda"}, "Ray hides the GPUs from an actor that reserves none"),
+        ({"device": "cuda:0"}, "Ray hides the GPUs"),
+        ({"gpus": 1}, "the GPU would be reserved and left idle"),
+        ({"device": "gpu"}, "is no device this version runs on"),
+    ],
+)
+def test_devices_and_reserved_gpus_agree(
+    section: str, values: dict[str, Any], message: str
+) -> None:
+    assert message in only({section: values})
+    assert not messages({section: {"backend": "stub", **values}})
+    assert not messages({section: {"device": "cuda", "gpus": 0.5}})
+
+
+def test_a_clash_is_reported_at_the_override_that_made_it(report: Report) -> None:
+    text = report(QUICKSTART.read_text(), "sync.interval=9")
+    assert "override 'sync.interval=9': sampler.max_staleness=2 cannot hold" in text
+
+
+def test_a_clash_of_the_recipes_own_is_reported_at_its_line(report: Report) -> None:
+    text = report("steps: 1\nmodel: {path: x}\nsamples_per_group: 1\n")
+    assert "recipe.yaml:3: samples_per_group=1 gives" in text
+
+
+def test_a_dry_run_takes_a_recipe_for_another_machine() -> None:
+    overrides = ["trainer.backend=megatron", "trainer.tensor_parallel=8", "trainer.device=cuda"]
+    assert load_recipe(QUICKSTART, overrides, dry_run=True).config.trainer.tensor_parallel == 8

@@ -1,0 +1,46 @@
+import pytest
+
+from offbeat.config.explain import NoSuchKey, explain
+from offbeat.config.schema import known_keys
+
+
+def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
+    assert explain("generator.sampling.top_p") == (
+        "generator.sampling.top_p: number, above 0, at most 1; default 1.0\n"
+        "    Nucleus mass to draw from. Logprobs are of the untruncated distribution."
+    )
+
+
+def test_a_choice_lists_its_names_and_the_keys_of_all_of_them() -> None:
+    text = explain("sampler")
+    assert "in_order: Train exactly the prompts of each batch" in text
+    assert "sampler.max_lookahead" in text
+
+
+def test_a_key_of_one_choice_says_so() -> None:
+    assert "Only with sampler.name=in_order." in explain("sampler.max_lookahead")
+
+
+def test_defaults_that_differ_between_choices_are_all_named() -> None:
+    assert "default 0 (in_order), 1 (ready_first)" in explain("sampler.max_staleness")
+
+
+def test_without_a_key_the_whole_recipe_is_listed() -> None:
+    text = explain()
+    assert all(key in text for key in known_keys() if "." not in key)
+
+
+@pytest.mark.parametrize("key", list(known_keys()))
+def test_every_key_says_what_it_does(key: str) -> None:
+    assert known_keys()[key].doc
+    assert explain(key)
+
+
+def test_an_unknown_key_is_told_its_nearest() -> None:
+    with pytest.raises(NoSuchKey, match=r"sync\.intervall: unknown key. Did you mean `interval`"):
+        explain("sync.intervall")
+
+
+def test_an_unknown_section_is_told_where_the_key_belongs() -> None:
+    with pytest.raises(NoSuchKey, match="`max_staleness` belongs in `sampler`"):
+        explain("nowhere.max_staleness")

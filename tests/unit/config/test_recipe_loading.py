@@ -1,0 +1,177 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offbeat.config.loader import load_recipe, resolve_path, resolve_run_dir
+from offbeat.config.rollouts import InOrderConfig, ReadyFirstConfig
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
+SMALL = "steps: 2\nmodel: {path: ../models/tiny}\n"
+
+Write = Callable[..., Path]
+
+
+def test_the_quickstart_recipe_is_valid() -> None:
+    assert load_recipe(QUICKSTART).config.name == "quickstart"
+
+
+def test_the_quickstart_model_is_in_the_repository() -> None:
+    assert (Path(load_recipe(QUICKSTART).config.model.path) / "config.json").is_file()
+
+
+def test_what_a_recipe_leaves_out_has_its_default(write: Write) -> None:
+    config = load_recipe(write(SMALL)).config
+    assert (config.groups_per_step, config.sampler.name) == (16, "ready_first")
+
+
+def test_an_empty_section_is_one_that_was_left_out(write: Write) -> None:
+    assert load_recipe(write(f"{SMALL}trainer:\n  # threads: 2\n")).config.trainer.threads == 1
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["3e-4", "3.0e-4", "0.0003", "'3e-4'", "3E-4", "+3e-4", ".3e-3"])
+def test_a_learning_rate_is_a_number_however_it_is_written(write: Write, text: str) -> None:
+    recipe = write(f"{SMALL}trainer: {{optimizer: {{learning_rate: {text}}}}}")
+    assert load_recipe(recipe).config.trainer.optimizer.learning_rate == pytest.approx(3e-4)
+
+
+def test_an_exponent_is_a_number_in_free_options_too(write: Write) -> None:
+    recipe = write(f"{SMALL}environment: {{options: {{scale: 1e-3, label: '1e-3'}}}}")
+    assert load_recipe(recipe).config.environment.options == {"scale": 0.001, "label": "1e-3"}
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    assert load_recipe(QUICKSTART, ["steps=1e3"]).config.steps == 1000
+
+
+@pytest.mark.parametrize("text", ["007", "no", "2026-01-01", "1e5", "12"])
+def test_text_is_taken_as_it_is_written(text: str) -> None:
+    assert load_recipe(QUICKSTART, [f"name={text}"]).config.name == text
+
+
+# --- overrides -----------------------------------------------------------------------------------
+
+
+def test_an_override_wins_over_the_recipe() -> None:
+    assert load_recipe(QUICKSTART, ["steps=10"]).config.steps == 10
+
+
+def test_the_last_of_two_overrides_wins() -> None:
+    assert load_recipe(QUICKSTART, ["steps=10", "steps=11"]).config.steps == 11
+
+
+def test_an_override_reaches_deep() -> None:
+    config = load_recipe(QUICKSTART, ["generator.sampling.temperature=0.5"]).config
+    assert config.generator.sampling.temperature == 0.5
+    assert config.generator.sampling.max_new_tokens == 4, "the recipe's neighbour is kept"
+
+
+def test_an_override_may_hold_a_list_or_a_mapping() -> None:
+    config = load_recipe(
+        QUICKSTART, ["generator.sampling.stop_token_ids=[1, 2]", "environment.options={low: 5}"]
+    ).config
+    assert config.generator.sampling.stop_token_ids == (1, 2)
+    assert config.environment.options == {"low": 5, "high": 20}
+
+
+def test_an_empty_override_is_null() -> None:
+    config = load_recipe(QUICKSTART, ["trainer.optimizer.max_grad_norm="]).config
+    assert config.trainer.optimizer.max_grad_norm is None
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    assert load_recipe(QUICKSTART, ["wandb.project=a=b"]).config.wandb.project == "a=b"
+
+
+def test_each_value_knows_where_it_was_given() -> None:
+    origins = load_recipe(QUICKSTART, ["steps=10"]).origins
+    assert str(origins["steps"]) == "override 'steps=10'"
+    assert str(origins["seed"]).endswith("quickstart.yaml:3")
+    assert "sync.interval" not in origins
+
+
+# --- a choice by name ----------------------------------------------------------------------------
+
+AHEAD = f"{SMALL}sampler: {{name: in_order, max_staleness: 2, max_lookahead: 1}}\n"
+
+
+def test_another_choice_keeps_what_both_have_and_drops_what_only_the_old_one_has(
+    write: Write,
+) -> None:
+    loaded = load_recipe(write(AHEAD), ["sampler.name=ready_first"])
+    assert loaded.config.sampler == ReadyFirstConfig(name="ready_first", max_staleness=2)
+    assert [key.partition(" ")[0] for key in loaded.dropped] == ["sampler.max_lookahead"]
+
+
+def test_the_same_choice_again_drops_nothing(write: Write) -> None:
+    loaded = load_recipe(write(AHEAD), ["sampler.name=in_order"])
+    assert loaded.config.sampler == InOrderConfig(
+        name="in_order", max_staleness=2, max_lookahead=1
+    )
+
+
+def test_a_choice_that_gives_no_name_speaks_of_the_default_one(write: Write) -> None:
+    sampler = load_recipe(write(SMALL), ["sampler.max_staleness=3"]).config.sampler
+    assert sampler == ReadyFirstConfig(name="ready_first", max_staleness=3)
+
+
+def test_another_environment_does_not_inherit_the_options_of_the_old_one() -> None:
+    loaded = load_recipe(QUICKSTART, ["environment.name=stub"])
+    assert loaded.config.environment.options == {}
+
+
+# --- extends -------------------------------------------------------------------------------------
+
+
+def test_a_recipe_extends_another_key_by_key(write: Write) -> None:
+    write(f"{SMALL}seed: 7\ntrainer: {{threads: 2, step_retries: 3}}", "base.yaml")
+    loaded = load_recipe(write("extends: base.yaml\nsteps: 9\ntrainer: {threads: 4}"))
+    assert (loaded.config.steps, loaded.config.seed) == (9, 7)
+    assert (loaded.config.trainer.threads, loaded.config.trainer.step_retries) == (4, 3)
+    assert [path.name for path in loaded.sources] == ["base.yaml", "recipe.yaml"]
+
+
+def test_extends_goes_on_through_a_chain(write: Write) -> None:
+    write(f"{SMALL}seed: 1\ngroups_per_step: 5", "a.yaml")
+    write("extends: ../a.yaml\nseed: 2\nname: b", "folder/b.yaml")
+    config = load_recipe(write("extends: folder/b.yaml\nname: c")).config
+    assert (config.groups_per_step, config.seed, config.name) == (5, 2, "c")
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+def test_a_path_is_relative_to_the_recipe(write: Write, tmp_path: Path) -> None:
+    config = load_recipe(write(SMALL, "recipes/r.yaml")).config
+    assert config.model.path == str(tmp_path / "models" / "tiny")
+
+
+def test_an_inherited_path_is_relative_to_the_recipe_that_names_it(
+    write: Write, tmp_path: Path
+) -> None:
+    write("steps: 1\nmodel: {path: tiny}", "deep/base.yaml")
+    config = load_recipe(write("extends: deep/base.yaml")).config
+    assert config.model.path == str(tmp_path / "deep" / "tiny")
+
+
+def test_a_path_in_an_override_is_relative_to_the_working_directory() -> None:
+    config = load_recipe(QUICKSTART, ["model.path=some/model"]).config
+    assert config.model.path == str(Path.cwd() / "some" / "model")
+
+
+def test_an_absolute_path_stays(write: Write) -> None:
+    assert load_recipe(write("steps: 1\nmodel: {path: /m/x}")).config.model.path == "/m/x"
+
+
+def test_resolve_path_starts_at_the_recipe(write: Write, tmp_path: Path) -> None:
+    loaded = load_recipe(write(SMALL, "recipes/r.yaml"))
+    assert resolve_path(loaded, "../x") == tmp_path / "x"
+    assert resolve_path(loaded, loaded.config.model.path) == tmp_path / "models" / "tiny"
+
+
+def test_the_run_directory_takes_the_name_of_the_run() -> None:
+    config = load_recipe(QUICKSTART, ["name=first"]).config
+    assert resolve_run_dir(config) == Path.cwd() / "runs" / "first"

@@ -1,0 +1,155 @@
+import asyncio
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environment_fakes import CharTokenizer, result, task
+from guessing import Guessing
+
+from offbeat.config.rollouts import DataConfig, EnvironmentConfig
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.factory import BadEnvironment, make_environment, make_prompts
+from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.killable import RewardFailed, RewardTarget
+from offbeat.environments.prompts import PromptFileError
+from offbeat.environments.protocol import Environment
+from offbeat.environments.stub import StubEnvironment
+from offbeat.environments.user_code import TargetNotFound
+from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
+
+HERE = Path(__file__).parent
+
+
+def run_config(environment: dict[str, Any], data: dict[str, Any] | None = None) -> RunConfig:
+    return RunConfig(
+        steps=1,
+        model=ModelConfig(path="model"),
+        environment=EnvironmentConfig(**environment),
+        data=DataConfig(**(data or {})),
+    )
+
+
+def made(**section: Any) -> Environment:
+    return make_environment(EnvironmentConfig(**section), CharTokenizer(), HERE)
+
+
+def test_arithmetic_options_span_its_prompts() -> None:
+    assert make_prompts(run_config({"options": {"low": 1, "high": 4}}), HERE).rows == 9
+
+
+@pytest.mark.parametrize("options", [{"lo": 1}, {"low": "x"}, {"low": 5, "high": 5}])
+def test_options_that_do_not_fit_are_told(options: dict[str, Any]) -> None:
+    with pytest.raises(BadEnvironment, match=r"environment\.options"):
+        make_prompts(run_config({"options": options}), HERE)
+
+
+def test_a_file_is_read_for_any_environment(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    for name in ("stub", "function", "custom", "arithmetic"):
+        config = run_config({"name": name}, {"path": "rows.jsonl", "epochs": 1})
+        source = make_prompts(config, tmp_path)
+        assert source.rows == 2
+        assert source.prompt(2) is None
+
+
+def test_a_function_reward_needs_a_file_and_says_so() -> None:
+    with pytest.raises(BadEnvironment, match=r"data\.path: environment 'function' has no prompts"):
+        make_prompts(run_config({"name": "function", "target": "m:f"}), HERE)
+
+
+def test_the_stub_has_endless_prompts_and_needs_no_tokenizer() -> None:
+    prompt = make_prompts(run_config({"name": "stub"}), HERE).prompt(10**6)
+    environment = make_environment(EnvironmentConfig(name="stub"), None, HERE)
+    assert isinstance(environment, StubEnvironment)
+    assert prompt is not None
+    assert environment.encode(prompt) == environment.encode(prompt) != ()
+
+
+def test_each_name_makes_its_environment() -> None:
+    assert isinstance(made(), Arithmetic)
+    assert isinstance(made(name="function", target="user_rewards:length"), FunctionReward)
+    assert isinstance(made(name="custom", target="guessing:Guessing"), Guessing)
+
+
+def test_what_an_environment_lacks_is_told() -> None:
+    with pytest.raises(BadEnvironment, match="'function' needs it; name module:name"):
+        made(name="function")
+    with pytest.raises(BadEnvironment, match="needs a tokenizer"):
+        make_environment(EnvironmentConfig(), None, HERE)
+    with pytest.raises(BadEnvironment, match="makes a str; subclass SingleTurn or MultiTurn"):
+        made(name="custom", target="builtins:repr")
+    with pytest.raises(TargetNotFound, match="No module named 'absent'"):
+        made(name="custom", target="absent:Absent")
+
+
+def scored(environment: Environment, text: str) -> list[float]:
+    assert isinstance(environment, FunctionReward)
+
+    async def score() -> list[float]:
+        await environment.start()
+        try:
+            return list(await environment.score(task({"prompt": "?"}), result("r", [text, "ok"])))
+        finally:
+            await environment.close()
+
+    return asyncio.run(score())
+
+
+def test_a_function_is_given_the_text_without_the_stop_token() -> None:
+    environment = made(name="function", target="user_rewards:length", options={"scale": 0.5})
+    assert scored(environment, "abc") == [1.5, 1.0]
+
+
+def test_a_failed_reward_fails_the_group_as_data() -> None:
+    with pytest.raises(RolloutFailed) as caught:
+        scored(made(name="function", target="user_rewards:raises"), "bad")
+    error = caught.value
+    assert (error.kind, error.reason) == (FailureKind.DATA, "reward_raised")
+    assert (error.ordinal, error.attempt) == (7, 1)
+
+
+def test_a_function_that_cannot_be_imported_is_told_when_the_worker_starts() -> None:
+    with pytest.raises(RewardFailed, match="reward_import_failed"):
+        scored(made(name="function", target="broken_rewards:reward"), "a")
+
+
+def test_a_function_that_stops_being_importable_ends_the_run(tmp_path: Path) -> None:
+    module = tmp_path / "fragile_rewards.py"
+    module.write_text("import os\ndef reward(prompt, response): os._exit(1)\n")
+    target = RewardTarget("fragile_rewards:reward", tmp_path, {}, 2048, 20.0)
+
+    async def scenario() -> list[tuple[FailureKind, str]]:
+        environment = FunctionReward(CharTokenizer(), target, workers=1)
+        await environment.start()
+        module.write_text("raise ImportError\n")
+        told = list[tuple[FailureKind, str]]()
+        try:
+            for _ in range(2):
+                with pytest.raises(RolloutFailed) as caught:
+                    await environment.score(task({}), result("r", ["a"]))
+                told.append((caught.value.kind, caught.value.reason))
+        finally:
+            await environment.close()
+        return told
+
+    assert asyncio.run(scenario()) == [
+        (FailureKind.DATA, "reward_process_died"),
+        (FailureKind.BUG, "reward_import_failed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PromptFileError("rows.jsonl", 3, "is not JSON"),
+        RewardFailed("reward_none", "sample 0"),
+        TargetNotFound("m:f", "here", "no m"),
+        BadEnvironment("data.path", "missing"),
+    ],
+)
+def test_errors_keep_class_and_text_across_processes(error: OffbeatError) -> None:
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)

@@ -1,0 +1,178 @@
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.telemetry.logs import LogOutputs, configure_logging, json_line, plain_line
+from offbeat.telemetry.redaction import REDACTED, Redactor
+
+CANARY = 'canary-"7f3a\\9c'
+
+
+Configure = Callable[..., LogOutputs]
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def configure(log_dir: Path) -> Iterator[Configure]:
+    """Sets the logging up, and gives the process its own back afterwards."""
+    handlers, config = list(logging.getLogger().handlers), structlog.get_config()
+    opened = list[LogOutputs]()
+
+    def configured(process: str, **options: Any) -> LogOutputs:
+        opened.append(configure_logging(process, log_dir, **options))
+        return opened[-1]
+
+    yield configured
+    for outputs in opened:
+        outputs.close()
+    structlog.configure(**config)
+    structlog.contextvars.clear_contextvars()
+    logging.captureWarnings(capture=False)
+    logging.getLogger().handlers = handlers
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_carries_process_run_and_what_is_bound_to_the_context(
+    log_dir: Path, configure: Configure
+) -> None:
+    configure("controller", run_id="run-1")
+    log = structlog.stdlib.get_logger()
+    with structlog.contextvars.bound_contextvars(step=7):
+        log.info("step.done", reward=0.5)
+    log.debug("not.shown")
+    (line,) = lines(log_dir / "controller.log")
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "process": "controller", "run_id": "run-1", "level": "info",
+        "event": "step.done", "step": 7, "reward": 0.5,
+    }  # fmt: skip
+
+
+def test_a_logger_taken_before_the_set_up_obeys_it(log_dir: Path, configure: Configure) -> None:
+    log = structlog.stdlib.get_logger()
+    configure("driver")
+    log.warning("late")
+    assert lines(log_dir / "driver.log")[0]["event"] == "late"
+
+
+def test_an_exception_is_one_line_with_its_traceback(log_dir: Path, configure: Configure) -> None:
+    configure("driver")
+    try:
+        raise ValueError(3)
+    except ValueError:
+        structlog.stdlib.get_logger().exception("it.broke")
+    (line,) = lines(log_dir / "driver.log")
+    assert line["level"] == "error"
+    assert line["exception"].endswith("ValueError: 3")
+
+
+def test_what_libraries_log_and_warn_ends_in_the_same_file(
+    log_dir: Path, configure: Configure
+) -> None:
+    configure("driver")
+    configure("driver")  # a second call doubles nothing
+    logging.getLogger("asyncio").error("Task %s was lost", "x")
+    logging.getLogger("noisy").info("not shown")
+    logging.getLogger("odd").log(35, "between two levels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("careful", stacklevel=1)
+    found = lines(log_dir / "driver.log")
+    assert [line["logger"] for line in found] == ["asyncio", "odd", "py.warnings"]
+    assert found[0]["event"] == "Task x was lost"
+    assert found[1]["level"] == "warning"
+
+
+def test_the_driver_also_says_it_in_short_on_stderr(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure("driver", run_id="run-1", to_terminal=True)
+    structlog.stdlib.get_logger().info("step.done", reward=0.123456, step=7, note="two words")
+    assert capsys.readouterr().err[8:] == ' info step.done step=7 reward=0.1235 note="two words"\n'
+
+
+def test_a_plain_line_ends_with_the_traceback() -> None:
+    line = plain_line({"event": "it.broke", "level": "error", "exception": "Traceback: ..."})
+    assert line == " error it.broke\nTraceback: ..."
+
+
+def test_what_json_does_not_know_is_written_as_its_repr() -> None:
+    assert json.loads(json_line({"event": "e", "error": ValueError(3)}))["error"] == "ValueError(3)"
+
+
+def test_a_log_that_the_disk_refuses_stops_nobody(log_dir: Path, configure: Configure) -> None:
+    log_dir.mkdir()
+    (log_dir / "driver.log").symlink_to("/dev/full")
+    configure("driver")
+    structlog.stdlib.get_logger().info("lost")
+
+
+def test_after_closing_lines_are_let_go(log_dir: Path, configure: Configure) -> None:
+    configure("driver").close()
+    structlog.stdlib.get_logger().info("nobody.hears")
+    assert lines(log_dir / "driver.log") == []
+
+
+def test_no_secret_of_the_environment_reaches_a_log(tmp_path: Path) -> None:
+    program = """
+import logging, structlog, sys
+from pathlib import Path
+from offbeat.telemetry.logs import configure_logging
+configure_logging("driver", Path(sys.argv[1]), to_terminal=True)
+secret = __import__("os").environ["WANDB_API_KEY"]
+log = structlog.stdlib.get_logger()
+log.info("plain " + secret, url=f"https://x?key={secret}", nested={"k": [secret]}, raw=secret.encode())
+logging.getLogger("lib").error(secret)
+try:
+    raise ValueError(secret)
+except ValueError:
+    log.exception("raised")
+"""
+    secrets = {"WANDB_API_KEY": CANARY, "HF_TOKEN": "hf-canary-1", "MY_SECRET": "canary-12345"}
+    program += 'log.warning("others", a="hf-canary-1", b=["canary-12345"])'
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True, text=True, check=True, env={**os.environ, **secrets},
+    )  # fmt: skip
+    text = (tmp_path / "driver.log").read_text() + finished.stdout + finished.stderr
+    assert text.count(REDACTED) >= 14
+    for part in ("canary", "7f3a", "9c\\"):
+        assert part not in text
+    lines(tmp_path / "driver.log")  # still JSON
+
+
+@given(st.text(min_size=6), st.text(), st.text())
+def test_a_secret_is_found_wherever_it_stands_in_json(secret: str, before: str, after: str) -> None:
+    text = json_line({"event": before + secret + after})
+    redacted = Redactor([secret])(text)
+    assert redacted != text
+    assert json.dumps(secret)[1:-1] not in redacted.replace(REDACTED, "")
+
+
+def test_a_short_value_is_a_word_and_no_secret() -> None:
+    redactor = Redactor.from_environment(
+        {"DEBUG_TOKEN": "true", "USE_SECRET": "", "OTHER": "value"}
+    )
+    assert redactor("true value") == "true value"
+
+
+def test_the_longer_of_two_secrets_is_replaced_whole() -> None:
+    assert Redactor(["abcdef", "abcdef-ghijk"])("abcdef-ghijk abcdef") == f"{REDACTED} {REDACTED}"

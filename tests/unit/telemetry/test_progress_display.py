@@ -1,0 +1,110 @@
+import io
+
+import msgspec
+from rich.console import Console
+
+from offbeat.telemetry.progress import ProgressDisplay, line, panel
+from offbeat.telemetry.status import Status
+
+STATUS = Status(
+    step=12,
+    steps=600,
+    version=12,
+    phase="running",
+    reward=0.25,
+    reward_recent=(0.0, 0.5, 1.0),
+    staleness_mean=1.25,
+    staleness_max=2,
+    ready=3,
+    in_flight=32,
+    trainer_busy=0.52,
+    generator_busy=0.91,
+    samples_per_s=1234.0,
+    verdict="generators",
+    waiting_for="2 more groups",
+)
+
+
+class Screen:
+    def __init__(self, *, terminal: bool) -> None:
+        self.file = io.StringIO()
+        self.console = Console(
+            file=self.file, force_terminal=terminal, width=100, color_system=None
+        )
+
+    @property
+    def text(self) -> str:
+        return self.file.getvalue()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def at(step: int, phase: str = "running") -> Status:
+    return msgspec.structs.replace(STATUS, step=step, phase=phase)
+
+
+def test_a_pipe_gets_one_plain_line() -> None:
+    screen = Screen(terminal=False)
+    with ProgressDisplay(screen.console) as display:
+        display.update(STATUS)
+    assert screen.text == (
+        "step 12/600 | reward 0.250 | staleness 1.2 (max 2) | ready 3 in flight 32 | "
+        "busy trainer 52% generators 91% | 1,234 samples/s | generators | "
+        "running: waiting for 2 more groups\n"
+    )
+
+
+def test_plain_lines_keep_their_distance() -> None:
+    screen, clock = Screen(terminal=False), Clock()
+    with ProgressDisplay(screen.console, plain_every_s=10, clock=clock) as display:
+        for step in range(1, 26):
+            display.update(at(step))
+            clock.now_s += 1
+    shown = [row.split(" |")[0] for row in screen.text.splitlines()]
+    assert shown == ["step 1/600", "step 11/600", "step 21/600"]
+
+
+def test_a_new_phase_and_the_last_step_are_shown_at_once() -> None:
+    screen = Screen(terminal=False)
+    with ProgressDisplay(screen.console, clock=Clock()) as display:
+        for status in (at(0, "starting"), at(0), at(1), at(600), at(600), at(600, "finished")):
+            display.update(status)
+    shown = [row.split(" |")[0] for row in screen.text.splitlines()]
+    assert shown == ["step 0/600", "step 0/600", "step 600/600", "step 600/600"]
+
+
+def test_the_phases_of_every_weight_sync_are_not() -> None:
+    screen = Screen(terminal=False)
+    with ProgressDisplay(screen.console, clock=Clock()) as display:
+        for step in range(1, 9):
+            display.update(at(step, "syncing" if step % 2 == 0 else "running"))
+    assert len(screen.text.splitlines()) == 1
+
+
+def test_a_terminal_gets_a_live_panel_that_leaves_nothing_behind() -> None:
+    screen = Screen(terminal=True)
+    with ProgressDisplay(screen.console) as display:
+        display.update(STATUS)
+        shown = screen.text
+    for part in ("12/600", "▁▅█ 0.250", "mean 1.25  max 2", "3 ready  32 in flight",
+                 "trainer 52%  generators 91%", "1,234 samples/s",
+                 "generators are the bottleneck, waiting for 2 more groups"):  # fmt: skip
+        assert part in shown
+
+
+def test_a_run_that_has_nothing_to_show_yet_is_shown() -> None:
+    empty = Status(step=0, steps=0, version=0, phase="starting", waiting_for="[the cluster]")
+    screen = Screen(terminal=False)
+    screen.console.print(panel(empty))
+    assert "waiting for [the cluster]" in screen.text
+    assert "reward - " in line(empty)
+
+
+def test_a_status_crosses_processes() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(STATUS), type=Status) == STATUS

@@ -1,0 +1,152 @@
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from offbeat.telemetry.charts import bar, sparkline
+from offbeat.telemetry.report import render_summary, whole_percents
+from offbeat.telemetry.summary import Groups, Summary, write_atomically
+from offbeat.telemetry.windows import RewardWindow
+
+SUMMARY = Summary(
+    run_id="run-1",
+    name="quickstart",
+    outcome="finished",
+    steps=600,
+    trainer_version=600,
+    groups=Groups(
+        drawn=9612, trained=9600, in_flight=8, dropped={"reward_raised": 3, "evicted": 1}
+    ),
+    reward_first=0.113,
+    reward_last=0.974,
+    staleness_histogram={0: 250, 1: 500, 2: 250},
+    max_staleness_trained=2,
+    wall_s=187.4,
+    first_step_s=9.25,
+    samples_per_s=819.2,
+    tokens_per_s=7373.0,
+    trainer_busy_fraction=0.5,
+    generator_busy_fraction=0.8,
+    trainer_waits={"waiting_groups": 0.333, "waiting_weights": 0.167},
+    generator_waits={"waiting_gate": 0.15, "sync": 0.05},
+    restarts=1,
+    versions={"offbeat": "0.1.0"},
+)
+
+
+def rendered(summary: Summary, width: int = 100, **paths: Path) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render_summary(summary, paths))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    SUMMARY.write(tmp_path / "summary.json")
+    assert Summary.from_json((tmp_path / "summary.json").read_bytes()) == SUMMARY
+
+
+def test_the_summary_has_the_fields_scripts_rely_on() -> None:
+    fields = json.loads(SUMMARY.to_json())
+    assert fields["groups"]["dropped"] == {"evicted": 1, "reward_raised": 3}
+    assert fields["staleness_histogram"] == {"0": 250, "1": 500, "2": 250}
+    assert fields["error"] is None
+    wanted = (
+        "steps trainer_version reward_first reward_last max_staleness_trained wall_s name run_id "
+        "trainer_busy_fraction generator_busy_fraction outcome first_step_s samples_per_s "
+        "tokens_per_s trainer_waits generator_waits restarts weights_digest versions"
+    )
+    assert set(wanted.split()) <= fields.keys()
+
+
+def test_a_reward_that_is_not_finite_leaves_valid_json() -> None:
+    summary = Summary(run_id="r", name="n", outcome="failed", error="NaN", steps=1, wall_s=1.0,
+                      trainer_version=1, groups=Groups(), reward_last=math.nan)  # fmt: skip
+    assert json.loads(summary.to_json(), parse_constant=pytest.fail)["reward_last"] is None
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_old_one_and_no_litter(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").mkdir()
+    (tmp_path / "summary.json" / "inside").touch()
+    with pytest.raises(OSError, match=r"summary\.json"):
+        write_atomically(tmp_path / "summary.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_writing_again_replaces_the_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a.json", b"old, and longer")
+    write_atomically(tmp_path / "a.json", b"new")
+    assert (tmp_path / "a.json").read_bytes() == b"new"
+
+
+def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
+    text = rendered(SUMMARY, metrics=Path("runs/quickstart/metrics.jsonl"))
+    for part in (
+        "finished", "0.113 -> 0.974", "600 in 3 min 07 s", "first after 9.2 s", "819 samples/s",
+        "7,373 tokens/s", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
+        " 33 %", "generators busy", "80 %", "runs/quickstart/metrics.jsonl",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
+    summary = Summary(run_id="r", name="n", outcome="failed", error="RunFailed: no room",
+                      steps=0, trainer_version=0, groups=Groups(), wall_s=4000.0)  # fmt: skip
+    text = rendered(summary)
+    assert "RunFailed: no room" in text
+    assert "- -> -" in text
+    assert "1 h 06 min" in text
+
+
+def test_text_of_the_run_is_never_taken_for_markup() -> None:
+    summary = Summary(run_id="r", name="n", outcome="failed", error="bad [/red] key", steps=0,
+                      trainer_version=0, groups=Groups(dropped={"[/bold]": 1}), wall_s=1.0)  # fmt: skip
+    text = rendered(summary, path=Path("runs/[/x]"))
+    assert "bad [/red] key" in text
+    assert "[/bold] 1" in text
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1).filter(any))
+def test_percents_of_a_whole_sum_to_a_hundred(parts: list[int]) -> None:
+    shares = {str(i): part / sum(parts) for i, part in enumerate(parts)}
+    percents = whole_percents(shares)
+    assert sum(percents.values()) == 100
+    assert all(abs(percents[name] - shares[name] * 100) < 1 + 1e-6 for name in shares)
+
+
+@given(st.lists(st.floats(-10, 10)), st.integers(1, 30))
+def test_windows_are_the_first_and_last_steps(rewards: list[float], size: int) -> None:
+    window = RewardWindow(size)
+    for reward in rewards:
+        window.add(reward)
+    if not rewards:
+        assert (window.first, window.last, window.recent) == (None, None, ())
+        return
+    first, last = rewards[:size], rewards[-size:]
+    assert window.first == pytest.approx(sum(first) / len(first))
+    assert window.last == pytest.approx(sum(last) / len(last))
+    assert window.recent == tuple(last)
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3, 3]) == "▅▅"
+    assert sparkline([0, math.nan, 1, math.inf]) == "▁ █ "
+    assert sparkline([math.nan]) == " "
+
+
+@given(st.floats(-1, 2), st.integers(1, 40))
+def test_a_bar_has_its_width(fraction: float, width: int) -> None:
+    assert len(bar(fraction, width)) == width
+
+
+def test_a_bar_is_filled_to_its_share() -> None:
+    assert bar(0.5, 4) == "██  "
+    assert bar(1, 2) == "██"
+    assert bar(1 / 16, 1) == " "
+    assert bar(0.2, 4) == "▊   "

@@ -1,0 +1,215 @@
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
+from structlog.testing import capture_logs
+
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.metrics import METRICS
+from offbeat.telemetry.sinks import SinkUnusable
+from offbeat.telemetry.spool import Backoff, Tally
+
+DOWN = ConnectionError("down")
+
+
+def emit_steps(telemetry: Telemetry, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        telemetry.emit(step, step, {"train/reward": step / 10})
+
+
+def test_every_sink_gets_every_record_in_order() -> None:
+    one, other = FakeSink("one"), FakeSink("other")
+    telemetry = Telemetry([one, other], now=lambda: 7.5)
+    telemetry.start()
+    emit_steps(telemetry, 1, 100)
+    telemetry.close(30)
+    assert one.steps == other.steps == list(range(1, 101))
+    assert one.records[4].metrics == {"train/reward": 0.5}
+    assert one.records[4].time_s == 7.5
+    assert one.closed
+    assert other.closed
+
+
+def test_what_is_emitted_before_the_start_is_kept() -> None:
+    sink = FakeSink()
+    telemetry = Telemetry([sink])
+    emit_steps(telemetry, 1, 3)
+    telemetry.start()
+    telemetry.close(30)
+    assert sink.steps == [1, 2, 3]
+
+
+def test_a_record_does_not_change_when_the_caller_reuses_its_dict() -> None:
+    sink = FakeSink()
+    telemetry = Telemetry([sink])
+    metrics = {"train/reward": 1.0}
+    telemetry.emit(1, 1, metrics)
+    metrics["train/reward"] = 2.0
+    telemetry.start()
+    telemetry.close(30)
+    assert sink.records[0].metrics == {"train/reward": 1.0}
+
+
+def test_a_sink_that_raises_is_tried_again_later_and_later() -> None:
+    sink, pauses = FakeSink(), CountedPauses()
+    sink.raises = [DOWN] * 5
+    telemetry = Telemetry([sink], backoff=Backoff(first_s=1, longest_s=5), pause=pauses)
+    sink.gate.clear()
+    telemetry.start()
+    emit_steps(telemetry, 1, 3)
+    assert sink.entered.wait(30)
+    sink.gate.set()
+    sink.wait_for(3)
+    telemetry.close(30)
+    assert pauses.asked_s == [1, 2, 4, 5, 5]
+    assert telemetry.tallies() == (Tally("fake", 3, 3, 0, 0, 5),)
+
+
+def test_a_sink_that_cannot_open_yet_is_back_filled_in_order() -> None:
+    sink, pause = FakeSink(), HeldPause()
+    sink.open_raises = [DOWN]
+    telemetry = Telemetry([sink], pause=pause)
+    telemetry.start()
+    assert pause.begun.wait(30)
+    emit_steps(telemetry, 1, 50)
+    telemetry.close(30)  # ends the pause: one more try, which succeeds
+    assert sink.steps == list(range(1, 51))
+
+
+def test_a_sink_that_blocks_delays_no_other_sink() -> None:
+    blocked, healthy = FakeSink("blocked"), FakeSink("healthy")
+    blocked.gate.clear()
+    telemetry = Telemetry([blocked, healthy])
+    telemetry.start()
+    emit_steps(telemetry, 1, 1)
+    assert blocked.entered.wait(30)
+    emit_steps(telemetry, 2, 20)
+    healthy.wait_for(20)
+    assert blocked.steps == []
+    blocked.gate.set()
+    telemetry.close(30)
+    assert blocked.steps == healthy.steps
+
+
+def test_a_full_spool_loses_its_oldest_records_and_no_other_sinks() -> None:
+    dead, healthy = FakeSink("dead"), FakeSink("healthy")
+    dead.gate.clear()
+    telemetry = Telemetry([dead, healthy], capacity=4)
+    telemetry.start()
+    for step in range(1, 12):
+        emit_steps(telemetry, step, step)
+        assert dead.entered.wait(30)
+        healthy.wait_for(step)
+    dead.gate.set()
+    with capture_logs() as logs:
+        lost, kept = telemetry.close(30)
+    assert dead.steps == [1, 8, 9, 10, 11]  # the one in hand, then the newest four
+    assert (lost.dropped, lost.written, lost.pending) == (6, 5, 0)
+    assert (kept.dropped, kept.written, kept.pending) == (0, 11, 0)
+    assert [(log["event"], log["sink"]) for log in logs] == [("sink.incomplete", "dead")]
+
+
+def test_closing_leaves_a_sink_that_hangs_behind() -> None:
+    sink = FakeSink()
+    sink.gate.clear()
+    telemetry = Telemetry([sink])
+    telemetry.start()
+    emit_steps(telemetry, 1, 3)
+    assert sink.entered.wait(30)
+    began = time.monotonic()
+    with capture_logs() as logs:
+        (tally,) = telemetry.close(0.02)
+    assert time.monotonic() - began < 10
+    assert (tally.written, tally.pending) == (0, 3)
+    assert logs[0]["closed"] is False
+    sink.gate.set()
+
+
+def test_closing_does_not_wait_for_a_sink_in_its_pause() -> None:
+    sink, pause = FakeSink(), HeldPause()
+    sink.raises = [DOWN, DOWN]
+    telemetry = Telemetry([sink], pause=pause)
+    telemetry.start()
+    emit_steps(telemetry, 1, 2)
+    assert pause.begun.wait(30)
+    (tally,) = telemetry.close(30)
+    assert (tally.written, tally.pending, tally.failures) == (0, 2, 2)
+    assert sink.closed
+
+
+def test_an_unusable_sink_is_reported_once_and_holds_nothing() -> None:
+    sink = FakeSink()
+    sink.open_raises = [SinkUnusable("wandb", "it is not installed", "Install it")]
+    telemetry = Telemetry([sink])
+    with capture_logs() as logs:
+        telemetry.start()
+        emit_steps(telemetry, 1, 5)
+        (tally,) = telemetry.close(30)
+    assert (tally.written, tally.dropped, tally.pending, tally.failures) == (0, 5, 0, 0)
+    assert [log["event"] for log in logs] == ["sink.unusable", "sink.incomplete"]
+    assert logs[0]["detail"] == "nothing is written to wandb: it is not installed. Install it"
+
+
+def test_an_outage_is_two_log_lines_however_long_it_lasts() -> None:
+    sink = FakeSink()
+    sink.raises = [DOWN] * 9
+    telemetry = Telemetry([sink], pause=CountedPauses())
+    with capture_logs() as logs:
+        telemetry.start()
+        emit_steps(telemetry, 1, 1)
+        sink.wait_for(1)
+        telemetry.close(30)
+    assert [log["event"] for log in logs] == ["sink.failing", "sink.recovered"]
+
+
+def test_an_undeclared_metric_is_kept_and_reported_once() -> None:
+    sink = FakeSink()
+    telemetry = Telemetry([sink])
+    with capture_logs() as logs:
+        telemetry.emit(1, 1, {"train/rewrad": 1.0})
+        telemetry.emit(2, 2, {"train/rewrad": 1.0})
+    telemetry.start()
+    telemetry.close(30)
+    assert len(sink.records) == 2
+    (log,) = logs
+    assert "'train/reward'" in log["detail"]
+
+
+def test_after_close_nothing_is_taken() -> None:
+    sink = FakeSink()
+    telemetry = Telemetry([sink])
+    telemetry.start()
+    telemetry.close(30)
+    emit_steps(telemetry, 1, 1)
+    telemetry.close(30)
+    assert sink.steps == []
+
+
+def test_emit_is_quick_while_a_sink_hangs_and_its_spool_overflows() -> None:
+    sinks = [FakeSink("blocked"), FakeSink("other")]
+    sinks[0].gate.clear()
+    telemetry = Telemetry(sinks, capacity=100)
+    telemetry.start()
+    metrics = dict.fromkeys(METRICS, 1.0)
+    durations_s = list[float]()
+    for step in range(1000):
+        began = time.perf_counter()
+        telemetry.emit(step, step, metrics)
+        durations_s.append(time.perf_counter() - began)
+    sinks[0].gate.set()
+    telemetry.close(30)
+    durations_s.sort()
+    assert durations_s[500] < 0.001
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_whatever_fails_a_sink_sees_each_step_once_and_in_order(failures: list[bool]) -> None:
+    sink = FailsBySchedule(failures)
+    telemetry = Telemetry([sink], pause=CountedPauses())
+    emit_steps(telemetry, 1, 10)
+    telemetry.start()
+    sink.wait_for(10)
+    (tally,) = telemetry.close(30)
+    assert sink.steps == list(range(1, 11))
+    assert tally.accepted == tally.written == 10

@@ -1,0 +1,101 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from offbeat.actors.trainers.errors import UnsupportedModel
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.messages.training import LossSpec
+
+MakeTrainer = Callable[..., TorchTrainer]
+Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+
+
+def test_weights_go_by_their_hugging_face_names_tied_ones_once(
+    trainer_of: MakeTrainer, qwen3: Path, llama: Path
+) -> None:
+    untied = dict(trainer_of(qwen3).named_weights())
+    tied = dict(trainer_of(llama).named_weights())
+    assert "lm_head.weight" in untied
+    assert "lm_head.weight" not in tied
+    assert "model.embed_tokens.weight" in tied
+    assert trainer_of(llama).parameters == sum(each.numel() for each in tied.values())
+
+
+def test_the_digest_changes_with_the_weights_and_only_with_them(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    trainer, other = trainer_of(), trainer_of()
+    assert trainer.weights_digest() == other.weights_digest()
+    trainer.train(*step_data, LossSpec())
+    assert trainer.weights_digest() != other.weights_digest()
+
+
+def test_a_saved_directory_is_a_model_with_its_tokenizer(
+    tmp_path: Path, trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    trainer, target = trainer_of(dtype="float32"), tmp_path / "deep" / "step_1"
+    trainer.save(target)
+    trainer.train(*step_data, LossSpec())
+    trainer.save(target)
+    loaded = AutoModelForCausalLM.from_pretrained(target).state_dict()
+    for name, weight in trainer.named_weights():
+        assert torch.equal(loaded[name], weight)
+    assert (target / "tokenizer.json").exists()
+    assert (target / "model.safetensors").exists()
+    assert [each.name for each in target.parent.iterdir()] == ["step_1"]
+
+
+def test_a_checkpoint_trains_towards_the_first_model_not_itself(
+    tmp_path: Path, trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    trainer = trainer_of(dtype="float32")
+    asked = {"policy": False, "reference": True, "temperature": 1.0}
+    (want,) = trainer.prepare_logprobs(step_data[0][:1], **asked)
+    trainer.train(*step_data, LossSpec())
+    trainer.save(tmp_path / "model")
+    resumed = trainer_of(tmp_path / "model", dtype="float32", reference=trainer.model_path)
+    (got,) = resumed.prepare_logprobs(step_data[0][:1], **asked)
+    assert (got["reference_logprobs"] == want["reference_logprobs"]).all()
+
+
+def test_what_a_model_does_to_its_logits_is_kept(
+    tmp_path: Path, trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(**SMALL, final_logit_softcapping=0.5)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    trainer = trainer_of(tmp_path, dtype="float32", shared_prompt=False)
+    (columns,) = trainer.prepare_logprobs(
+        step_data[0][:1], policy=True, reference=False, temperature=1.0
+    )
+    flat = -torch.log(torch.tensor(64.0)).item()
+    assert columns["policy_logprobs"] == pytest.approx(flat, abs=1.0)
+
+
+def test_a_model_with_a_window_cannot_share_prompts(
+    tmp_path: Path, trainer_of: MakeTrainer
+) -> None:
+    MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Set trainer\.shared_prompt to false"):
+        trainer_of(tmp_path, dtype="float32")
+    trainer_of(tmp_path, dtype="float32", shared_prompt=False)

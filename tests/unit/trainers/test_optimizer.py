@@ -1,0 +1,147 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
+from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
+from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.config.training import OptimizerConfig
+from offbeat.messages.training import LossSpec
+
+MakeTrainer = Callable[..., TorchTrainer]
+Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
+
+
+def linear(dtype: torch.dtype = torch.float64) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, dtype=dtype)
+
+
+def test_one_step_is_adamw_by_hand() -> None:
+    layer = linear()
+    config = OptimizerConfig(
+        learning_rate=0.1, weight_decay=0.5, max_grad_norm=0.25, betas=(0.8, 0.9)
+    )
+    optimizer, before = Optimizer(layer, config), layer.weight.detach().clone()
+    raw = torch.arange(6, dtype=torch.float64).reshape(2, 3)
+    layer.weight.grad, layer.bias.grad = raw.clone(), torch.zeros(2, dtype=torch.float64)
+    update = optimizer.step(denominator=4.0, learning_rate=0.1)
+    norm = float((raw / 4).norm())
+    gradient = raw / 4 * min(1, 0.25 / (norm + 1e-6))
+    moved = gradient / ((gradient**2).sqrt() + config.eps)
+    assert update.applied
+    assert update.grad_norm == pytest.approx(norm)
+    assert torch.allclose(layer.weight, before * (1 - 0.1 * 0.5) - 0.1 * moved, rtol=1e-12)
+    assert layer.weight.grad is None
+
+
+def test_weight_decay_spares_biases() -> None:
+    layer = linear()
+    bias = layer.bias.detach().clone()
+    optimizer = Optimizer(layer, OptimizerConfig(weight_decay=0.5))
+    layer.weight.grad, layer.bias.grad = torch.ones_like(layer.weight), torch.zeros_like(layer.bias)
+    optimizer.step(1.0, 0.1)
+    assert torch.equal(layer.bias, bias)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing(bad: float) -> None:
+    layer = linear()
+    before, optimizer = layer.weight.detach().clone(), Optimizer(layer, OptimizerConfig())
+    layer.weight.grad = torch.full_like(layer.weight, bad)
+    assert not optimizer.step(1.0, 0.1).applied
+    assert torch.equal(layer.weight, before)
+    assert optimizer.state()["adamw"]["state"] == {}
+
+
+def test_small_steps_in_bfloat16_add_up_in_the_masters() -> None:
+    layer = linear(torch.bfloat16)
+    before = layer.weight.detach().clone()
+    optimizer = Optimizer(layer, OptimizerConfig(max_grad_norm=None))
+    for _ in range(400):
+        layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        assert layer.weight.grad is None
+        optimizer.step(1.0, 1e-5)
+    moved = (before - layer.weight.detach()).float()
+    assert layer.weight.dtype == torch.bfloat16
+    assert moved.mean().item() == pytest.approx(400e-5, rel=0.3)
+
+
+def test_gradients_of_bfloat16_weights_accumulate_in_float32() -> None:
+    layer = linear(torch.bfloat16)
+    optimizer = Optimizer(layer, OptimizerConfig(max_grad_norm=None))
+    for scale in (256.0, *[0.5] * 100):
+        (layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum() * scale).backward()
+    assert optimizer.step(1.0, 1e-5).grad_norm == pytest.approx((256 + 50) * math.sqrt(8))
+
+
+def rates(config: OptimizerConfig, steps: int = 10) -> list[float]:
+    return [learning_rate(config, applied, steps) for applied in range(steps + 1)]
+
+
+def test_the_rate_warms_up_and_falls_to_zero_when_the_last_step_is_done() -> None:
+    warm = OptimizerConfig(learning_rate=1.0, warmup_steps=4)
+    assert rates(warm)[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates(warm)[-1] == 1.0
+    line = rates(OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear"))
+    assert line == pytest.approx([0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0])
+    cosine = rates(OptimizerConfig(learning_rate=1.0, schedule="cosine"))
+    assert cosine[0] == 1
+    assert cosine[5] == pytest.approx(0.5)
+    assert cosine[10] == pytest.approx(0)
+
+
+def test_a_step_reports_the_rate_it_was_taken_with(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    options = {"learning_rate": 1.0, "schedule": "linear"}
+    trainer = trainer_of(optimizer=options, total_steps=4)
+    seen = [trainer.train(*step_data, LossSpec()).learning_rate for _ in range(4)]
+    assert seen == [1.0, 0.75, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trainer_restored_from_disk_goes_on_bit_for_bit(
+    tmp_path: Path, trainer_of: MakeTrainer, step_data: Step, dtype: str
+) -> None:
+    options = {"schedule": "cosine", "warmup_steps": 1}
+    trainer = trainer_of(dtype=dtype, optimizer=options)
+    for _ in range(2):
+        trainer.train(*step_data, LossSpec())
+    trainer.save(tmp_path / "model")
+    trainer.save_state(tmp_path / "state.pt")
+    restored = trainer_of(tmp_path / "model", dtype=dtype, optimizer=options)
+    restored.load_state(tmp_path / "state.pt")
+    results = [each.train(*step_data, LossSpec()) for each in (trainer, restored)]
+    assert restored.weights_digest() == trainer.weights_digest()
+    assert results[0].learning_rate == results[1].learning_rate
+    assert restored.steps_applied == 3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_token_logprobs_are_log_softmax_forward_and_backward(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    which, target = torch.tensor([0, 0, 0, 2, 3]), torch.tensor([1, 1, 6, 0, 5])
+    want = torch.log_softmax(logits / temperature, -1)[which, target]
+    assert torch.allclose(token_logprobs(logits, which, target, temperature), want)
+    assert torch.autograd.gradcheck(
+        lambda values: token_logprobs(values, which, target, temperature), (logits,)
+    )
+
+
+def test_token_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
+    logits = torch.zeros(1, 1000, dtype=torch.bfloat16, requires_grad=True)
+    first = torch.zeros(1, dtype=torch.int64)
+    logprobs = token_logprobs(logits, first, first, 1.0)
+    assert logprobs.dtype == torch.float32
+    assert logprobs.item() == pytest.approx(-math.log(1000), rel=1e-6)
+    logprobs.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.bfloat16

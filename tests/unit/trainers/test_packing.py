@@ -1,0 +1,131 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_groups import make_group
+
+from offbeat.actors.trainers.torch_backend.packing import Batch, flatten, pack, visible
+from offbeat.actors.trainers.torch_backend.rows import (
+    Row,
+    best_response_tokens,
+    plan_microbatches,
+    plan_rows,
+)
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+shapes = st.lists(st.tuples(st.integers(1, 5), lengths), min_size=1, max_size=4)
+
+
+def batch_of(shape: list[tuple[int, list[int]]], masked: float, *, only_trained: bool) -> Batch:
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, prompt, responses, masked) for prompt, responses in shape]
+    return flatten(groups, only_trained=only_trained)
+
+
+@given(
+    shape=shapes,
+    masked=st.sampled_from([0.0, 0.5, 0.95]),
+    only_trained=st.booleans(),
+    response_tokens=st.sampled_from([0.0, 8.0, 1e9]),
+    budget=st.sampled_from([1, 24, 4096]),
+)
+def test_every_wanted_token_is_predicted_once_by_what_stands_before_it(
+    shape: list[tuple[int, list[int]]],
+    masked: float,
+    only_trained: bool,
+    response_tokens: float,
+    budget: int,
+) -> None:
+    batch = batch_of(shape, masked, only_trained=only_trained)
+    rows = plan_rows(batch, response_tokens=response_tokens, max_tokens=budget)
+    sources = list[int]()
+    for microbatch in plan_microbatches(rows, budget):
+        packed = pack(batch, microbatch)
+        seen = visible(packed.segments_RT)
+        width = packed.input_ids_RT.shape[1]
+        assert width == max(row.length for row in microbatch)
+        assert len(set(packed.predicts_U.tolist())) == len(packed.predicts_U)
+        for which, target, source in zip(
+            packed.which_N, packed.target_N, packed.source_N, strict=True
+        ):
+            sources.append(int(source))
+            assert target == batch.tokens[source]
+            sample = batch.sample[source]
+            row, column = divmod(int(packed.predicts_U[which]), width)
+            context = np.flatnonzero(seen[row, column])
+            start = batch.start_S[sample]
+            want = [*batch.prompts[batch.group_S[sample]], *batch.tokens[start:source]]
+            assert packed.input_ids_RT[row, context].tolist() == want
+            assert packed.positions_RT[row, context].tolist() == list(range(len(want)))
+    assert sorted(sources) == np.flatnonzero(batch.wanted).tolist()
+
+
+@given(shape=shapes, budget=st.integers(1, 60))
+def test_no_microbatch_exceeds_its_budget_unless_one_sample_does(
+    shape: list[tuple[int, list[int]]], budget: int
+) -> None:
+    batch = batch_of(shape, 0.0, only_trained=True)
+    rows = plan_rows(batch, response_tokens=20, max_tokens=budget)
+    for microbatch in plan_microbatches(rows, budget):
+        padded = len(microbatch) * max(row.length for row in microbatch)
+        row = microbatch[0]
+        longest = int(batch.length_S[batch.group_S == row.group].max()) - 1
+        unsplittable = row.length <= len(batch.prompts[row.group]) + longest
+        assert padded <= budget or (len(microbatch) == 1 and unsplittable)
+
+
+def test_padding_and_other_samples_are_invisible() -> None:
+    batch = batch_of([(2, [3, 2]), (1, [2])], 0.0, only_trained=True)
+    packed = pack(batch, plan_rows(batch, response_tokens=1e9, max_tokens=100))
+    assert packed.segments_RT.tolist() == [[0, 0, 1, 1, 2], [0, 1, -1, -1, -1]]
+    assert visible(packed.segments_RT)[0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
+    assert packed.positions_RT[0].tolist() == [0, 1, 2, 3, 2]
+
+
+def test_samples_are_dealt_to_evenly_filled_rows() -> None:
+    batch = batch_of([(4, [17] * 7)], 0.0, only_trained=True)
+    rows = plan_rows(batch, response_tokens=40, max_tokens=1000)
+    assert sorted(len(row.samples) for row in rows) == [2, 2, 3]
+    assert sorted(sample for row in rows for sample in row.samples) == list(range(7))
+    assert {row.length for row in rows} == {4 + 32, 4 + 48}
+
+
+def test_a_row_is_split_when_the_budget_is_smaller_than_the_plan() -> None:
+    batch = batch_of([(4, [17] * 6)], 0.0, only_trained=True)
+    rows = plan_rows(batch, response_tokens=1e9, max_tokens=40)
+    assert [len(row.samples) for row in rows] == [2, 2, 2]
+
+
+def test_samples_without_a_wanted_token_are_left_out() -> None:
+    rng = np.random.default_rng(0)
+    group = make_group(rng, 3, [4, 4])
+    group["loss_mask"][:4] = False
+    group["loss_mask"][6:] = False
+    (row,) = plan_rows(flatten([group], only_trained=True), response_tokens=99, max_tokens=99)
+    assert row == Row(group=0, samples=(1,), length=3 + 1)
+
+
+def test_short_rows_are_not_padded_to_long_ones_once_a_microbatch_is_full_enough() -> None:
+    rows = [Row(0, (0,), 1000)] * 3 + [Row(0, (0,), 100)] * 4
+    sizes = [[row.length for row in each] for each in plan_microbatches(rows, 100_000)]
+    assert sizes == [[1000] * 3, [100] * 4]
+
+
+@pytest.mark.parametrize(("prompt", "ratio"), [(6.0, 600.0), (500.0, 600.0), (500.0, 26_000.0)])
+def test_the_best_number_of_response_tokens_costs_least(prompt: float, ratio: float) -> None:
+    def cost_of_a_response_token(response: float) -> float:
+        row = prompt + response
+        return (row * ratio + row**2) / response
+
+    best = best_response_tokens(prompt, ratio)
+    for factor in (0.5, 0.9, 1.1, 2.0):
+        assert cost_of_a_response_token(best) < cost_of_a_response_token(factor * best)
+    assert math.isfinite(best)

@@ -1,0 +1,151 @@
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from offbeat.actors.trainers.step_guard import Call, StepGuard
+from offbeat.messages.failures import StepAlreadyOpen, StepOutOfOrder
+from offbeat.messages.fences import StepKey
+
+
+def key(step: int, attempt: int = 1, seq: int = 0) -> StepKey:
+    return StepKey(step, attempt, seq)
+
+
+def boom() -> None:
+    raise OSError("boom")
+
+
+def never() -> Any:
+    raise AssertionError("this call must not run")
+
+
+@pytest.fixture
+def guard() -> StepGuard:
+    """Step 1, attempt 1 is open; seq 1 answered "one"."""
+    guard = StepGuard()
+    guard.once(key(1), Call.BEGIN, lambda: None)
+    assert guard.once(key(1, 1, 1), Call.MICROBATCH, lambda: "one") == "one"
+    return guard
+
+
+def test_a_repeated_key_gets_its_stored_reply_and_nothing_runs(guard: StepGuard) -> None:
+    assert guard.once(key(1), Call.BEGIN, never) is None
+    assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
+
+
+def test_replies_outlive_finish_until_the_next_attempt_begins(guard: StepGuard) -> None:
+    assert guard.once(key(1, 1, 2), Call.FINISH, lambda: "done") == "done"
+    assert not guard.is_open
+    assert guard.once(key(1, 1, 2), Call.FINISH, never) == "done"
+    assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
+    guard.once(key(2), Call.BEGIN, lambda: None)
+    with pytest.raises(StepOutOfOrder):
+        guard.once(key(1, 1, 2), Call.FINISH, never)
+
+
+def test_another_step_is_refused_while_one_is_open(guard: StepGuard) -> None:
+    with pytest.raises(StepAlreadyOpen) as refused:
+        guard.once(key(2), Call.BEGIN, never)
+    assert refused.value.args == (1, 1, 2)
+    with pytest.raises(StepAlreadyOpen):
+        guard.once(key(1, 2), Call.BEGIN, never)
+
+
+@pytest.mark.parametrize("wrong", [key(1, 1, 3), key(1, 2, 2), key(2, 1, 2), key(1, 1, 9)])
+def test_a_call_that_is_not_the_next_is_refused(guard: StepGuard, wrong: StepKey) -> None:
+    with pytest.raises(StepOutOfOrder, match=r"expected \(step 1, attempt 1, seq 2\)"):
+        guard.once(wrong, Call.MICROBATCH, never)
+
+
+def test_a_key_answered_for_another_call_is_refused(guard: StepGuard) -> None:
+    with pytest.raises(StepOutOfOrder, match="train_microbatch, which had this key"):
+        guard.once(key(1, 1, 1), Call.FINISH, never)
+
+
+def test_an_attempt_cannot_begin_twice_nor_in_the_middle(guard: StepGuard) -> None:
+    guard.abort(key(1))
+    for wrong in (key(1), key(1, 2, 1)):
+        with pytest.raises(StepOutOfOrder):
+            guard.once(wrong, Call.BEGIN, never)
+    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+
+
+def test_after_a_failed_call_only_an_abort_is_taken(guard: StepGuard) -> None:
+    with pytest.raises(OSError, match="boom"):
+        guard.once(key(1, 1, 2), Call.MICROBATCH, boom)
+    for next_key in (key(1, 1, 2), key(1, 1, 3)):
+        with pytest.raises(StepOutOfOrder, match="abort_train_step"):
+            guard.once(next_key, Call.FINISH, never)
+    assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
+    assert guard.abort(key(1))
+    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+
+
+def test_an_abort_may_be_repeated_and_may_find_nothing() -> None:
+    guard = StepGuard()
+    assert not guard.abort(key(1))
+    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+    assert guard.abort(key(1, 2))
+    assert not guard.abort(key(1, 2))
+
+
+def test_a_late_abort_does_not_touch_a_newer_attempt(guard: StepGuard) -> None:
+    guard.abort(key(1))
+    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+    assert not guard.abort(key(1))
+    assert guard.is_open
+
+
+def test_a_newer_controllers_abort_closes_what_an_older_one_left_open(guard: StepGuard) -> None:
+    assert guard.abort(key(1, 7))
+    with pytest.raises(StepOutOfOrder):
+        guard.once(key(1, 7), Call.BEGIN, never)
+    guard.once(key(1, 8), Call.BEGIN, lambda: None)
+
+
+def test_an_abort_after_finish_keeps_the_stored_result(guard: StepGuard) -> None:
+    guard.once(key(1, 1, 2), Call.FINISH, lambda: "done")
+    assert not guard.abort(key(1))
+    assert guard.once(key(1, 1, 2), Call.FINISH, never) == "done"
+
+
+class AnyOrderOfCalls(RuleBasedStateMachine):
+    """Whatever is called in whatever order, no key runs twice, and keys run in ascending order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guard = StepGuard()
+        self.ran = list[StepKey]()
+
+    keys = st.builds(StepKey, st.integers(1, 3), st.integers(1, 2), st.integers(0, 3))
+
+    @rule(any_key=keys, call=st.sampled_from(Call), fails=st.booleans())
+    def call(self, any_key: StepKey, call: Call, fails: bool) -> None:
+        def work() -> StepKey:
+            self.ran.append(any_key)
+            if fails:
+                raise OSError
+            return any_key
+
+        with contextlib.suppress(StepAlreadyOpen, StepOutOfOrder, OSError):
+            assert self.guard.once(any_key, call, work) == any_key
+
+    @precondition(lambda self: self.ran)
+    @rule(back=st.integers(0, 2), call=st.sampled_from(Call))
+    def call_next(self, back: int, call: Call) -> None:
+        self.call(self.ran[-1].next() if back else self.ran[-1], call, fails=False)
+
+    @rule(any_key=keys)
+    def abort(self, any_key: StepKey) -> None:
+        self.guard.abort(any_key)
+
+    @invariant()
+    def keys_ran_once_and_in_order(self) -> None:
+        order = [(each.step, each.attempt, each.seq) for each in self.ran]
+        assert order == sorted(set(order))
+
+
+TestAnyOrderOfCalls = AnyOrderOfCalls.TestCase

@@ -1,0 +1,101 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offbeat.actors.trainers.stub import StubTrainer
+from offbeat.config.run import StubConfig
+from offbeat.messages.failures import StepAlreadyOpen
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import LossSpec
+
+Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
+
+
+def stub(slept: list[float] | None = None) -> StubTrainer:
+    sleep = (slept if slept is not None else list[float]()).append
+    return StubTrainer(StubConfig(step_s=0.5), groups_per_step=8, sleep=sleep)
+
+
+def run_in_chunks(trainer: StubTrainer, step: Step, order: list[list[int]]) -> Any:
+    groups, advantages = step
+    key = StepKey(1, 1, 0)
+    trainer.begin_train_step(key, LossSpec())
+    for part in order:
+        key = key.next()
+        trainer.train_microbatch(key, [groups[i] for i in part], [advantages[i] for i in part])
+    return trainer.finish_train_step(key.next())
+
+
+def test_the_digest_follows_from_the_groups_not_from_their_order(step_data: Step) -> None:
+    trainers = [stub() for _ in range(3)]
+    results = [
+        run_in_chunks(trainers[0], step_data, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        run_in_chunks(trainers[1], step_data, [[7, 6, 5], [4], [3, 2, 1, 0]]),
+        trainers[2].train(*step_data, LossSpec()),
+    ]
+    assert len({trainer.weights_digest() for trainer in trainers}) == 1
+    assert len({(each.loss, each.tokens, each.sequences) for each in results}) == 1
+    assert trainers[0].weights_digest() != stub().weights_digest()
+
+
+def test_another_advantage_is_another_digest(step_data: Step) -> None:
+    groups, advantages = step_data
+    one, other = stub(), stub()
+    one.train(groups, advantages, LossSpec())
+    other.train(groups, [(9.0, *advantages[0][1:]), *advantages[1:]], LossSpec())
+    assert one.weights_digest() != other.weights_digest()
+
+
+def test_a_step_of_all_groups_costs_what_the_config_says(step_data: Step) -> None:
+    slept = list[float]()
+    result = run_in_chunks(stub(slept), step_data, [[0], [1, 2, 3, 4, 5, 6, 7]])
+    assert sum(slept) == pytest.approx(0.5)
+    assert slept[1] == pytest.approx(7 * slept[0])
+    assert result.compute_s == pytest.approx(0.5)
+
+
+def test_keys_are_obeyed(step_data: Step) -> None:
+    trainer = stub()
+    trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
+    with pytest.raises(StepAlreadyOpen):
+        trainer.begin_train_step(StepKey(2, 1, 0), LossSpec())
+    first = trainer.train_microbatch(StepKey(1, 1, 1), *step_data)
+    assert trainer.train_microbatch(StepKey(1, 1, 1), *step_data) is first
+    assert trainer.finish_train_step(StepKey(1, 1, 2)).tokens == first.tokens
+
+
+def test_an_abort_leaves_no_trace(step_data: Step) -> None:
+    trainer, clean = stub(), stub()
+    trainer.begin_train_step(StepKey(1, 1, 0), LossSpec())
+    trainer.train_microbatch(StepKey(1, 1, 1), *step_data)
+    trainer.abort_train_step(StepKey(1, 1, 0))
+    assert trainer.weights_digest() == clean.weights_digest()
+    trainer.train(*step_data, LossSpec())
+    clean.train(*step_data, LossSpec())
+    assert trainer.weights_digest() == clean.weights_digest()
+
+
+def test_a_step_without_a_valid_token_is_not_applied(step_data: Step) -> None:
+    groups = [dict(group, loss_mask=np.zeros_like(group["loss_mask"])) for group in step_data[0]]
+    trainer = stub()
+    result = trainer.train(groups, step_data[1], LossSpec())
+    assert (result.applied, result.reason) == (False, "no valid tokens")
+    assert trainer.weights_digest() == stub().weights_digest()
+
+
+def test_prepared_logprobs_agree_with_the_engine(step_data: Step) -> None:
+    columns = stub().prepare_logprobs(step_data[0], policy=True, reference=True, temperature=1.0)
+    for group, prepared in zip(step_data[0], columns, strict=True):
+        assert prepared.keys() == {"policy_logprobs", "reference_logprobs"}
+        assert np.array_equal(prepared["policy_logprobs"], group["generation_logprobs"])
+
+
+def test_a_saved_stub_goes_on_where_it_was(tmp_path: Path, step_data: Step) -> None:
+    trainer, restored = stub(), stub()
+    trainer.train(*step_data, LossSpec())
+    trainer.save_state(tmp_path / "state.json")
+    restored.load_state(tmp_path / "state.json")
+    assert restored.weights_digest() == trainer.weights_digest()
+    assert restored.steps_applied == 1
