@@ -20,7 +20,7 @@ TRL_STAMP := $(TRL_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check format bench clean
+.PHONY: help run test check lint types layers format bench clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -40,11 +40,17 @@ run: $(RUN_STAMP)
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(DEV_STAMP)
+check: lint types layers
+
+lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(DEV_STAMP)
 	$(BIN)/pyright
-	$(BIN)/lint-imports
+
+layers: $(DEV_STAMP)
+	$(BIN)/lint-imports --no-logo
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .

@@ -31,6 +31,11 @@ class _RecipeLoader(yaml.SafeLoader):
 class RecipeDumper(yaml.SafeDumper):
     """Writes what the loader reads back as the same value: the text ``3e-4`` gets quotes."""
 
+    def represent_scalar(self, tag: str, value: str, style: str | None = None) -> nodes.ScalarNode:
+        # Between single quotes, YAML folds characters it takes for line ends: U+0085, U+2028.
+        escaped = style is None and not value.isprintable()
+        return super().represent_scalar(tag, value, '"' if escaped else style)
+
 
 for _yaml_class in (_RecipeLoader, RecipeDumper):
     _yaml_class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))

@@ -7,6 +7,7 @@
     pump       waits for                          woken by
     rollout    room within ``max_staleness``      a served version, a trained or dropped group
     train      a chunk of ready groups            a committed group, the end of the prompts
+    sync       a release                          the train pump, after a step
     engine     a reason to doubt its engine       a failed request, a background timer
     watchdog   a silence nobody accounts for      its background timer
     control    an abort                           ``abort()``
@@ -147,6 +148,7 @@ class Controller:
     def _helpers(self) -> dict[str, Callable[[], Awaitable[None]]]:
         pumps: dict[str, Callable[[], Awaitable[None]]] = {
             "rollout pump": self._rollout_pump.run,
+            "sync pump": self._sync.run,
             "watchdog": self._watchdog,
             "control": self._control,
         }
@@ -165,6 +167,7 @@ class Controller:
         )
         log.info("trainer.ready", ranks=answer.ranks, parameters=answer.parameters)
         await self._sync.publish(state.ledger.trainer_version)
+        await self._sync.settled()
         state.serving_since = asyncio.get_running_loop().time()
         state.enter(Phase.RUNNING)
         await self._train_pump.run()

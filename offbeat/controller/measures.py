@@ -18,7 +18,6 @@ class StepMeasures:
     def __init__(self, step: int, now: float) -> None:
         self.step, self.started_at = step, now
         self.timers = Counter[str]()
-        self.sync: SyncReport | None = None
         self.restart(1)
 
     def restart(self, attempt: int) -> None:
@@ -53,9 +52,9 @@ class StepMeasures:
             for spans in receipt.version_spans:
                 self.staleness[trainer_version - min(version for version, _ in spans)] += 1
 
-    def close(self, result: StepResult, state: RunState) -> None:
-        """The step is over, its weight sync included."""
-        self.result = result
+    def close(self, result: StepResult, state: RunState, sync: SyncReport | None) -> None:
+        """The step is over, and its weights are published. ``sync`` is the last one finished."""
+        self.result, self.sync = result, sync
         self.wall_s = asyncio.get_running_loop().time() - self.started_at
         self.version = state.ledger.trainer_version
         self._fleet = {

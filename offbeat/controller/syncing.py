@@ -1,12 +1,18 @@
 """Weight sync of the fleet: publish a release, have every engine take it, count the acks.
 
+    waits for             woken by
+    a release             the train pump, after a step
+    rollouts in flight    their replies (mode drain)
+    the engines           their acks
+
 All syncs go through one lock: the regular one after a step, and the one that brings a restarted
 engine up to date. An engine that does not ack in time is STALE and serves nothing; the others go on.
 """
 
 import asyncio
-from dataclasses import dataclass
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
 
 import structlog
 
@@ -34,7 +40,12 @@ class SyncReport:
 
 
 class WeightSync:
-    """Owns the current release and the sync epoch."""
+    """Owns the current release and the sync epoch.
+
+    In mode ``keep`` the trainer goes on as soon as it has made its snapshot: engines take the
+    release meanwhile, and ``serving_version`` rises when they ack. The next publish waits for that,
+    so generators are never more than one release behind without the trainer noticing.
+    """
 
     def __init__(
         self,
@@ -47,28 +58,47 @@ class WeightSync:
         self._busy = busy
         self._lock = asyncio.Lock()
         self._epoch = 0
+        self._due = False  # the release has not been offered to the engines yet
         self.release: WeightRelease | None = None
+        self.report: SyncReport | None = None  # of the last release all engines were offered
 
-    async def publish(self, version: int) -> SyncReport:
-        """Make the trainer's weights the release, and bring every living engine to it."""
+    async def publish(self, version: int) -> None:
+        """Make the trainer's weights the release. Mode ``drain`` also waits until it is served."""
         state = self._state
-        if state.lifecycle.phase is Phase.RUNNING:
-            state.enter(Phase.SYNCING)
+        await self.settled()
         release = await state.call(
             f"publish of version {version}",
             on="the trainer",
             deadline_s=state.config.sync.deadline_s,
             reply=self._trainer.publish_weights(state.fence, version),
         )
+        self.release, self._due = release, True
+        if state.lifecycle.phase is Phase.RUNNING:
+            state.enter(Phase.SYNCING)
+        state.moved()
         if state.config.sync.mode == "drain":
-            await self._drain()
-        async with self._lock:
-            self.release = release
-            acks = await self._sync(state.fleet.in_sync_set(), release)
-        state.gate_open = True
-        if state.lifecycle.phase is Phase.SYNCING:
-            state.enter(Phase.RUNNING)
-        return _report(release, acks)
+            await self.settled()
+
+    async def settled(self) -> None:
+        """Return once every living engine was offered the release, and took it or was left behind."""
+        await self._state.until("train pump", "the weight sync", lambda: not self._due)
+
+    async def run(self) -> NoReturn:
+        """The sync pump: offers each release to the engines."""
+        state = self._state
+        while True:
+            await state.until("sync pump", "a release", lambda: self._due)
+            if state.config.sync.mode == "drain":
+                await self._drain()
+            async with self._lock:
+                release = self.release
+                assert release is not None, "due without a release"
+                acks = await self._sync(state.fleet.in_sync_set(), release)
+            self.report = _report(release, acks)
+            self._due, state.gate_open = False, True
+            if state.lifecycle.phase is Phase.SYNCING:
+                state.enter(Phase.RUNNING)
+            state.moved()
 
     async def catch_up(self, name: str) -> bool:
         """Bring one engine to the current release. False: it did not take it."""

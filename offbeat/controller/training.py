@@ -3,7 +3,7 @@
     waits for                              woken by
     a chunk of ready groups                a committed group, a dropped one, the end of the prompts
     the trainer                            its replies
-    the weight sync, after a step          the generators' acks
+    its snapshot, after a step             the trainer; the acks of the release before it
 
     claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
 
@@ -72,12 +72,13 @@ class TrainPump:
             measures = StepMeasures(state.step, asyncio.get_running_loop().time())
             result = await self._step(measures)
             if result is None:
-                return
+                break
             if result.applied:
                 await self._sync_if_due(measures)
             self._busy.computed(result.compute_s)
-            measures.close(result, state)
+            measures.close(result, state, self._sync.report)
             self._on_step(measures)
+        await self._sync.settled()
 
     async def _sync_if_due(self, measures: StepMeasures) -> None:
         state = self._state
@@ -86,7 +87,7 @@ class TrainPump:
             return
         self._busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
         with measures.timed("sync"):
-            measures.sync = await self._sync.publish(version)
+            await self._sync.publish(version)
         self._busy.trainer_waits(TrainerTime.OTHER)
         self._evict_stale()
 

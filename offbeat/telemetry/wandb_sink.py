@@ -2,6 +2,7 @@
 # wandb is not fully typed.
 """Weights & Biases, beside ``metrics.jsonl``: online, or offline to be synced later."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,40 +75,54 @@ class WandbSink:
                 "Install it with: pip install 'offbeat[wandb]', or set wandb.mode=disabled",
             ) from error  # fmt: skip
         self._run_dir.mkdir(parents=True, exist_ok=True)
-        wandb.setup(wandb.Settings(silent=True))
         if self._mode == "online":
             try:
-                self._run = self._init("online")
+                self._run = self._begin("online")
             except wandb.Error as error:
                 wandb.teardown()  # forgets the connection that failed
-                self._run = self._init("offline")
+                self._run = self._begin("offline")
                 self._tell_how_to_sync(" ".join(str(error).split())[:300])
         else:
-            self._run = self._init("offline")
+            self._run = self._begin("offline")
 
     def write(self, record: Record) -> None:
         if self._run is None:
-            raise ValueError("the W&B run is not open")
-        self._run.log(dict(record.metrics), step=record.version)
+            self.open()
+        try:
+            self._log(record)
+        except OSError:  # W&B's own process is gone; the next try begins another, of the same run
+            self._run = None
+            with contextlib.suppress(OSError):
+                self._teardown()
+            raise
 
     def close(self) -> None:
         """Finish the run, its upload bounded by ``upload_timeout_s``, and end W&B's own process."""
         if self._run is None:
             return
-        import wandb  # noqa: PLC0415  open has imported it
-
         run, self._run = self._run, None
         try:
             run.finish()
-        except TimeoutError:
-            self._directory = Path(run.settings.sync_dir)
-            self._tell_how_to_sync(f"the upload took longer than {self._upload_timeout_s:g} s")
+        except (TimeoutError, ConnectionError) as error:
+            self._tell_how_to_sync(f"it did not finish within {self._upload_timeout_s:g} s: {error!r}")
         finally:
-            wandb.teardown()
+            self._teardown()
 
-    def _init(self, mode: Literal["online", "offline"]) -> "Run":
+    def _log(self, record: Record) -> None:
+        if self._run is None:
+            raise ValueError("the W&B run is not open")
+        self._run.log(dict(record.metrics), step=record.version)
+
+    def _teardown(self) -> None:
         import wandb  # noqa: PLC0415  open has imported it
 
+        wandb.teardown()
+
+    def _begin(self, mode: Literal["online", "offline"]) -> "Run":
+        import wandb  # noqa: PLC0415  open has imported it
+
+        # W&B's own telemetry obeys these, not those of the run: told offline, it calls nobody.
+        wandb.setup(wandb.Settings(mode=mode, silent=True))
         run = wandb.init(
             project=self._config.project,
             entity=self._config.entity,
@@ -141,6 +156,7 @@ class WandbSink:
             x_disable_stats=True,
             x_graphql_retry_max=1,
             x_save_requirements=False,
+            x_transaction_log_flush_interval=2.0,  # what a crash of W&B's process can lose
         )
 
     def _tell_how_to_sync(self, reason: str) -> None:

@@ -61,7 +61,6 @@ class EnvironmentActor:
             RolloutFailed: Classified, here where it happened.
         """
         self._guard.check(fence)
-        await self._start_once()
 
         async def generate(request: GenerateRequest) -> GenerateResult:
             ref = self._engines[task.engine].generate.remote(request)
@@ -69,6 +68,7 @@ class EnvironmentActor:
 
         config = self._spec.config
         try:
+            await self._start_once()
             return await run_group(
                 task,
                 self._environment,

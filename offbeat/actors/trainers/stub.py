@@ -71,6 +71,7 @@ class StubTrainer:
         self._open = _OpenStep()
         self._digest = xxhash.xxh3_128_hexdigest(b"untrained")
         self.steps_applied = 0
+        self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
 
     def begin_train_step(self, key: StepKey, loss: LossSpec) -> None:
         del loss
@@ -82,7 +83,10 @@ class StubTrainer:
         return self._guard.once(key, Call.MICROBATCH, lambda: self._accumulate(groups, advantages))
 
     def finish_train_step(self, key: StepKey) -> StepResult:
-        return self._guard.once(key, Call.FINISH, self._finish)
+        result = self._guard.once(key, Call.FINISH, self._finish)
+        if result.applied:
+            self.last_applied = key
+        return result
 
     def abort_train_step(self, key: StepKey) -> None:
         if self._guard.abort(key):

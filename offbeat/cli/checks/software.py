@@ -43,13 +43,13 @@ def check_target(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
 
 def _is_found(module: str, working_dir: Path) -> bool:
     """Whether ``module`` can be found, importing none of the packages around it."""
-    name, *inner = module.split(".")
-    spec = PathFinder.find_spec(name, [str(working_dir), *sys.path]) or _installed(name)
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
     for part in inner:
         if spec is None or spec.submodule_search_locations is None:
             return False
-        name = f"{name}.{part}"
-        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+        # By its last name only: for a dotted one the finder wants the package imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec is not None
 
 

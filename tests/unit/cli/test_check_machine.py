@@ -65,9 +65,7 @@ def test_the_quickstart_passes_with_a_line_for_each_thing(tmp_path: Path) -> Non
 def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     overrides = ["model.path=nowhere", "environment.name=custom", "environment.target=no_such:X"]
-    result = CliRunner().invoke(
-        app, ["check", QUICKSTART, *overrides, "--run-dir", str(tmp_path)]
-    )
+    result = CliRunner().invoke(app, ["check", QUICKSTART, *overrides, "--run-dir", str(tmp_path)])
     assert result.exit_code == 2
     assert "nowhere is no directory" in result.stdout
     assert "no module no_such" in result.stdout
@@ -183,7 +181,12 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"version https://git-lfs.github.com/spec/v1\n", b"", b"\x02\0\0\0\0\0\0\0[]", b"\x09\0\0\0\0\0\0\0{"],
+    [
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b"",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b"\x09\0\0\0\0\0\0\0{",
+    ],
 )
 def test_a_file_that_is_no_safetensors_is_named(model_dir: Path, content: bytes) -> None:
     (model_dir / "model.safetensors").write_bytes(content)

@@ -15,9 +15,7 @@ def config(**values: Any) -> RunConfig:
     return RunConfig.model_validate({"steps": 1, "model": {"path": "x"}, **values})
 
 
-@given(
-    st.integers(1, 9), st.integers(0, 5), st.none() | st.integers(0, 7), st.booleans()
-)
+@given(st.integers(1, 9), st.integers(0, 5), st.none() | st.integers(0, 7), st.booleans())
 def test_the_reach_is_the_samplers_own(
     groups: int, staleness: int, lookahead: int | None, in_order: bool
 ) -> None:

@@ -19,7 +19,21 @@ from offbeat.config.run import RunConfig
 from offbeat.config.schema import known_keys
 from offbeat.config.yaml_text import RecipeDumper
 
-TRICKY = ["yes", "no", "~", "null", "3e-4", "1e3", "0x1F", "1:30", "2026-01-01", "=", "<<", "007", ""]
+TRICKY = [
+    "yes",
+    "no",
+    "~",
+    "null",
+    "3e-4",
+    "1e3",
+    "0x1F",
+    "1:30",
+    "2026-01-01",
+    "=",
+    "<<",
+    "007",
+    "",
+]
 TEXT = st.sampled_from(TRICKY) | st.text(max_size=8)
 PATHS = st.from_regex(r"/[a-z]{1,6}(/[a-z0-9]{1,6}){0,2}", fullmatch=True)
 
@@ -102,7 +116,9 @@ def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict
             return sections(info.annotation, f"{key}.")
         return values(info.annotation, list(info.metadata))
 
-    return st.fixed_dictionaries({name: field(name, info) for name, info in model.model_fields.items()})
+    return st.fixed_dictionaries(
+        {name: field(name, info) for name, info in model.model_fields.items()}
+    )
 
 
 CONFIGS = sections(RunConfig).map(RunConfig.model_validate)
@@ -165,7 +181,24 @@ def flow(dumped: dict[str, Any], key: str) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-@pytest.mark.parametrize("text", [*TRICKY, "a: b", "# c", "'", '"', "\u2028", "\x07", "[", "- x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *TRICKY,
+        "a: b",
+        "# c",
+        "'",
+        '"',
+        "\u2028",
+        "\x85",
+        "\x07",
+        "\r",
+        "a\nb ",
+        "\ufeff",
+        "[",
+        "- x",
+    ],
+)
 def test_text_in_options_stays_text(tmp_path: Path, text: str) -> None:
     values = {"steps": 1, "model": {"path": "/x"}, "environment": {"options": {"text": text}}}
     config = RunConfig.model_validate(values)
@@ -177,7 +210,9 @@ def test_text_in_options_stays_text(tmp_path: Path, text: str) -> None:
 
 def dumped_options(options: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     values = {"steps": 1, "model": {"path": "/x"}, "environment": {"options": options}}
-    return yaml.safe_load(to_yaml(RunConfig.model_validate(values), environ))["environment"]["options"]
+    return yaml.safe_load(to_yaml(RunConfig.model_validate(values), environ))["environment"][
+        "options"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def test_a_sync_interval_beyond_the_staleness_bound() -> None:
 
 
 def test_the_longest_sync_interval_that_staleness_covers_is_fine() -> None:
-    assert not messages({"sync": {"interval": 3}, "sampler": {"name": "in_order", "max_staleness": 2}})
+    assert not messages(
+        {"sync": {"interval": 3}, "sampler": {"name": "in_order", "max_staleness": 2}}
+    )
 
 
 def test_a_lookahead_beyond_staleness() -> None:
@@ -93,7 +95,9 @@ def test_a_first_wait_longer_than_the_longest() -> None:
 @pytest.mark.parametrize("new", [512, 600])
 def test_a_response_that_leaves_no_room_for_a_prompt(new: int) -> None:
     text = only({"generator": {"sampling": {"max_new_tokens": new}}})
-    assert f"max_new_tokens={new} leaves no room for a prompt in generator.max_model_len=512" in text
+    assert (
+        f"max_new_tokens={new} leaves no room for a prompt in generator.max_model_len=512" in text
+    )
     assert f"Set generator.max_model_len to more than {new}" in text
 
 

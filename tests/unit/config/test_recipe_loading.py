@@ -108,9 +108,7 @@ def test_another_choice_keeps_what_both_have_and_drops_what_only_the_old_one_has
 
 def test_the_same_choice_again_drops_nothing(write: Write) -> None:
     loaded = load_recipe(write(AHEAD), ["sampler.name=in_order"])
-    assert loaded.config.sampler == InOrderConfig(
-        name="in_order", max_staleness=2, max_lookahead=1
-    )
+    assert loaded.config.sampler == InOrderConfig(name="in_order", max_staleness=2, max_lookahead=1)
 
 
 def test_a_choice_that_gives_no_name_speaks_of_the_default_one(write: Write) -> None:

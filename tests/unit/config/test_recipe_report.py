@@ -152,7 +152,9 @@ def test_a_section_cannot_be_a_plain_value(report: Report) -> None:
 
 
 def test_a_bad_value_hides_no_clash_elsewhere_and_causes_none(report: Report) -> None:
-    text = report(f"{SMALL}samples_per_group: 1\nsync: {{interval: -3}}\nbuffer: {{capacity_mb: x}}")
+    text = report(
+        f"{SMALL}samples_per_group: 1\nsync: {{interval: -3}}\nbuffer: {{capacity_mb: x}}"
+    )
     assert text.startswith("3 problems")
     assert "samples_per_group=1 gives" in text
 

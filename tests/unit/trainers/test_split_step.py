@@ -216,6 +216,7 @@ def test_a_repeated_call_trains_nothing_twice(trainer_of: MakeTrainer, step_data
     assert results[0].tokens == want.tokens
     assert twice.weights_digest() == once.weights_digest()
     assert twice.steps_applied == 1
+    assert twice.last_applied == StepKey(1, 1, 2)
 
 
 def test_only_the_next_call_of_the_open_step_is_served(

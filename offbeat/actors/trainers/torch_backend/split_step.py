@@ -95,6 +95,7 @@ class TorchTrainer:
         self._guard = StepGuard()
         self._open: _OpenStep | None = None
         self.steps_applied = 0
+        self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
 
     # --- the split step --------------------------------------------------------------------------
 
@@ -116,7 +117,10 @@ class TorchTrainer:
 
     def finish_train_step(self, key: StepKey) -> StepResult:
         """Normalise, clip, check, step. Not applied: weights, moments and schedule are untouched."""
-        return self._guard.once(key, Call.FINISH, self._finish)
+        result = self._guard.once(key, Call.FINISH, self._finish)
+        if result.applied:
+            self.last_applied = key
+        return result
 
     def abort_train_step(self, key: StepKey) -> None:
         """Drop the open step, if any: the trainer is as it was before its begin."""
