@@ -18,7 +18,9 @@ class FenceGuard:
             StaleFence: The caller is of another run or of an older incarnation.
         """
         held = self._held
-        if held is not None and (fence.run_id != held.run_id or fence.incarnation < held.incarnation):
+        if held is not None and (
+            fence.run_id != held.run_id or fence.incarnation < held.incarnation
+        ):
             raise StaleFence(self._actor, _text(fence), _text(held))
         self._held = fence
 

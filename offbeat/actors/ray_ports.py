@@ -7,12 +7,14 @@ the call, what is large is read from shared memory.
 import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
 from offbeat.actors.call import reply_of
+from offbeat.actors.coalesce import Answer, Coalescer, Exchange
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -25,25 +27,64 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.transfer_queue.schema import Columns
+
+Places = tuple[tuple[tuple[int, int], ...], ...]
+"""For each group, where its columns are: ``(object, index in it)``, in the order written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A payload handle: one group's columns inside an object that may hold several groups'.
+
+    The object is freed with the last handle to it.
+    """
+
+    ref: "ray.ObjectRef[list[Columns]]"
+    index: int
 
 
 class RayRollouts:
-    """All environment worker actors, in turn."""
+    """All environment worker actors, in turn; tasks to the same one are coalesced."""
 
     def __init__(self, workers: Sequence[ActorHandle]) -> None:
-        self._workers = list(enumerate(workers))
-        self._turn = itertools.cycle(self._workers)
+        self._workers = list(workers)
+        self._fence: Fence | None = None
+        self._calls = [
+            Coalescer(self._exchange_with(index, worker)) for index, worker in enumerate(workers)
+        ]
+        self._turn = itertools.cycle(self._calls)
 
-    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Packed]:
         """The receipt by value; the payload stays a reference that this process owns."""
-        index, worker = next(self._turn)
-        receipt, payload = worker.rollout.remote(fence, task)
-        return await reply_of(receipt, f"environment-{index}", "rollout"), payload
+        self._fence = fence
+        return await next(self._turn).call(task)
 
     async def close(self) -> None:
-        for index, worker in self._workers:
+        for calls in self._calls:
+            calls.close()
+        for index, worker in enumerate(self._workers):
             with contextlib.suppress(ActorLost):
                 await reply_of(worker.close.remote(), f"environment-{index}", "close")
+
+    def _exchange_with(
+        self, index: int, worker: ActorHandle
+    ) -> Exchange[RolloutTask, tuple[Receipt, Packed]]:
+        async def exchange(
+            asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
+        ) -> list[Answer[tuple[Receipt, Packed]]]:
+            answers, payload = worker.exchange.remote(self._fence, asked, cancelled)
+            places = itertools.count()
+            return [
+                Answer(
+                    each.id,
+                    None if each.value is None else (each.value, Packed(payload, next(places))),
+                    each.failure,
+                )
+                for each in await reply_of(answers, f"environment-{index}", "rollout")
+            ]
+
+        return exchange
 
 
 class RayGenerator:
@@ -83,19 +124,20 @@ class RayTrainer:
         return state
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        call = self._rank.prepare_logprobs.options(num_returns=1 + len(chunk.ordinals))
-        counts, payloads = _flat(chunk)
-        written, *columns = call.remote(fence, loss, counts, *payloads)
+        places, payloads = flat(chunk)
+        written, columns = self._rank.prepare_logprobs.remote(fence, loss, places, *payloads)
         names, sizes = await self._reply(written, "prepare_logprobs")
-        return PreparedColumns(names, sizes, tuple(columns))
+        return PreparedColumns(
+            names, sizes, tuple(Packed(columns, index) for index in range(len(sizes)))
+        )
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         await self._reply(self._rank.begin_train_step.remote(fence, key, loss), "begin")
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        counts, payloads = _flat(chunk)
+        places, payloads = flat(chunk)
         ref = self._rank.train_microbatch.remote(
-            fence, key, chunk.ordinals, chunk.advantages, counts, *payloads
+            fence, key, chunk.ordinals, chunk.advantages, places, *payloads
         )
         return await self._reply(ref, "microbatch")
 
@@ -122,7 +164,11 @@ class RayTrainer:
         return await reply_of(ref, "trainer rank 0", during)
 
 
-def _flat(chunk: Chunk) -> tuple[tuple[int, ...], list[Any]]:
-    """How many payloads each group has, and all of them in one list."""
-    counts = tuple(len(payloads) for payloads in chunk.payloads)
-    return counts, list(itertools.chain.from_iterable(chunk.payloads))
+def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
+    """Every object of a chunk once, and for each group where its columns are in them."""
+    refs: dict[Any, int] = {}
+    places = tuple(
+        tuple((refs.setdefault(handle.ref, len(refs)), handle.index) for handle in handles)
+        for handles in chunk.payloads
+    )
+    return places, list(refs)

@@ -35,8 +35,7 @@ _COLOURS = {
 def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
     """Report everything at once; the exit code is 0 unless something cannot work."""
     config = loaded.config
-    folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
-    findings = [ok("recipe", str(loaded.recipe)), *find(config, folder)]
+    findings = [ok("recipe", str(loaded.recipe)), *find(config, run_dir)]
     for finding in findings:
         word, rest = str(finding).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")
@@ -44,8 +43,9 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
     return CANNOT_WORK if any(finding.level is Level.ERROR for finding in findings) else 0
 
 
-def find(config: RunConfig, run_dir: Path) -> Iterator[Finding]:
-    """Everything there is to say about running ``config`` here."""
+def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
+    """Everything there is to say about running ``config`` here, in ``run_dir`` if it is given."""
+    folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     machine = this_machine()
     yield from chain(
@@ -58,7 +58,7 @@ def find(config: RunConfig, run_dir: Path) -> Iterator[Finding]:
         check_memory(config, machine, model) if model else (),
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
-        check_run_dir(run_dir, model),
+        check_run_dir(folder, model, asked=run_dir is not None),
         check_wandb(config, os.environ),
         check_ray_address(os.environ),
     )

@@ -17,6 +17,7 @@ from offbeat.cli.compose import Actors, RunSpec, build_run
 from offbeat.cli.launch import ENVIRONMENT
 from offbeat.messages.failures import OffbeatError
 
+
 class NoRoom(OffbeatError):
     """An actor asks for more than any machine of the cluster has."""
 

@@ -16,7 +16,13 @@ def dry(config: RunConfig) -> RunConfig:
     rewards are made up; nothing is loaded and nothing reaches a server.
     """
     changes: dict[str, dict[str, Any]] = {
-        "environment": {"name": "stub", "target": None, "options": {}, "max_turns": 1, "workers": 1},
+        "environment": {
+            "name": "stub",
+            "target": None,
+            "options": {},
+            "max_turns": 1,
+            "workers": 1,
+        },
         "data": {"path": None},
         "generator": {
             "backend": "stub",

@@ -13,7 +13,7 @@ import typer
 
 from offbeat.cli.checks.finding import size
 from offbeat.config.dump import to_yaml
-from offbeat.config.loader import LoadedRecipe, resolve_run_dir
+from offbeat.config.loader import LoadedRecipe
 from offbeat.messages.failures import OffbeatError
 
 EXCLUDED: Final = (
@@ -115,11 +115,12 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
             f"(without {', '.join(EXCLUDED)}). Keep models and data elsewhere, by an absolute path"
         )
         raise CannotPack(str(working_dir), problem)
-    run_dir = str(resolve_run_dir(loaded.config))
+    digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]
+    submission_id = f"{loaded.config.name}-{digest}"
+    run_dir = str(Path(loaded.config.run_dir.replace("{name}", submission_id)).absolute())
     command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
     command += [*_paths_outside(loaded, working_dir), "--run-dir", run_dir]
-    digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]
-    return Job(f"{loaded.config.name}-{digest}", shlex.join(command), str(working_dir), run_dir)
+    return Job(submission_id, shlex.join(command), str(working_dir), run_dir)
 
 
 def _paths_outside(loaded: LoadedRecipe, working_dir: Path) -> list[str]:

@@ -172,7 +172,16 @@ def _tis_has_policy_logprobs(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-# --- environment ---------------------------------------------------------------------------------
+# --- files and environment -------------------------------------------------------------------------
+
+
+def _run_dir_can_be_filled_in(config: RunConfig) -> Iterator[Clash]:
+    if set(config.run_dir.replace("{name}", "")) & set("{}"):
+        yield Clash(
+            ("run_dir",),
+            f"run_dir={config.run_dir} has braces around something else than the name of the run",
+            "Only {name} is filled in, as in runs/{name}.",
+        )
 
 
 def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
@@ -295,6 +304,7 @@ _ALWAYS = (
     _deterministic_decoding_has_one_order,
     _a_group_has_something_to_compare,
     _tis_has_policy_logprobs,
+    _run_dir_can_be_filled_in,
     _user_code_is_named,
     _prompts_have_one_source,
 )

@@ -167,7 +167,7 @@ def _has_mark(annotation: Any, metadata: list[Any]) -> bool:  # noqa: ANN401
     )
 
 
-def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401, PLR0911 - one return a kind
+def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401 - one return a kind
     origin: Any = get_origin(annotation)
     parts: tuple[Any, ...] = get_args(annotation)
     if origin is Annotated:
@@ -182,7 +182,8 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401, PLR0911
         kinds = [_kind(part, metadata) for part in parts if part is not NoneType]
         return " or ".join([*kinds, *(["null"] if NoneType in parts else [])])
     if origin is Literal:
-        return f"one of {', '.join(map(str, parts))}" if len(parts) > 1 else str(parts[0])
+        names = ", ".join(map(str, parts))
+        return f"one of {names}" if len(parts) > 1 else names
     if origin is tuple:
         item, *_ = parts
         count = "" if Ellipsis in parts else f"{len(parts)} "

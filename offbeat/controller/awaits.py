@@ -86,5 +86,3 @@ class Awaits:
             yield
         finally:
             del self._open[entry]
-
-

@@ -193,7 +193,8 @@ class Controller:
     def _where(self) -> str:
         state = self.state
         oldest = min(
-            (group for group in state.ledger.groups.values() if group.engine), default=None,
+            (group for group in state.ledger.groups.values() if group.engine),
+            default=None,
             key=lambda group: group.ordinal,
         )
         held = f"; oldest group {oldest.ordinal} on {oldest.engine}" if oldest else ""

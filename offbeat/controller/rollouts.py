@@ -161,9 +161,7 @@ class RolloutPump:
             await self._failed(task, failure)
             return
         self._failures_in_row = 0
-        state.queue.put(
-            task.ordinal, task.attempt, receipt.columns, receipt.payload_bytes, payload
-        )
+        state.queue.put(task.ordinal, task.attempt, receipt.columns, receipt.payload_bytes, payload)
         state.ledger.commit(receipt)
         self.evict_stale()
         state.moved()

@@ -114,15 +114,15 @@ class WeightSync:
         """Close the gate and wait for every group in flight."""
         state = self._state
         state.gate_open = False
-        await state.until(
-            "weight sync", "rollouts in flight", lambda: state.ledger.in_flight == 0
-        )
+        await state.until("weight sync", "rollouts in flight", lambda: state.ledger.in_flight == 0)
 
     async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
         self._epoch += 1
         async with asyncio.TaskGroup() as transfers:
             tasks = [
-                transfers.create_task(self._sync_one(name, self._epoch, release), name=f"sync {name}")
+                transfers.create_task(
+                    self._sync_one(name, self._epoch, release), name=f"sync {name}"
+                )
                 for name in names
             ]
             if tasks:

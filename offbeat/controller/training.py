@@ -118,9 +118,7 @@ class TrainPump:
                 state.moved()
                 if not begun:
                     begun = True
-                    begin = partial(
-                        self._trainer.begin_train_step, state.fence, key, self._loss
-                    )
+                    begin = partial(self._trainer.begin_train_step, state.fence, key, self._loss)
                     await self._queue(calls, f"begin of step {key.step}", begin)
                 key = key.next()
                 chunk = await self._prepared(groups, measures)
@@ -134,9 +132,7 @@ class TrainPump:
             await asyncio.wait([finish])
         return self._conclude(key, finish.result(), measures)
 
-    async def _finish(
-        self, calls: asyncio.TaskGroup, key: StepKey
-    ) -> "asyncio.Task[StepResult]":
+    async def _finish(self, calls: asyncio.TaskGroup, key: StepKey) -> "asyncio.Task[StepResult]":
         """Queue ``finish``, once the journal would remember that it was meant to happen."""
         self._state.ledger.intend(key.step, key.attempt)
         await self._journal.barrier()

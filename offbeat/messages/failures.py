@@ -23,7 +23,9 @@ class OffbeatError(Exception):
 class RolloutFailed(OffbeatError):
     """One prompt group could not be rolled out. The run survives it, unless it is a bug."""
 
-    def __init__(self, kind: FailureKind, ordinal: int, attempt: int, reason: str, detail: str) -> None:
+    def __init__(
+        self, kind: FailureKind, ordinal: int, attempt: int, reason: str, detail: str
+    ) -> None:
         super().__init__(kind, ordinal, attempt, reason, detail)
         self.kind, self.ordinal, self.attempt = kind, ordinal, attempt
         self.reason = reason  # a counter's name: reward_raised, reward_nan, engine_lost, ...
@@ -102,7 +104,9 @@ class TrainStepFailed(OffbeatError):
         self.rank, self.step, self.during, self.detail = rank, step, during, detail
 
     def __str__(self) -> str:
-        return f"trainer rank {self.rank} failed in {self.during} of step {self.step}: {self.detail}"
+        return (
+            f"trainer rank {self.rank} failed in {self.during} of step {self.step}: {self.detail}"
+        )
 
 
 class WeightSyncFailed(OffbeatError):

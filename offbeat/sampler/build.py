@@ -10,7 +10,9 @@ def build_sampler(config: InOrderConfig | ReadyFirstConfig, groups_per_step: int
     """The policy the recipe names."""
     match config:
         case InOrderConfig():
-            lookahead = config.max_staleness if config.max_lookahead is None else config.max_lookahead
+            lookahead = (
+                config.max_staleness if config.max_lookahead is None else config.max_lookahead
+            )
             return InOrder(groups_per_step, config.max_staleness, lookahead)
         case ReadyFirstConfig():
             return ReadyFirst(groups_per_step, config.max_staleness)

@@ -1,7 +1,7 @@
 """The controller's one door for measurements: it hands each record to every sink's spool."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -39,7 +39,7 @@ class Telemetry:
             for sink in sinks
         ]
         self._now = now
-        self._undeclared = set[str]()
+        self._reported = set[str]()
         self._closed = False
 
     def start(self) -> None:
@@ -50,14 +50,15 @@ class Telemetry:
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a step. Never blocks, never raises; ignored after ``close``.
 
-        A metric that is not declared is written all the same, and logged once as an error.
+        A metric that is not declared is written all the same, and logged once as an error; so is a
+        value that is no number, which is left out.
         """
         if self._closed:
             return
-        record = Record(step, version, self._now(), dict(metrics))
+        record = Record(step, version, self._now(), self._numbers(metrics))
         for writer in self._writers:
             writer.put(record)
-        for name in metrics.keys() - METRICS.keys() - self._undeclared:
+        for name in metrics.keys() - METRICS.keys() - self._reported:
             self._report_undeclared(name)
 
     def tallies(self) -> tuple[Tally, ...]:
@@ -81,8 +82,24 @@ class Telemetry:
             self._report_losses(writer.tally, done=done)
         return self.tallies()
 
+    def _numbers(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A copy that every sink can write."""
+        try:
+            return {name: float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError, OverflowError):
+            return dict(self._what_is_a_number(metrics))
+
+    def _what_is_a_number(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+        for name, value in metrics.items():
+            try:
+                yield name, float(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                if name not in self._reported:
+                    self._reported.add(name)
+                    log.error("metric.not_a_number", metric=name, error=repr(error))  # noqa: TRY400
+
     def _report_undeclared(self, name: str) -> None:
-        self._undeclared.add(name)
+        self._reported.add(name)
         try:
             declared(name)
         except UndeclaredMetric as error:

@@ -2,11 +2,9 @@
 
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-
-_NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -51,5 +49,5 @@ def read_metrics(path: Path) -> list[Record]:
 
 def _portable(value: float) -> float | str:
     if math.isfinite(value):
-        return float(value) if not isinstance(value, int) else value
+        return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -20,7 +20,7 @@ class Groups(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is over. Fractions are of wall time since the first weights were served."""
+    """A run that is over. A busy fraction and the waits beside it sum to 1."""
 
     run_id: str
     name: str
@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     trainer_busy_fraction: float = 0.0
     generator_busy_fraction: float = 0.0
-    trainer_waits: dict[str, float] = {}  # the rest of its time by reason; with busy it sums to 1
+    trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
     restarts: int = 0  # of engines
     weights_digest: str | None = None

@@ -90,10 +90,9 @@ class WandbSink:
             self.open()
         try:
             self._log(record)
-        except OSError:  # W&B's own process is gone; the next try begins another, of the same run
-            self._run = None
-            with contextlib.suppress(OSError):
-                self._teardown()
+        except Exception:
+            # W&B's own process is gone: the next try begins another one, of the same run.
+            self._abandon()
             raise
 
     def close(self) -> None:
@@ -103,15 +102,22 @@ class WandbSink:
         run, self._run = self._run, None
         try:
             run.finish()
-        except (TimeoutError, ConnectionError) as error:
-            self._tell_how_to_sync(f"it did not finish within {self._upload_timeout_s:g} s: {error!r}")
-        finally:
             self._teardown()
+        except Exception as error:  # noqa: BLE001  too slow, or its process is gone: no more to do
+            self._tell_how_to_sync(
+                f"not all was uploaded within {self._upload_timeout_s:g} s: {error!r}"
+            )
+            self._abandon()
 
     def _log(self, record: Record) -> None:
         if self._run is None:
             raise ValueError("the W&B run is not open")
         self._run.log(dict(record.metrics), step=record.version)
+
+    def _abandon(self) -> None:
+        self._run = None
+        with contextlib.suppress(Exception):  # it has failed before, which was reported
+            self._teardown()
 
     def _teardown(self) -> None:
         import wandb  # noqa: PLC0415  open has imported it

@@ -58,7 +58,10 @@ class ModuleReceiver:
             raise TransferRefused(epoch, "coverage", f"with unknown {unknown[:3]}", "known names")
         for spec in manifest.tensors:
             target = self._targets[spec.name]
-            got, want = (spec.shape, f"torch.{spec.dtype}"), (tuple(target.shape), str(target.dtype))
+            got, want = (
+                (spec.shape, f"torch.{spec.dtype}"),
+                (tuple(target.shape), str(target.dtype)),
+            )
             if got != want:
                 raise TransferRefused(epoch, f"tensor {spec.name!r}", str(got), str(want))
         self._manifest, self._walk = manifest, list(chunk_tensors(manifest))

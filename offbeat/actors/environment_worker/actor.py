@@ -1,25 +1,31 @@
 """The Ray actor that runs episodes: many groups at once on one event loop."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import ray
+from ray.actor import ActorHandle
 
 from offbeat.actors.call import RemoteBug, first_line, reply_of
+from offbeat.actors.coalesce import Answer, Coalescer, Exchange, Outbox
 from offbeat.actors.environment_worker.group import run_group
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.actors.process import prepare
+from offbeat.actors.process import incarnation, prepare
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_environment
 from offbeat.environments.text import Tokenizer
-from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
+from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.transfer_queue.schema import Columns
+
+COALESCED_BYTES: Final = 64 * 1024
+"""Payload of small groups that travels in one reply; a larger group travels, and is freed, alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,17 @@ class EnvironmentActor:
     def __init__(self, spec: EnvironmentSpec) -> None:
         prepare()
         self._spec = spec
-        self._engines = {name: ray.get_actor(actor) for name, actor in spec.engines.items()}
+        life = incarnation(spec.name)
+        self._engines = {
+            name: Coalescer(_exchange_with(name, ray.get_actor(actor), spec.name, life))
+            for name, actor in spec.engines.items()
+        }
+        self._groups = Outbox(
+            self._roll_out,
+            _as_failure,
+            weigh=lambda group: group[0].payload_bytes,
+            limit=COALESCED_BYTES,
+        )
         self._guard = FenceGuard(spec.name)
         sampling = spec.config.generator.sampling
         self._sampling = SamplingParams(
@@ -54,25 +70,35 @@ class EnvironmentActor:
         self._started: asyncio.Task[None] | None = None
 
     @ray.method(num_returns=2)
-    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, dict[str, Any]]:
-        """One finished group: its receipt for the controller, its columns for the trainer.
+    async def exchange(
+        self,
+        fence: Fence,
+        asked: Sequence[tuple[int, RolloutTask]],
+        cancelled: Sequence[int],
+    ) -> tuple[list[Answer[Receipt]], list[Columns]]:
+        """Roll groups out; see ``offbeat.actors.coalesce``.
 
-        Raises:
-            RolloutFailed: Classified, here where it happened.
+        Returns:
+            The receipts for the controller, and the columns of those that succeeded, in their
+            order, for the trainer. Failures are ``RolloutFailed``, classified here where they
+            happened.
         """
         self._guard.check(fence)
+        life = f"{fence.run_id}/{fence.incarnation}"
+        answers = await self._groups.exchange("controller", life, asked, cancelled)
+        receipts = [
+            Answer(each.id, each.value[0] if each.value else None, each.failure) for each in answers
+        ]
+        return receipts, [each.value[1] for each in answers if each.value]
 
-        async def generate(request: GenerateRequest) -> GenerateResult:
-            ref = self._engines[task.engine].generate.remote(request)
-            return await reply_of(ref, task.engine, "generate")
-
+    async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config
         try:
             await self._start_once()
             return await run_group(
                 task,
                 self._environment,
-                generate,
+                self._engines[task.engine].call,
                 self._sampling,
                 max_turns=config.environment.max_turns,
                 max_model_len=config.generator.max_model_len,
@@ -83,6 +109,7 @@ class EnvironmentActor:
             raise classified(error, task) from error
 
     async def close(self) -> None:
+        self._groups.cancel_all()
         await self._environment.close()
 
     async def _start_once(self) -> None:
@@ -102,6 +129,25 @@ def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
         local_files_only=True,
         trust_remote_code=spec.config.model.trust_remote_code,
     )
+
+
+def _exchange_with(
+    engine: str, handle: ActorHandle, worker: str, life: str
+) -> Exchange[GenerateRequest, GenerateResult]:
+    async def exchange(
+        asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+    ) -> Sequence[Answer[GenerateResult]]:
+        ref = handle.exchange.remote(worker, life, asked, cancelled)
+        return await reply_of(ref, engine, "generate")
+
+    return exchange
+
+
+def _as_failure(error: Exception) -> OffbeatError:
+    """What ``_roll_out`` raises is typed already; anything else is a bug of this module."""
+    if isinstance(error, OffbeatError):
+        return error
+    return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))
 
 
 def classified(error: Exception, task: RolloutTask) -> RolloutFailed:

@@ -6,15 +6,19 @@ the version and the digest it then serves.
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.actors.call import RemoteBug, first_line
+from offbeat.actors.coalesce import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import EngineState, WeightsAck
@@ -56,12 +60,19 @@ class EngineActor:
     def __init__(self, spec: EngineSpec, served: Served, life: str) -> None:
         self._name, self._served, self._life = spec.name, served, life
         self._guard = FenceGuard(spec.name)
+        self._requests = Outbox(served.generate, self._as_failure)
         self._version: int | None = None
         self._digest: str | None = None
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Called by environment workers; a cancelled call takes the request out of the engine."""
-        return await self._served.generate(request)
+    async def exchange(
+        self,
+        worker: str,
+        life: str,
+        asked: Sequence[tuple[int, GenerateRequest]],
+        cancelled: Sequence[int],
+    ) -> list[Answer[GenerateResult]]:
+        """Generate for an environment worker; see ``offbeat.actors.coalesce``."""
+        return await self._requests.exchange(worker, life, asked, cancelled)
 
     async def state(self, fence: Fence) -> EngineState:
         self._guard.check(fence)
@@ -100,7 +111,14 @@ class EngineActor:
         return WeightsAck(self._name, self._life, epoch, version, digest, took_s - pause_s, pause_s)
 
     async def close(self) -> None:
+        self._requests.cancel_all()
         await self._served.close()
+
+    def _as_failure(self, error: Exception) -> OffbeatError:
+        """Typed failures travel as they are; anything else is a bug of the engine."""
+        if isinstance(error, OffbeatError):
+            return error
+        return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
 from offbeat.actors.fence_guard import FenceGuard
@@ -24,6 +25,7 @@ from offbeat.weight_sync.manifest import Manifest, release_digest
 
 T = TypeVar("T")
 Advantages = Sequence[Sequence[float]]
+Places = Sequence[Sequence[tuple[int, int]]]
 
 
 class SplitStep(Protocol):
@@ -92,23 +94,24 @@ class TrainerActor:
         manifest = self._source.manifest
         return (manifest, release_digest(manifest, digests)), *chunks
 
+    @ray.method(num_returns=2)
     def prepare_logprobs(
-        self, fence: Fence, loss: LossSpec, counts: Sequence[int], *payloads: Columns
-    ) -> tuple[Any, ...]:
-        """``((column names, bytes of each group), columns of group 0, of group 1, ...)``."""
+        self, fence: Fence, loss: LossSpec, places: Places, *payloads: Sequence[Columns]
+    ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
+        """``(column names, bytes of each group)``, and the columns written, a group each."""
         self._guard.check(fence)
         written = self._classified(
             "prepare_logprobs",
             self._last.step + 1,
             lambda: self._split.prepare_logprobs(
-                merged(counts, payloads),
+                merged(places, payloads),
                 policy=loss.needs_policy_logprobs,
                 reference=loss.needs_reference_logprobs,
                 temperature=loss.temperature,
             ),
         )
         sizes = tuple(payload_bytes(columns) for columns in written)
-        return (tuple(written[0]), sizes), *written
+        return (tuple(written[0]), sizes), list(written)
 
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         self._guard.check(fence)
@@ -121,12 +124,12 @@ class TrainerActor:
         key: StepKey,
         ordinals: Sequence[int],
         advantages: Advantages,
-        counts: Sequence[int],
-        *payloads: Columns,
+        places: Places,
+        *payloads: Sequence[Columns],
     ) -> ChunkResult:
-        """One chunk: ``counts[i]`` of the payloads, in turn, are the columns of group i."""
+        """One chunk: ``places[i]`` says where in the payloads the columns of group i are."""
         self._guard.check(fence)
-        groups = merged(counts, payloads)
+        groups = merged(places, payloads)
         result = self._classified(
             "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
         )
@@ -183,13 +186,12 @@ class TrainedLog:
         self._file.close()
 
 
-def merged(counts: Sequence[int], payloads: Sequence[Columns]) -> list[Columns]:
-    """The columns of each group, from as many payloads as it has."""
-    left = iter(payloads)
+def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Columns]:
+    """The columns of each group, from all the places they are in."""
     groups = list[Columns]()
-    for count in counts:
+    for group in places:
         columns: dict[str, NDArray[np.generic]] = {}
-        for _ in range(count):
-            columns |= next(left)
+        for payload, index in group:
+            columns |= payloads[payload][index]
         groups.append(columns)
     return groups

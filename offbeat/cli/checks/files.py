@@ -16,25 +16,24 @@ _LOGS_BYTES: Final = 256 * 2**20
 _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
 
 
-def check_run_dir(run_dir: Path, model: ModelFiles | None) -> Iterator[Finding]:
-    """It is ours alone, can be written, and has room."""
+def check_run_dir(run_dir: Path, model: ModelFiles | None, *, asked: bool) -> Iterator[Finding]:
+    """It can be written and has room. One that was ``asked`` for has to be free as well."""
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
-    if signs:
-        yield error(
-            "run directory",
-            f"{run_dir} holds another run ({', '.join(signs)})",
-            "Choose another with run_dir=... or name=..., or remove it.",
-        )
-    elif not there.is_dir():
+    if not there.is_dir():
         yield error("run directory", f"{there} is a file", "Choose another with run_dir=...")
     elif not os.access(there, os.W_OK | os.X_OK):
         yield error(
             "run directory", f"{there} cannot be written", "Choose another with run_dir=..."
         )
+    elif signs and asked:
+        seen = f"{run_dir} holds another run ({', '.join(signs)})"
+        yield error("run directory", seen, "Choose another with --run-dir, or remove it.")
+    elif signs:
+        yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")
     else:
         yield ok("run directory", f"{run_dir} can be written")
-    yield from _check_disk(there, model)
+    yield from _check_disk(there if there.is_dir() else there.parent, model)
 
 
 def _check_disk(folder: Path, model: ModelFiles | None) -> Iterator[Finding]:

@@ -220,28 +220,35 @@ def test_sequences_longer_than_the_model_knows_cannot_work() -> None:
 
 
 def test_a_fresh_run_directory_is_fine_and_not_made(tmp_path: Path) -> None:
-    findings = list(check_run_dir(tmp_path / "a" / "b", TINY))
+    findings = list(check_run_dir(tmp_path / "a" / "b", TINY, asked=True))
     assert [finding.level for finding in findings] == [Level.OK, Level.OK]
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
-def test_a_directory_with_another_run_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_directory_asked_for_that_holds_another_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    finding, _ = check_run_dir(tmp_path, None)
+    finding, _ = check_run_dir(tmp_path, None, asked=True)
     assert finding.level is Level.ERROR
     assert f"holds another run ({name})" in finding.message
 
 
+def test_the_recipes_own_directory_may_hold_another_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    finding, _ = check_run_dir(tmp_path, None, asked=False)
+    assert finding.level is Level.OK
+    assert "the next free number is taken" in finding.message
+
+
 def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    finding, _ = check_run_dir(tmp_path / "file" / "run", None)
+    finding, _ = check_run_dir(tmp_path / "file" / "run", None, asked=False)
     assert "is a file" in finding.message
 
 
 def test_a_disk_too_small_for_two_checkpoints_is_a_warning(tmp_path: Path) -> None:
     endless = ModelFiles(10**18, 10**18, None, "x")
-    _, finding = check_run_dir(tmp_path, endless)
+    _, finding = check_run_dir(tmp_path, endless, asked=False)
     assert finding.level is Level.WARNING
 
 

@@ -27,7 +27,7 @@ def test_the_entrypoint_names_the_interpreter_the_recipe_and_a_lasting_run_direc
 ) -> None:
     overrides = ["steps=3", "wandb.project=two words"]
     job = plan(load(project, *overrides), overrides, project, "/py/bin/python")
-    run_dir = str(Path.cwd() / "runs" / "demo")
+    run_dir = str(Path.cwd() / "runs" / job.submission_id)
     assert shlex.split(job.entrypoint) == [
         *("/py/bin/python", "-m", "offbeat", "train", "recipes/demo.yaml"),
         *overrides,

@@ -1,3 +1,5 @@
+# pyright: basic
+# Annotations are taken apart here, and they can be any object.
 """Written, read, laid over one another: configurations stay what they are."""
 
 from functools import reduce
@@ -50,6 +52,7 @@ def sampler(draw: st.DrawFn) -> dict[str, Any]:
 
 # Free values of these would clash with one another; here they are chosen so that they do not.
 CHOSEN: dict[str, st.SearchStrategy[Any]] = {
+    "run_dir": st.sampled_from(["runs/{name}", "/disk/x y"]),
     "name": st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,9}", fullmatch=True),
     "groups_per_step": st.integers(1, 20),
     "samples_per_group": st.integers(2, 20),
@@ -82,20 +85,19 @@ def values(annotation: Any, marks: list[Any]) -> st.SearchStrategy[Any]:
         return st.one_of([values(part, marks) for part in parts])
     if origin is Literal:
         return st.sampled_from(parts)
-    if origin is tuple and Ellipsis in parts:
-        return st.lists(values(parts[0], []), max_size=3).map(tuple)
     if origin is tuple:
-        return st.tuples(*[values(part, []) for part in parts])
+        some = st.lists(values(parts[0], []), max_size=3).map(tuple)
+        return some if Ellipsis in parts else st.tuples(*[values(part, []) for part in parts])
     if annotation in (int, float):
         return numbers(annotation, marks)
     return {bool: st.booleans(), str: TEXT, NoneType: st.none()}[annotation]
 
 
 def numbers(kind: type, marks: list[Any]) -> st.SearchStrategy[Any]:
-    low = next((m.ge for m in marks if isinstance(m, Ge)), None)
-    above = next((m.gt for m in marks if isinstance(m, Gt)), None)
-    high = next((m.le for m in marks if isinstance(m, Le)), None)
-    below = next((m.lt for m in marks if isinstance(m, Lt)), None)
+    low: Any = next((m.ge for m in marks if isinstance(m, Ge)), None)
+    above: Any = next((m.gt for m in marks if isinstance(m, Gt)), None)
+    high: Any = next((m.le for m in marks if isinstance(m, Le)), None)
+    below: Any = next((m.lt for m in marks if isinstance(m, Lt)), None)
     if kind is int:
         return st.integers(low, high)
     return st.floats(

@@ -194,7 +194,7 @@ def test_a_missing_base_is_reported_where_it_is_asked_for(report: Report) -> Non
 def test_recipes_that_extend_each_other_are_named_in_a_circle(write: Write) -> None:
     write("extends: recipe.yaml", "other.yaml")
     path = write("extends: other.yaml")
-    with pytest.raises(ConfigError, match="recipe.yaml -> other.yaml -> recipe.yaml"):
+    with pytest.raises(ConfigError, match=r"recipe\.yaml -> other\.yaml -> recipe\.yaml"):
         load_recipe(path)
 
 

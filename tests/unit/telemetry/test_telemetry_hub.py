@@ -1,5 +1,7 @@
 import time
+from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
@@ -174,6 +176,21 @@ def test_an_undeclared_metric_is_kept_and_reported_once() -> None:
     assert len(sink.records) == 2
     (log,) = logs
     assert "'train/reward'" in log["detail"]
+
+
+def test_a_value_that_is_no_number_costs_no_other_metric_and_no_record() -> None:
+    sink = FakeSink()
+    telemetry = Telemetry([sink])
+    broken: dict[str, Any] = {"train/loss": "high", "train/reward": np.float32(0.5)}
+    with capture_logs() as logs:
+        telemetry.emit(1, 1, broken)
+        telemetry.emit(2, 2, broken)
+    telemetry.start()
+    telemetry.close(30)
+    assert [record.metrics for record in sink.records] == [{"train/reward": 0.5}] * 2
+    assert [(log["event"], log["metric"]) for log in logs] == [
+        ("metric.not_a_number", "train/loss")
+    ]
 
 
 def test_after_close_nothing_is_taken() -> None:

@@ -1,5 +1,6 @@
 """Runs of the real wandb, offline or against a port where nobody listens."""
 
+import importlib.util
 import struct
 import subprocess
 import sys
@@ -9,18 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from offbeat.config.run import WandbConfig
-from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.jsonl_sink import JsonlSink
-from offbeat.telemetry.records import Record, read_metrics
-from offbeat.telemetry.sinks import SinkUnusable
-from offbeat.telemetry.wandb_sink import Mode, WandbSink, resolved_mode
+from offbeat.telemetry.records import read_metrics
+from offbeat.telemetry.wandb_sink import resolved_mode
 
 _HEADER = 7  # of the file, and of each fragment of a record
 _BLOCK = 32 * 1024
 _FULL, _LAST = 1, 4
+
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="the wandb extra is not installed"
+)
 
 
 def payloads(path: Path) -> Iterator[bytes]:
@@ -41,10 +42,14 @@ def payloads(path: Path) -> Iterator[bytes]:
             record = b""
 
 
-def history(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
+def offline_runs(run_dir: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
+
+
+def history(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Step and values of each row that was logged to W&B, ours only."""
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    (path,) = run_dir.glob("wandb/offline-run-*/*.wandb")
     rows = list[tuple[int, dict[str, Any]]]()
     for payload in payloads(path):
         record = pb.Record.FromString(payload)
@@ -58,15 +63,41 @@ def history(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def sink(run_dir: Path, mode: Mode) -> WandbSink:
+PREAMBLE = """
+import sys
+from pathlib import Path
+
+import psutil
+from structlog.testing import capture_logs
+
+from offbeat.config.run import WandbConfig
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.records import Record
+from offbeat.telemetry.sinks import SinkUnusable
+from offbeat.telemetry.wandb_sink import WandbSink
+
+run_dir = Path(sys.argv[1])
+
+def sink(mode):
     return WandbSink(
-        WandbConfig(project="offbeat-test"),
-        mode=mode,
-        run_id="run-1",
-        run_name="quick",
-        run_dir=run_dir,
-        recipe={"seed": 1},
-        connect_timeout_s=2.0,
+        WandbConfig(project="offbeat-test"), mode=mode, run_id="run-1", run_name="quick",
+        run_dir=run_dir, recipe={"seed": 1}, connect_timeout_s=1.0,
+    )
+
+def record(step):
+    return Record(step, step, 0.0, {"train/reward": 1.0})
+"""
+
+
+def run(program: str, run_dir: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """wandb changes the process it is used in, so each test gives it one of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + program, str(run_dir)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"HOME": str(run_dir), **environ},
     )
 
 
@@ -76,79 +107,108 @@ def test_auto_is_online_with_a_key_and_offline_without() -> None:
     assert resolved_mode(WandbConfig(mode="disabled"), {"WANDB_API_KEY": "k"}) == "disabled"
 
 
+@needs_wandb
 def test_an_offline_run_holds_the_keys_and_steps_of_metrics_jsonl(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    telemetry = Telemetry([JsonlSink(tmp_path / "metrics.jsonl"), sink(tmp_path, "offline")])
-    telemetry.start()
-    for step in range(1, 31):
-        telemetry.emit(step, step, {"train/reward": step / 8, "time/step_s": 0.25})
-    telemetry.emit(31, 31, {"train/reward": 4.0})
-    tallies = telemetry.close(60)
-    assert [tally.written for tally in tallies] == [31, 31]
+    program = """
+telemetry = Telemetry([JsonlSink(run_dir / "metrics.jsonl"), sink("offline")])
+telemetry.start()
+for step in range(1, 31):
+    telemetry.emit(step, step, {"train/reward": step / 8, "time/step_s": 0.25})
+telemetry.emit(31, 31, {"train/reward": 4.0})
+print([tally.written for tally in telemetry.close(60)])
+"""
+    finished = run(program, tmp_path)
+    assert (finished.stdout, finished.stderr) == ("[31, 31]\n", "")
     truth = [(each.version, each.metrics) for each in read_metrics(tmp_path / "metrics.jsonl")]
-    assert history(tmp_path) == truth
+    (path,) = offline_runs(tmp_path)
+    assert history(path) == truth
+
+
+@needs_wandb
+def test_an_offline_run_calls_nobody(tmp_path: Path) -> None:
+    program = """
+def heard(event, args):
+    if event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        print(event, args)
+    if event == "socket.connect" and isinstance(args[1], tuple):
+        print(event, args)
+
+sys.addaudithook(heard)
+wandb_sink = sink("offline")
+wandb_sink.open()
+wandb_sink.write(record(1))
+wandb_sink.close()
+"""
+    finished = run(program, tmp_path)
+    assert (finished.stdout, finished.stderr) == ("", "")
+    (path,) = offline_runs(tmp_path)
+    assert [step for step, _ in history(path)] == [1]
+
+
+@needs_wandb
+def test_when_the_process_of_wandb_dies_the_run_goes_on_in_another(tmp_path: Path) -> None:
+    program = """
+wandb_sink = sink("offline")
+wandb_sink.open()
+(core,) = (each for each in psutil.Process().children() if "wandb-core" in each.name())
+core.kill()
+core.wait(30)
+for step in range(1, 100_000):  # the pipe may take some before it notices
+    try:
+        wandb_sink.write(record(step))
+    except Exception:
+        break
+else:
+    sys.exit("nothing was noticed")
+wandb_sink.write(record(100_000))
+wandb_sink.close()
+"""
+    finished = run(program, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    rows = [row for path in offline_runs(tmp_path) for row in history(path)]
+    assert rows[-1] == (100_000, {"train/reward": 1.0})
+
+
+@needs_wandb
+def test_an_unreachable_server_costs_no_record_and_one_line_says_how_to_sync(
+    tmp_path: Path,
+) -> None:
+    program = """
+telemetry = Telemetry([sink("online")])
+with capture_logs() as logs:
+    telemetry.start()
+    for step in range(1, 6):
+        telemetry.emit(step, step, {"train/reward": 1.0 * step})
+    (tally,) = telemetry.close(60)
+(log,) = logs
+print(tally.written, log["event"], log["sync_with"])
+"""
+    finished = run(program, tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
+    (path,) = offline_runs(tmp_path)
+    assert finished.stdout == f"5 wandb.kept_offline wandb sync {path.parent}\n"
+    assert finished.stderr == ""
+    assert [step for step, _ in history(path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_missing_wandb_is_named_with_its_extra(tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['wandb'] = None\n"  # as if it were not installed
-        "from pathlib import Path\n"
-        "from offbeat.config.run import WandbConfig\n"
-        "from offbeat.telemetry.sinks import SinkUnusable\n"
-        "from offbeat.telemetry.wandb_sink import WandbSink\n"
-        "sink = WandbSink(WandbConfig(), mode='offline', run_id='r', run_name='n',"
-        " run_dir=Path(sys.argv[1]), recipe={})\n"
-        "try: sink.open()\n"
-        "except SinkUnusable as error: print(error)\n"
-        "sink.close()"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    program = """
+sys.modules["wandb"] = None  # as if it were not installed
+try:
+    sink("offline").open()
+except SinkUnusable as error:
+    print(error)
+sink("offline").close()
+"""
+    finished = run(program, tmp_path)
     assert "pip install 'offbeat[wandb]'" in finished.stdout
 
 
-def test_a_disabled_sink_is_unusable_without_an_import(tmp_path: Path) -> None:
-    with pytest.raises(SinkUnusable, match="disabled"):
-        sink(tmp_path, "disabled").open()
-
-
-def test_an_unreachable_server_costs_no_record_and_ends_in_one_line_that_says_how_to_sync(
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("wandb")
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from structlog.testing import capture_logs\n"
-        "from offbeat.config.run import WandbConfig\n"
-        "from offbeat.telemetry.hub import Telemetry\n"
-        "from offbeat.telemetry.wandb_sink import WandbSink\n"
-        "sink = WandbSink(WandbConfig(), mode='online', run_id='r', run_name='n',"
-        " run_dir=Path(sys.argv[1]), recipe={}, connect_timeout_s=1)\n"
-        "telemetry = Telemetry([sink])\n"
-        "with capture_logs() as logs:\n"
-        "    telemetry.start()\n"
-        "    for step in range(1, 6): telemetry.emit(step, step, {'train/reward': 1.0 * step})\n"
-        "    (tally,) = telemetry.close(60)\n"
-        "(log,) = logs\n"
-        "assert tally.written == 5, tally\n"
-        "print(log['event'], log['sync_with'])"
-    )
-    environ = {
-        "WANDB_API_KEY": "0" * 40,
-        "WANDB_BASE_URL": "http://127.0.0.1:9",
-        "HOME": str(tmp_path),
-    }
-    finished = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environ,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.startswith("wandb.kept_offline wandb sync ")
-    assert finished.stderr == ""
-    assert [step for step, _ in history(tmp_path)] == [1, 2, 3, 4, 5]
+def test_a_disabled_sink_is_unusable_and_imports_nothing(tmp_path: Path) -> None:
+    program = """
+try:
+    sink("disabled").open()
+except SinkUnusable as error:
+    print(error, "wandb" in sys.modules)
+"""
+    finished = run(program, tmp_path)
+    assert finished.stdout.endswith("wandb.mode is disabled. Set it to offline or online False\n")

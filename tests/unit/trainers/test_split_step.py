@@ -293,6 +293,22 @@ def test_a_gradient_that_overflows_under_a_finite_loss_is_not_applied(
     assert trainer.weights_digest() == before
 
 
+def test_an_infinite_loss_under_a_finite_gradient_is_not_applied(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    trainer, groups = trainer_of(dtype="float32"), step_data[0]
+    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    clipped = [
+        dict(group, generation_logprobs=prepared["policy_logprobs"] - np.float32(0.4))
+        for group, prepared in zip(groups, columns, strict=True)
+    ]
+    before = trainer.weights_digest()
+    result = run_step(trainer, (clipped, [(2e38,) * 4] * len(groups)), LossSpec(), 1)
+    assert (result.applied, result.reason) == (False, "loss is -inf")
+    assert trainer.weights_digest() == before
+    assert trainer.steps_applied == 0
+
+
 def test_logprobs_can_be_prepared_while_a_step_is_open(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:

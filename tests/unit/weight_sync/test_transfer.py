@@ -106,7 +106,9 @@ def test_a_snapshot_does_not_change_when_the_weights_do() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, 9), max_size=3), st.sampled_from(["bfloat16", "float32"])),
+        st.tuples(
+            st.lists(st.integers(0, 9), max_size=3), st.sampled_from(["bfloat16", "float32"])
+        ),
         max_size=12,
     ),
     st.integers(1, 500),

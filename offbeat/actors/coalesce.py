@@ -1,0 +1,202 @@
+"""Many small calls between two actors, carried by few remote ones.
+
+A remote call costs about a millisecond of CPU whatever it carries, and a rollout of a small model
+costs less than that. So what is asked within one turn of the event loop travels in one ``exchange``,
+and so do the answers that are there when it returns.
+
+    Coalescer (caller)                                   Outbox (callee)
+    call(question) -- exchange(asked, cancelled) -->     work(question) as a task each
+                   <-- answers, as soon as one is there --
+
+One exchange is always open while answers are owed. A newer one takes over from it: the older
+returns at once with what there is.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from offbeat.messages.failures import ActorLost, OffbeatError
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Answer(msgspec.Struct, Generic[A], frozen=True):
+    """To the question of this id: a value, or the failure that ``call`` raises."""
+
+    id: int
+    value: A | None
+    failure: OffbeatError | None = None
+
+
+Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence[Answer[A]]]]
+
+
+class Coalescer(Generic[Q, A]):
+    """The calling end, for one callee.
+
+    A cancelled ``call`` cancels its work in the callee. When an exchange fails because the callee
+    is lost, every open call raises that; later calls try again.
+    """
+
+    def __init__(self, exchange: Exchange[Q, A]) -> None:
+        self._exchange = exchange
+        self._ids = itertools.count()
+        self._open: dict[int, asyncio.Future[A]] = {}
+        self._asked = list[tuple[int, Q]]()
+        self._cancelled = list[int]()
+        self._exchanges = set[asyncio.Task[None]]()
+        self._newest: asyncio.Task[None] | None = None
+        self._flush_is_due = False
+
+    async def call(self, question: Q) -> A:
+        """The answer, or the failure, of one question."""
+        id_ = next(self._ids)
+        answer = self._open[id_] = asyncio.get_running_loop().create_future()
+        self._asked.append((id_, question))
+        self._flush_soon()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._cancelled.append(id_)
+            self._flush_soon()
+            raise
+        finally:
+            del self._open[id_]
+
+    def close(self) -> None:
+        """Give up on open exchanges. Open calls are the caller's to cancel."""
+        for exchange in self._exchanges:
+            exchange.cancel()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Start an exchange with all that was asked since the last one."""
+        self._flush_is_due = False
+        asked, self._asked = self._asked, []
+        cancelled, self._cancelled = self._cancelled, []
+        if asked or cancelled or self._open:
+            task = asyncio.ensure_future(self._carry(asked, cancelled))
+            self._exchanges.add(task)
+            task.add_done_callback(self._exchanges.discard)
+            self._newest = task
+
+    async def _carry(self, asked: list[tuple[int, Q]], cancelled: list[int]) -> None:
+        try:
+            answers = await self._exchange(asked, cancelled)
+        except OffbeatError as failure:
+            lost = self._open if isinstance(failure, ActorLost) else [id_ for id_, _ in asked]
+            answers = [Answer(id_, None, failure) for id_ in lost]
+        for answer in answers:
+            self._deliver(answer)
+        if self._newest is asyncio.current_task() and self._owed():
+            self._flush_soon()
+
+    def _deliver(self, answer: Answer[A]) -> None:
+        waiting = self._open.get(answer.id)
+        if waiting is None or waiting.done():
+            return  # cancelled meanwhile
+        if answer.failure is not None:
+            waiting.set_exception(answer.failure)
+        else:
+            waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
+
+    def _owed(self) -> bool:
+        return any(not answer.done() for answer in self._open.values())
+
+
+@dataclass(slots=True)
+class _Client(Generic[A]):
+    """What is owed to one caller."""
+
+    life: str
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    answers: deque[Answer[A]] = field(default_factory=deque)
+    waiter: asyncio.Future[None] | None = None
+
+
+class Outbox(Generic[Q, A]):
+    """The answering end, for any number of callers.
+
+    A caller is named; when it comes back with another life, what its former one asked is cancelled.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Q], Awaitable[A]],
+        failed: Callable[[Exception], OffbeatError],
+        *,
+        weigh: Callable[[A], int] = lambda _: 0,
+        limit: int = 1,
+    ) -> None:
+        """Make it.
+
+        Args:
+            work: Answers one question.
+            failed: The typed failure to send for what ``work`` raised.
+            weigh: Weight of an answer, for ``limit``.
+            limit: An exchange returns no further answer once those it has weigh this much.
+        """
+        self._work, self._failed = work, failed
+        self._weigh, self._limit = weigh, limit
+        self._clients: dict[str, _Client[A]] = {}
+
+    async def exchange(
+        self, name: str, life: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
+    ) -> list[Answer[A]]:
+        """Take questions; return the answers that are there, at least one unless taken over."""
+        client = self._client(name, life)
+        for id_ in cancelled:
+            if task := client.tasks.get(id_):
+                task.cancel()
+        for id_, question in asked:
+            client.tasks[id_] = asyncio.ensure_future(self._answer(client, id_, question))
+        if client.waiter is not None and not client.waiter.done():
+            client.waiter.set_result(None)
+        waiter = client.waiter = asyncio.get_running_loop().create_future()
+        if not client.answers:
+            await waiter
+            await asyncio.sleep(0)  # what else this turn of the loop finishes comes along
+        return self._taken(client)
+
+    def cancel_all(self) -> None:
+        for client in self._clients.values():
+            for task in client.tasks.values():
+                task.cancel()
+
+    def _client(self, name: str, life: str) -> _Client[A]:
+        client = self._clients.get(name)
+        if client is None or client.life != life:
+            for task in client.tasks.values() if client else ():
+                task.cancel()
+            client = self._clients[name] = _Client(life)
+        return client
+
+    async def _answer(self, client: _Client[A], id_: int, question: Q) -> None:
+        try:
+            answer = Answer(id_, await self._work(question))
+        except Exception as error:
+            answer = Answer[A](id_, None, self._failed(error))
+        finally:
+            del client.tasks[id_]
+        client.answers.append(answer)
+        if client.waiter is not None and not client.waiter.done():
+            client.waiter.set_result(None)
+
+    def _taken(self, client: _Client[A]) -> list[Answer[A]]:
+        taken, weight = list[Answer[A]](), 0
+        while client.answers and (not taken or weight < self._limit):
+            answer = client.answers.popleft()
+            weight += 0 if answer.value is None else self._weigh(answer.value)
+            taken.append(answer)
+        return taken

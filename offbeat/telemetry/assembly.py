@@ -1,0 +1,36 @@
+"""The telemetry of a run, from its config."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.config.run import WandbConfig
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.sinks import Sink
+from offbeat.telemetry.wandb_sink import WandbSink, resolved_mode
+
+METRICS_FILE: Final = "metrics.jsonl"
+
+
+def run_telemetry(
+    wandb: WandbConfig,
+    *,
+    run_dir: Path,
+    run_id: str,
+    run_name: str,
+    recipe: Mapping[str, Any],
+) -> Telemetry:
+    """``metrics.jsonl`` in the run directory and, unless disabled, W&B. Not started yet.
+
+    ``recipe`` is shown in W&B: hand it redacted.
+    """
+    sinks: list[Sink] = [JsonlSink(run_dir / METRICS_FILE)]
+    mode = resolved_mode(wandb)
+    if mode != "disabled":
+        sinks.append(
+            WandbSink(
+                wandb, mode=mode, run_id=run_id, run_name=run_name, run_dir=run_dir, recipe=recipe
+            )
+        )
+    return Telemetry(sinks)
