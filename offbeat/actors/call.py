@@ -1,7 +1,7 @@
 """Awaiting a remote call: cancel reaches the actor, and its errors come back classified."""
 
 import asyncio
-from typing import Any
+from typing import TypeVar
 
 import ray
 from ray.exceptions import (
@@ -27,6 +27,9 @@ _LOST = (
 )
 
 
+T = TypeVar("T")
+
+
 class RemoteBug(OffbeatError):
     """An actor raised what nobody expected. Unknown is a bug: the run ends, and says where."""
 
@@ -38,7 +41,7 @@ class RemoteBug(OffbeatError):
         return f"{self.actor} raised {self.kind} in {self.during}: {self.detail}"
 
 
-async def reply_of(ref: "ray.ObjectRef[Any]", actor: str, during: str) -> Any:
+async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
     """The value of a remote call.
 
     Cancelling this await cancels the call in the actor too: by itself it would run to its end.

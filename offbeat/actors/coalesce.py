@@ -185,7 +185,7 @@ class Outbox(Generic[Q, A]):
     async def _answer(self, client: _Client[A], id_: int, question: Q) -> None:
         try:
             answer = Answer(id_, await self._work(question))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
             answer = Answer[A](id_, None, self._failed(error))
         finally:
             del client.tasks[id_]

@@ -6,7 +6,7 @@ import signal
 
 
 def prepare() -> None:
-    """Have SIGUSR1 dump the stacks of all threads. (Ray keeps Ctrl-C away from its workers.)"""
+    """Have SIGUSR1 dump the stacks of all threads. Ray keeps Ctrl-C away from its workers."""
     faulthandler.register(signal.SIGUSR1)
 
 

@@ -8,13 +8,13 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-from ray.actor import ActorHandle
 
 from offbeat.actors.call import reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange
+from offbeat.actors.handles import Handle
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -29,6 +29,7 @@ from offbeat.messages.training import (
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.transfer_queue.schema import Columns
 
+T = TypeVar("T")
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each group, where its columns are: ``(object, index in it)``, in the order written."""
 
@@ -47,7 +48,7 @@ class Packed:
 class RayRollouts:
     """All environment worker actors, in turn; tasks to the same one are coalesced."""
 
-    def __init__(self, workers: Sequence[ActorHandle]) -> None:
+    def __init__(self, workers: Sequence[Handle]) -> None:
         self._workers = list(workers)
         self._fence: Fence | None = None
         self._calls = [
@@ -68,7 +69,7 @@ class RayRollouts:
                 await reply_of(worker.close.remote(), f"environment-{index}", "close")
 
     def _exchange_with(
-        self, index: int, worker: ActorHandle
+        self, index: int, worker: Handle
     ) -> Exchange[RolloutTask, tuple[Receipt, Packed]]:
         async def exchange(
             asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
@@ -90,7 +91,7 @@ class RayRollouts:
 class RayGenerator:
     """One engine actor."""
 
-    def __init__(self, name: str, engine: ActorHandle) -> None:
+    def __init__(self, name: str, engine: Handle) -> None:
         self.name = name
         self._engine = engine
 
@@ -114,7 +115,7 @@ class RayGenerator:
 class RayTrainer:
     """The trainer's rank 0; with one rank, all of it."""
 
-    def __init__(self, rank: ActorHandle) -> None:
+    def __init__(self, rank: Handle) -> None:
         self._rank = rank
         self._chunks = 0  # of a release; learnt from the first state
 
@@ -160,7 +161,7 @@ class RayTrainer:
         with contextlib.suppress(ActorLost):
             await self._reply(self._rank.close.remote(), "close")
 
-    async def _reply(self, ref: "ray.ObjectRef[Any]", during: str) -> Any:
+    async def _reply(self, ref: "ray.ObjectRef[T]", during: str) -> T:
         return await reply_of(ref, "trainer rank 0", during)
 
 

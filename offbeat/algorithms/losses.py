@@ -84,14 +84,14 @@ def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
     if spec.tis_cap is not None:
         tis_N = _ratio(old_N, generation_N).clamp(max=spec.tis_cap)
         policy_N = policy_N * tis_N
-        metrics["tis_weight_mean"] = Metric(Reduction.TOKENS, (tis_N * mask_N).sum())
+        metrics["train/tis_weight_mean"] = Metric(Reduction.TOKENS, (tis_N * mask_N).sum())
     loss = policy_sum = (policy_N * weight_N).sum()
     normalization = Reduction(spec.normalize)
-    metrics["policy_loss"] = Metric(normalization, policy_sum.detach())
+    metrics["train/policy_loss"] = Metric(normalization, policy_sum.detach())
     if tokens.reference_N is not None and spec.kl_coef > 0:
         kl_N = kl_penalty(logprobs_N, valid(tokens.reference_N), spec.kl_kind)
         loss = loss + spec.kl_coef * (kl_N * weight_N).sum()
-        metrics["reference_kl"] = Metric(Reduction.TOKENS, (kl_N.detach() * mask_N).sum())
+        metrics["train/kl_reference"] = Metric(Reduction.TOKENS, (kl_N.detach() * mask_N).sum())
     return LossSums(
         loss, counts_S.sum(dtype=torch.float64), (counts_S > 0).sum(dtype=torch.float64), metrics
     )
@@ -126,11 +126,11 @@ def _ratio_metrics(
     low_N = (ratio_N < 1 - spec.clip_low) & (advantages_N < 0)
     high_N = (ratio_N > 1 + spec.clip_high) & (advantages_N > 0)
     return {
-        "ratio_mean": Metric(Reduction.TOKENS, (ratio_N * mask_N).sum()),
-        "ratio_min": Metric(Reduction.MIN, _extremum(ratio_N, mask_N, largest=False)),
-        "ratio_max": Metric(Reduction.MAX, _extremum(ratio_N, mask_N, largest=True)),
-        "clip_fraction_low": Metric(Reduction.TOKENS, (low_N & mask_N).sum()),
-        "clip_fraction_high": Metric(Reduction.TOKENS, (high_N & mask_N).sum()),
+        "train/ratio_mean": Metric(Reduction.TOKENS, (ratio_N * mask_N).sum()),
+        "train/ratio_min": Metric(Reduction.MIN, _extremum(ratio_N, mask_N, largest=False)),
+        "train/ratio_max": Metric(Reduction.MAX, _extremum(ratio_N, mask_N, largest=True)),
+        "train/clip_fraction_low": Metric(Reduction.TOKENS, (low_N & mask_N).sum()),
+        "train/clip_fraction_high": Metric(Reduction.TOKENS, (high_N & mask_N).sum()),
     }
 
 
@@ -139,9 +139,9 @@ def _gap_metrics(logprobs_N: Tensor, generation_N: Tensor, mask_N: Tensor) -> di
     gap_N = (logprobs_N - generation_N).abs()
     kl_N = kl_penalty(generation_N, logprobs_N, "k3")
     return {
-        "generation_gap_mean": Metric(Reduction.TOKENS, (gap_N * mask_N).sum()),
-        "generation_gap_max": Metric(Reduction.MAX, _extremum(gap_N, mask_N, largest=True)),
-        "behaviour_kl": Metric(Reduction.TOKENS, (kl_N * mask_N).sum()),
+        "off_policy/logprob_gap_mean": Metric(Reduction.TOKENS, (gap_N * mask_N).sum()),
+        "off_policy/logprob_gap_max": Metric(Reduction.MAX, _extremum(gap_N, mask_N, largest=True)),
+        "off_policy/behaviour_kl": Metric(Reduction.TOKENS, (kl_N * mask_N).sum()),
     }
 
 

@@ -1,16 +1,18 @@
 """Ray for one run: start or join it, make the actors, take everything down again."""
 
+import logging
 import os
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.handles import Handle
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.cli.backends import engine_class, trainer_class
 from offbeat.cli.compose import Actors, RunSpec, build_run
@@ -40,7 +42,7 @@ def start_ray() -> None:
     ray.init(
         address=address,
         log_to_driver=False,
-        logging_level="error",
+        logging_level=logging.ERROR,
         configure_logging=True,
         namespace="offbeat",
         runtime_env={"env_vars": dict(ENVIRONMENT)} if address != "local" else None,
@@ -71,7 +73,7 @@ def make_actors(spec: RunSpec) -> Actors:
         num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=0
     ).remote(TrainerSpec(config, model_path, str(spec.run_dir)))
     engine_cls = ray.remote(engine_class(config.generator.backend))
-    engines: dict[str, ActorHandle] = {}
+    engines: dict[str, Handle] = {}
     for index in range(config.generator.engines):
         name = f"generator-{index}"
         engine = EngineSpec(
@@ -86,12 +88,16 @@ def make_actors(spec: RunSpec) -> Actors:
     return Actors(trainer, engines, list(_make_workers(spec, tuple(engines))))
 
 
-def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[ActorHandle]:
+def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
     worker_cls = ray.remote(EnvironmentActor)
     global_names = {name: _global_name(spec, name) for name in engines}
     for index in range(spec.config.environment.workers):
         worker = EnvironmentSpec(
-            f"environment-{index}", spec.config, spec.config.model.path, os.getcwd(), global_names
+            f"environment-{index}",
+            spec.config,
+            spec.config.model.path,
+            str(Path.cwd()),
+            global_names,
         )
         yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
 
@@ -101,13 +107,13 @@ def _global_name(spec: RunSpec, engine: str) -> str:
     return f"{spec.run_id}/{engine}"
 
 
-def make_controller(spec: RunSpec, actors: Actors) -> ActorHandle:
+def make_controller(spec: RunSpec, actors: Actors) -> Handle:
     """The controller's actor; it builds the run when told to run."""
     controller = ray.remote(ControllerActor).options(num_cpus=0, max_restarts=0)
     return controller.remote(partial(build_run, spec, actors))
 
 
-def stop_ray(handles: list[ActorHandle]) -> None:
+def stop_ray(handles: list[Handle]) -> None:
     """Kill all actors and leave the cluster; a private one ends with us."""
     for handle in handles:
         ray.kill(handle)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from ray.actor import ActorHandle
 
+from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts, RayTrainer
 from offbeat.algorithms.advantages import ESTIMATORS
 from offbeat.cli.hosted import HostedRun
@@ -17,15 +17,13 @@ from offbeat.config.limits import max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.journal import FileJournal
+from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_prompts
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
-from offbeat.telemetry.hub import Telemetry
-from offbeat.telemetry.jsonl_sink import JsonlSink
+from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.logs import configure_logging
-from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.wandb_sink import WandbSink, resolved_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,9 @@ class RunSpec:
 class Actors:
     """Handles of all actors. The driver made them and owns them."""
 
-    trainer: ActorHandle
-    engines: Mapping[str, ActorHandle]
-    workers: Sequence[ActorHandle]
+    trainer: Handle
+    engines: Mapping[str, Handle]
+    workers: Sequence[Handle]
 
 
 def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
@@ -52,16 +50,25 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     config, run_dir = spec.config, spec.run_dir
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id)
     journal = FileJournal(run_dir / "journal")
-    telemetry = Telemetry(sinks(spec))
-    controller = Controller(
-        config,
-        Fence(spec.run_id, 1),
+    telemetry = run_telemetry(
+        config.wandb,
+        run_dir=run_dir,
+        run_id=spec.run_id,
+        run_name=config.name,
+        recipe=yaml.safe_load(to_yaml(config, os.environ)),
+    )
+    ports = Ports(
         prompts=make_prompts(config, spec.recipe_dir),
         rollouts=RayRollouts(actors.workers),
         generators={name: RayGenerator(name, handle) for name, handle in actors.engines.items()},
         trainer=RayTrainer(actors.trainer),
         journal=journal,
         telemetry=telemetry,
+    )
+    controller = Controller(
+        config,
+        Fence(spec.run_id, 1),
+        ports,
         sampler=build_sampler(config.sampler, config.groups_per_step),
         advantages=ESTIMATORS[config.algorithm.advantage],
         loss=loss_spec(config),
@@ -76,26 +83,6 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         journal=journal,
         telemetry=telemetry,
     )
-
-
-def sinks(spec: RunSpec) -> list[Sink]:
-    """``metrics.jsonl`` first: it is the truth."""
-    config, run_dir = spec.config, spec.run_dir
-    chosen: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl")]
-    mode = resolved_mode(config.wandb)
-    if mode != "disabled":
-        recipe = yaml.safe_load(to_yaml(config, os.environ))
-        chosen.append(
-            WandbSink(
-                config.wandb,
-                mode=mode,
-                run_id=spec.run_id,
-                run_name=config.name,
-                run_dir=run_dir,
-                recipe=recipe,
-            )
-        )
-    return chosen
 
 
 def loss_spec(config: RunConfig) -> LossSpec:

@@ -10,15 +10,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
 
 from offbeat.actors.call import first_line
+from offbeat.actors.handles import Handle
 from offbeat.cli.cluster import (
     NoRoom,
     check_room,
@@ -106,7 +106,7 @@ def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
 
 def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
     """Everything between starting Ray and leaving it; the actors end with this function."""
-    handles = list[ActorHandle]()
+    handles = list[Handle]()
     start_ray()
     try:
         with signals.installed():  # Ray puts a handler of its own in place when it starts
@@ -122,7 +122,7 @@ def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
 
 
 def _watch(
-    spec: RunSpec, controller: ActorHandle, display: ProgressDisplay, signals: Signals
+    spec: RunSpec, controller: Handle, display: ProgressDisplay, signals: Signals
 ) -> Summary:
     """Show how it goes until it has ended; pass on a request to end."""
     ended = controller.run.remote()
@@ -135,12 +135,12 @@ def _watch(
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
         _show(controller, display)
-    return Summary.from_json(ray.get(ended))
+    return Summary.from_json(cast("bytes", ray.get(ended)))
 
 
-def _show(controller: ActorHandle, display: ProgressDisplay) -> None:
+def _show(controller: Handle, display: ProgressDisplay) -> None:
     try:
-        status = ray.get(controller.status.remote(), timeout=_LOOK_S)
+        status = cast("bytes | None", ray.get(controller.status.remote(), timeout=_LOOK_S))
     except (GetTimeoutError, RayError):
         return  # a controller that is gone ends the wait above with its own error
     if status is not None:

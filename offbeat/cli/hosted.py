@@ -15,7 +15,7 @@ from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
 _FLUSH_S = 1.5  # telemetry may take this long to catch up after an abnormal end
-_FINAL_FLUSH_S = 15.0  # and this long after a normal one
+_FINAL_FLUSH_S = 20.0  # and this long after a normal one
 SUMMARY = "summary.json"
 
 

@@ -28,6 +28,6 @@ def launch(
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Ray reads its variables when it is imported.
-    from offbeat.cli.driver import drive  # noqa: PLC0415
+    from offbeat.cli.driver import drive
 
     return drive(loaded, run_dir, dry_run=dry_run)

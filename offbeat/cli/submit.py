@@ -81,7 +81,7 @@ def submit_job(
     try:
         client = JobSubmissionClient(address)
     except ConnectionError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         typer.echo(
             f"no Ray dashboard answers at {address}: {reason}. Start one with ray start --head, or pass "
             "--address.",

@@ -45,8 +45,9 @@ class Awaits:
             DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
         """
         with self._listed(who, on, float("inf") if background else deadline_s):
+            limit = asyncio.timeout(deadline_s)
             try:
-                async with asyncio.timeout(deadline_s) as limit:
+                async with limit:
                     return await reply
             except TimeoutError:
                 if not limit.expired():  # the callee's own timeout, not ours

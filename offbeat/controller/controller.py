@@ -18,7 +18,7 @@ leaves ``Controller.run``. No pump polls; no pump catches what it cannot repair.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import NoReturn, ParamSpec
 
 import structlog
@@ -31,14 +31,7 @@ from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
-from offbeat.controller.ports import (
-    Generator,
-    Journal,
-    PromptSource,
-    Rollouts,
-    Telemetry,
-    Trainer,
-)
+from offbeat.controller.ports import Generator, Ports, Rollouts, Trainer
 from offbeat.controller.progress import Progress
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
@@ -60,43 +53,41 @@ class Controller:
         self,
         config: RunConfig,
         fence: Fence,
+        ports: Ports,
         *,
-        prompts: PromptSource,
-        rollouts: Rollouts,
-        generators: Mapping[str, Generator],
-        trainer: Trainer,
-        journal: Journal,
-        telemetry: Telemetry,
         sampler: Sampler,
         advantages: Advantages,
         loss: LossSpec,
         max_group_bytes: int,
         rng: random.Random,
     ) -> None:
-        """Make it on the event loop that will run it."""
-        self._config, self._telemetry = config, telemetry
-        self._rollouts, self._trainer, self._generators = rollouts, trainer, generators
-        self.state = RunState(config, fence, Ledger(journal.append), Fleet(generators), sampler)
+        """Make it on the event loop that will run it; the loop's clock is the run's."""
+        self._config, self._ports = config, ports
         clock = asyncio.get_running_loop().time
-        self._busy = Busy(clock, self.state.fleet.engines)
-        self.progress = Progress(self.state, self._busy, clock)
-        self._sync = WeightSync(self.state, trainer, generators, self._busy)
+        fleet = Fleet(ports.generators)
+        busy = Busy(clock, fleet.engines)
+        self.state = RunState(config, fence, Ledger(ports.journal.append), fleet, sampler, busy)
+        self.progress = Progress(self.state, clock)
+        self._sync = WeightSync(self.state, ports.trainer, ports.generators)
         self._rollout_pump = RolloutPump(
-            self.state, prompts, rollouts, self._busy, max_group_bytes=max_group_bytes, rng=rng
+            self.state,
+            ports.prompts,
+            ports.rollouts,
+            max_group_bytes=max_group_bytes,
+            rng=rng,
         )
         self._train_pump = TrainPump(
             self.state,
-            trainer,
+            ports.trainer,
             self._sync,
-            self._busy,
-            journal=journal,
+            journal=ports.journal,
             advantages=advantages,
             loss=loss,
             on_step=self._step_done,
             evict_stale=self._rollout_pump.evict_stale,
         )
         self._engine_pumps = [
-            EnginePump(self.state, generator, self._sync) for generator in generators.values()
+            EnginePump(self.state, generator, self._sync) for generator in ports.generators.values()
         ]
         self._cause: BaseException | None = None
         self._abort: RunAborted | None = None
@@ -152,7 +143,7 @@ class Controller:
             "watchdog": self._watchdog,
             "control": self._control,
         }
-        for name, pump in zip(self._generators, self._engine_pumps, strict=True):
+        for name, pump in zip(self._ports.generators, self._engine_pumps, strict=True):
             pumps[f"engine {name}"] = pump.run
         return pumps
 
@@ -163,7 +154,7 @@ class Controller:
             "start of the trainer",
             on="its first answer (is there room for it in the cluster?)",
             deadline_s=self._config.trainer.start_deadline_s,
-            reply=self._trainer.state(state.fence),
+            reply=self._ports.trainer.state(state.fence),
         )
         log.info("trainer.ready", ranks=answer.ranks, parameters=answer.parameters)
         await self._sync.publish(state.ledger.trainer_version)
@@ -188,7 +179,7 @@ class Controller:
 
     def _step_done(self, measures: StepMeasures) -> None:
         busy = self.progress.step_done(measures)
-        self._telemetry.emit(measures.step, measures.version, {**measures.metrics(), **busy})
+        self._ports.telemetry.emit(measures.step, measures.version, {**measures.metrics(), **busy})
 
     def _where(self) -> str:
         state = self.state
@@ -233,7 +224,7 @@ class Controller:
 
     async def _close(self) -> None:
         """Close every actor, all at once. A failure is logged: it must not hide why the run ended."""
-        actors = (self._rollouts, *self._generators.values(), self._trainer)
+        actors = (self._ports.rollouts, *self._ports.generators.values(), self._ports.trainer)
         async with asyncio.TaskGroup() as closing:
             for actor in actors:
                 closing.create_task(self._close_one(actor), name="close")

@@ -17,6 +17,8 @@ class Admitted(Event, frozen=True):
 
 
 class Dispatched(Event, frozen=True):
+    """Admitted -> in flight."""
+
     ordinal: int
     attempt: int
     engine: str
@@ -33,10 +35,14 @@ class Returned(Event, frozen=True):
 
 
 class Committed(Event, frozen=True):
+    """In flight -> ready."""
+
     receipt: Receipt
 
 
 class Claimed(Event, frozen=True):
+    """Ready -> training, in this order."""
+
     step: int
     attempt: int
     ordinals: tuple[int, ...]

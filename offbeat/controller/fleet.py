@@ -28,9 +28,15 @@ class Engine:
     outstanding: int = 0  # prompt groups
     restarts: int = 0
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
-    tokens: int = 0
-    _life_busy_s: float = 0.0
-    _life_tokens: int = 0
+    tokens: int = 0  # generated, likewise
+    reported_busy_s: float = 0.0  # of this incarnation alone
+    reported_tokens: int = 0
+
+    def account(self, state: EngineState) -> None:
+        """Add what this incarnation has done since it last reported."""
+        self.busy_s += state.busy_s - self.reported_busy_s
+        self.tokens += state.tokens - self.reported_tokens
+        self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
 
 
 class Fleet:
@@ -85,12 +91,12 @@ class Fleet:
         if state.incarnation != engine.incarnation:
             engine.restarts += bool(engine.incarnation)
             engine.incarnation, engine.version = state.incarnation, -1
-            engine._life_busy_s, engine._life_tokens = 0.0, 0  # noqa: SLF001 - its own record
+            engine.reported_busy_s, engine.reported_tokens = 0.0, 0
             engine.health = Health.STALE
         elif engine.health is Health.SUSPECT:
             served = state.version == engine.version and engine.version >= 0
             engine.health = Health.HEALTHY if served else Health.STALE
-        self._account(engine, state)
+        engine.account(state)
         self._reconsider()
 
     def acked(self, ack: WeightsAck) -> bool:
@@ -130,9 +136,3 @@ class Fleet:
     def _reconsider(self) -> None:
         if serving := self.serving:
             self.serving_version = min(engine.version for engine in serving)
-
-    @staticmethod
-    def _account(engine: Engine, state: EngineState) -> None:
-        engine.busy_s += state.busy_s - engine._life_busy_s  # noqa: SLF001 - its own record
-        engine.tokens += state.tokens - engine._life_tokens  # noqa: SLF001
-        engine._life_busy_s, engine._life_tokens = state.busy_s, state.tokens  # noqa: SLF001

@@ -7,6 +7,7 @@ classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``Train
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -94,3 +95,15 @@ class Telemetry(Protocol):
     """Where measurements go. Never blocks, never raises."""
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything outside the controller."""
+
+    prompts: PromptSource
+    rollouts: Rollouts
+    generators: Mapping[str, Generator]
+    trainer: Trainer
+    journal: Journal
+    telemetry: Telemetry

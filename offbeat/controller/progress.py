@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 
-from offbeat.controller.busy import Busy
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
 from offbeat.telemetry.status import Status
@@ -15,8 +14,8 @@ from offbeat.telemetry.windows import RewardWindow
 class Progress:
     """Reads the state and the measures of each step; decides nothing."""
 
-    def __init__(self, state: RunState, busy: Busy, clock: Callable[[], float]) -> None:
-        self._state, self._busy, self._clock = state, busy, clock
+    def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
+        self._state, self._clock = state, clock
         self.rewards = RewardWindow()
         self.staleness = Counter[int]()  # samples trained, by versions behind
         self._samples = self._tokens = 0
@@ -45,7 +44,7 @@ class Progress:
         return self._busy_metrics(measures)
 
     def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
-        trainer, engines = self._busy.trainer_seconds(), self._busy.engine_seconds()
+        trainer, engines = self._state.busy.trainer_seconds(), self._state.busy.engine_seconds()
         lap = _difference(trainer, self._seen[0]), _difference(engines, self._seen[1])
         self._seen = trainer, engines
         self._verdict = verdict(
@@ -54,7 +53,7 @@ class Progress:
             generate_s=measures.mean_of("generate_s"),
             reward_s=measures.mean_of("reward_s"),
         )
-        shares = self._busy.shares()
+        shares = self._state.busy.shares()
         return {
             "busy/trainer_fraction": shares[0].get(TrainerTime.COMPUTE, 0.0),
             "busy/generator_fraction": shares[1].get(GeneratorTime.COMPUTE, 0.0),
@@ -63,7 +62,7 @@ class Progress:
     def status(self) -> Status:
         """Where the run is now."""
         state, ledger, last = self._state, self._state.ledger, self._last
-        shares = self._busy.shares()
+        shares = self._state.busy.shares()
         seen = {} if last is None else last.metrics()
         staleness_max = seen.get("off_policy/staleness_max")
         return Status(
@@ -87,7 +86,7 @@ class Progress:
     def summary(self, run_id: str, outcome: str, error: str | None, digest: str | None) -> Summary:
         """What there is to say at the end, whatever the end is."""
         state, ledger = self._state, self._state.ledger
-        trainer, engines = self._busy.shares()
+        trainer, engines = self._state.busy.shares()
         return Summary(
             run_id=run_id,
             name=state.config.name,

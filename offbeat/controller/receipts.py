@@ -5,7 +5,7 @@ import math
 from offbeat.messages.groups import Receipt, RolloutTask
 
 
-def refusal(
+def refusal(  # noqa: PLR0911 - one return a reason
     receipt: Receipt, task: RolloutTask, bound_version: int, trainer_version: int
 ) -> str | None:
     """Why this receipt must not enter the buffer; None when it may.

@@ -13,11 +13,10 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
-from offbeat.controller.busy import Busy
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.fleet import Engine
 from offbeat.controller.ledger import Group
@@ -39,13 +38,11 @@ class RolloutPump:
         state: RunState,
         prompts: PromptSource,
         workers: Rollouts,
-        busy: Busy,
         *,
         max_group_bytes: int,
         rng: random.Random,
     ) -> None:
         self._state, self._prompts, self._workers = state, prompts, workers
-        self._busy = busy
         self._max_group_bytes, self._rng = max_group_bytes, rng
         self._again: deque[int] = deque()  # admitted already, to be dispatched once more
         self._failures_in_row = 0
@@ -59,9 +56,7 @@ class RolloutPump:
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
-                await state.until(
-                    "rollout pump", "room for a prompt group", lambda: self._can_dispatch()
-                )
+                await state.until("rollout pump", "room for a prompt group", self._can_dispatch)
                 while self._can_dispatch():
                     self._dispatch_one(rollouts)
                 state.moved()
@@ -105,7 +100,7 @@ class RolloutPump:
             raise LookupError(f"the prompt source no longer has ordinal {ordinal}, drawn before")
         attempt = state.ledger.dispatch(ordinal, engine.name, engine.version)
         state.fleet.took(engine.name)
-        self._busy.engine_changed(engine)
+        self._state.busy.engine_changed(engine)
         task = self._task(prompt, attempt, engine)
         rollouts.create_task(self._rollout(task), name=group_id(ordinal))
 
@@ -148,9 +143,9 @@ class RolloutPump:
 
     def _gave_back(self, task: RolloutTask) -> None:
         self._state.fleet.gave_back(task.engine)
-        self._busy.engine_changed(self._state.fleet.engines[task.engine])
+        self._state.busy.engine_changed(self._state.fleet.engines[task.engine])
 
-    async def _commit(self, task: RolloutTask, receipt: Receipt, payload: Any) -> None:
+    async def _commit(self, task: RolloutTask, receipt: Receipt, payload: object) -> None:
         state = self._state
         group = state.ledger.groups[task.ordinal]
         problem = refusal(receipt, task, group.bound_version, state.ledger.trainer_version)

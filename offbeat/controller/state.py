@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.awaits import Awaits
+from offbeat.controller.busy import Busy
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle, Phase
@@ -31,6 +32,7 @@ class RunState:
     ledger: Ledger
     fleet: Fleet
     sampler: Sampler
+    busy: Busy
     queue: QueueIndex = field(default_factory=QueueIndex)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     awaits: Awaits = field(default_factory=Awaits)

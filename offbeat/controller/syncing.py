@@ -16,7 +16,6 @@ from typing import NoReturn
 
 import structlog
 
-from offbeat.controller.busy import Busy
 from offbeat.controller.fleet import Health
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import Generator, Trainer
@@ -52,10 +51,8 @@ class WeightSync:
         state: RunState,
         trainer: Trainer,
         generators: Mapping[str, Generator],
-        busy: Busy,
     ) -> None:
         self._state, self._trainer, self._generators = state, trainer, generators
-        self._busy = busy
         self._lock = asyncio.Lock()
         self._epoch = 0
         self._due = False  # the release has not been offered to the engines yet
@@ -91,10 +88,8 @@ class WeightSync:
             if state.config.sync.mode == "drain":
                 await self._drain()
             async with self._lock:
-                release = self.release
-                assert release is not None, "due without a release"
-                acks = await self._sync(state.fleet.in_sync_set(), release)
-            self.report = _report(release, acks)
+                acks = await self._sync(state.fleet.in_sync_set(), self._released())
+            self.report = _report(self._released(), acks)
             self._due, state.gate_open = False, True
             if state.lifecycle.phase is Phase.SYNCING:
                 state.enter(Phase.RUNNING)
@@ -109,6 +104,11 @@ class WeightSync:
                 return True  # the sync that held the lock served it as well
             acks = await self._sync([name], self.release)
         return acks[0] is not None
+
+    def _released(self) -> WeightRelease:
+        if self.release is None:
+            raise LookupError("a sync is due, but nothing was released")
+        return self.release
 
     async def _drain(self) -> None:
         """Close the gate and wait for every group in flight."""
@@ -139,19 +139,23 @@ class WeightSync:
                 deadline_s=state.config.sync.deadline_s,
                 reply=self._generators[name].load_weights(state.fence, epoch, release),
             )
-            if (ack.version, ack.digest) != (release.version, release.digest):
-                detail = f"acked version {ack.version} with digest {ack.digest}"
-                raise WeightSyncFailed(name, epoch, release.version, detail)
+            _check_ack(ack, release)
         except (ActorLost, DeadlineExceeded, WeightSyncFailed, StaleFence) as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
             state.fleet.stale(name)
             state.moved()
             return None
         accepted = state.fleet.acked(ack)
-        self._busy.paused(ack.pause_s)
-        self._busy.engine_changed(state.fleet.engines[name])
+        state.busy.paused(ack.pause_s)
+        state.busy.engine_changed(state.fleet.engines[name])
         state.moved()
         return ack if accepted else None
+
+
+def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:
+    if (ack.version, ack.digest) != (release.version, release.digest):
+        detail = f"it acked version {ack.version} with digest {ack.digest}"
+        raise WeightSyncFailed(ack.engine, ack.epoch, release.version, detail)
 
 
 def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport:

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import structlog
 
-from offbeat.controller.busy import Busy
 from offbeat.controller.errors import BudgetSpent, EmptyBatch, leaves
 from offbeat.controller.ledger import Group
 from offbeat.controller.measures import StepMeasures
@@ -45,7 +44,6 @@ class TrainPump:
         state: RunState,
         trainer: Trainer,
         sync: WeightSync,
-        busy: Busy,
         *,
         journal: Journal,
         advantages: Advantages,
@@ -53,7 +51,7 @@ class TrainPump:
         on_step: Callable[[StepMeasures], None],
         evict_stale: Callable[[], None],
     ) -> None:
-        self._state, self._trainer, self._sync, self._busy = state, trainer, sync, busy
+        self._state, self._trainer, self._sync = state, trainer, sync
         self._journal, self._advantages, self._loss = journal, advantages, loss
         self._on_step, self._evict_stale = on_step, evict_stale
         self._not_applied_in_row = 0
@@ -64,6 +62,7 @@ class TrainPump:
         )
         self._whole_batches = state.config.generator.deterministic
         self._queued = 0
+        self._attempts = 0  # begins so far, over all steps: no key is ever used twice
 
     async def run(self) -> None:
         """Return after the last step, at the end of the prompts, or when asked to stop."""
@@ -75,7 +74,7 @@ class TrainPump:
                 break
             if result.applied:
                 await self._sync_if_due(measures)
-            self._busy.computed(result.compute_s)
+            self._state.busy.computed(result.compute_s)
             measures.close(result, state, self._sync.report)
             self._on_step(measures)
         await self._sync.settled()
@@ -85,10 +84,10 @@ class TrainPump:
         version, steps = state.ledger.trainer_version, state.config.steps
         if version % state.config.sync.interval and version < steps:
             return
-        self._busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
+        self._state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
         with measures.timed("sync"):
             await self._sync.publish(version)
-        self._busy.trainer_waits(TrainerTime.OTHER)
+        self._state.busy.trainer_waits(TrainerTime.OTHER)
         self._evict_stale()
 
     # --- one step --------------------------------------------------------------------------------
@@ -96,7 +95,9 @@ class TrainPump:
     async def _step(self, measures: StepMeasures) -> StepResult | None:
         """Train one step, with retries. None: no group is left to train."""
         state, step = self._state, self._state.step
-        for attempt in range(1, state.config.trainer.step_retries + 2):
+        for retry in range(state.config.trainer.step_retries + 1):
+            self._attempts += 1
+            attempt = self._attempts
             measures.restart(attempt)
             try:
                 return await self._attempt(StepKey(step, attempt, 0), measures)
@@ -106,7 +107,7 @@ class TrainPump:
                     raise
                 log.warning("step.aborted", step=step, attempt=attempt, error=str(failure))
                 await self._abort(StepKey(step, attempt, 0))
-                if attempt > state.config.trainer.step_retries:
+                if retry == state.config.trainer.step_retries:
                     raise failure from group
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -130,7 +131,7 @@ class TrainPump:
             # Stay inside until it is answered: a task that fails while its group is being left
             # leaves its parent marked as cancelled (CPython 3.11).
             await asyncio.wait([finish])
-        return self._conclude(key, finish.result(), measures)
+        return self._conclude(key, finish.result())
 
     async def _finish(self, calls: asyncio.TaskGroup, key: StepKey) -> "asyncio.Task[StepResult]":
         """Queue ``finish``, once the journal would remember that it was meant to happen."""
@@ -149,11 +150,11 @@ class TrainPump:
         deadline_s = state.config.trainer.step_deadline_s * self._queued  # those before it included
 
         async def send() -> T:
-            self._busy.call_opened()
+            self._state.busy.call_opened()
             try:
                 return await state.call(who, on="the trainer", deadline_s=deadline_s, reply=call())
             finally:
-                self._busy.call_answered()
+                self._state.busy.call_answered()
                 self._queued -= 1
                 state.moved()
 
@@ -177,10 +178,10 @@ class TrainPump:
     async def _next_chunk(self, measures: StepMeasures) -> list[int]:
         """Ordinals to train next; empty when the step is complete or nothing more can come."""
         state = self._state
-        self._busy.trainer_waits(TrainerTime.WAITING_GROUPS)
+        self._state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
         with measures.timed("wait_groups"):
             await state.until("train pump", "ready groups", self._chunk_or_end)
-        self._busy.trainer_waits(TrainerTime.OTHER)
+        self._state.busy.trainer_waits(TrainerTime.OTHER)
         if state.quota <= 0 or state.stopping:
             return []
         return state.sampler.select(state.view())
@@ -257,7 +258,7 @@ class TrainPump:
 
     # --- the end of a step -----------------------------------------------------------------------
 
-    def _conclude(self, key: StepKey, result: StepResult, measures: StepMeasures) -> StepResult:
+    def _conclude(self, key: StepKey, result: StepResult) -> StepResult:
         """Enter the step into the books: synchronous, directly after the trainer's answer."""
         state = self._state
         trained = tuple(state.ledger.training)

@@ -21,6 +21,11 @@ class StepKey(msgspec.Struct, frozen=True):
     attempt: int  # rises at every begin of this step, from 1
     seq: int  # 0 is begin; each following call of the attempt is one more
 
+    @property
+    def attempt_id(self) -> tuple[int, int]:
+        """Which try of which step."""
+        return self.step, self.attempt
+
     def next(self) -> "StepKey":
         """The key of the following call of this attempt."""
         return StepKey(self.step, self.attempt, self.seq + 1)

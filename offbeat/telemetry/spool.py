@@ -84,6 +84,8 @@ class SinkWriter:
 
     def finish(self) -> None:
         """No more records: what is spooled is written, and the first failure from here is the last."""
+        if self._thread.ident is None:  # closed before it was started: what it holds is written
+            self.start()
         self._finishing.set()
         self._queue.put(None)  # behind the last record
 

@@ -7,7 +7,6 @@ the controller's process, and dropping the last one frees the memory.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from offbeat.messages.failures import OffbeatError
 
@@ -29,7 +28,7 @@ class _Entry:
     attempt: int
     columns: frozenset[str]
     payload_bytes: int
-    payloads: tuple[Any, ...]
+    payloads: tuple[object, ...]
 
 
 class QueueIndex:
@@ -50,7 +49,12 @@ class QueueIndex:
         return ordinal in self._entries
 
     def put(
-        self, ordinal: int, attempt: int, columns: Iterable[str], payload_bytes: int, payload: Any
+        self,
+        ordinal: int,
+        attempt: int,
+        columns: Iterable[str],
+        payload_bytes: int,
+        payload: object,
     ) -> None:
         """Hold a group's first columns.
 
@@ -66,7 +70,12 @@ class QueueIndex:
         self.bytes_held += payload_bytes
 
     def add_columns(
-        self, ordinal: int, attempt: int, columns: Iterable[str], payload_bytes: int, payload: Any
+        self,
+        ordinal: int,
+        attempt: int,
+        columns: Iterable[str],
+        payload_bytes: int,
+        payload: object,
     ) -> None:
         """Hold further columns of a group: a second payload beside the first.
 
@@ -86,7 +95,7 @@ class QueueIndex:
         entry.payload_bytes += payload_bytes
         self.bytes_held += payload_bytes
 
-    def payloads(self, ordinal: int) -> tuple[Any, ...]:
+    def payloads(self, ordinal: int) -> tuple[object, ...]:
         """The handles of a group's payloads, oldest first."""
         return self._entries[ordinal].payloads
 

@@ -75,7 +75,7 @@ class ModuleReceiver:
         if index >= len(self._walk) or chunk.nbytes != self._walk[index][1]:
             want = self._walk[index][1] if index < len(self._walk) else "no further chunk"
             raise TransferRefused(epoch, f"size of chunk {index}", str(chunk.nbytes), str(want))
-        self._digests.append(xxhash.xxh3_128_hexdigest(chunk))
+        self._digests.append(xxhash.xxh3_128_hexdigest(chunk.data))
         self._staged.append(chunk)
 
     def verify(self, digest: str) -> None:

@@ -52,4 +52,4 @@ class ModuleSource:
             for spec in specs:
                 end = spec.offset + spec.nbytes
                 into[spec.offset : end].copy_(as_bytes(tensors[spec.name]))
-            yield packed, xxhash.xxh3_128_hexdigest(packed)
+            yield packed, xxhash.xxh3_128_hexdigest(packed.data)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import ray
-from ray.actor import ActorHandle
 
 from offbeat.actors.call import RemoteBug, first_line, reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange, Outbox
 from offbeat.actors.environment_worker.group import run_group
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.actors.handles import Handle
 from offbeat.actors.process import incarnation, prepare
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_environment
@@ -132,7 +132,7 @@ def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
 
 
 def _exchange_with(
-    engine: str, handle: ActorHandle, worker: str, life: str
+    engine: str, handle: Handle, worker: str, life: str
 ) -> Exchange[GenerateRequest, GenerateResult]:
     async def exchange(
         asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]

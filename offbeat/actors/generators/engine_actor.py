@@ -89,7 +89,7 @@ class EngineActor:
             pid=os.getpid(),
         )
 
-    async def load_weights(  # noqa: PLR0913, PLR0917 - one message carries a whole release
+    async def load_weights(
         self,
         fence: Fence,
         epoch: int,

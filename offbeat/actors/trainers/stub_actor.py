@@ -21,7 +21,7 @@ class StubSource:
 
     def chunks(self) -> Iterator[tuple[NDArray[np.uint8], str]]:
         packed = np.frombuffer(bytes.fromhex(self._trainer.weights_digest()), np.uint8)
-        yield packed, xxhash.xxh3_128_hexdigest(packed)
+        yield packed, xxhash.xxh3_128_hexdigest(packed.data)
 
 
 class StubTrainerActor(TrainerActor):

@@ -6,6 +6,7 @@ in the order the controller makes them, which the split step relies on.
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -64,7 +65,7 @@ class TrainerActor:
         self._rank, self._split, self._source = spec.rank, step, source
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = TrainedLog(Path(spec.run_dir) / "logs" / f"trained-rank{spec.rank}.jsonl")
-        self._ordinals = list[int]()  # of the open step
+        self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
         self._last = StepKey(0, 0, 0)
 
     def state(self, fence: Fence) -> TrainerState:
@@ -116,7 +117,7 @@ class TrainerActor:
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         self._guard.check(fence)
         self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
-        self._ordinals = []
+        self._ordinals = {k: v for k, v in self._ordinals.items() if k.attempt_id == key.attempt_id}
 
     def train_microbatch(
         self,
@@ -133,21 +134,20 @@ class TrainerActor:
         result = self._classified(
             "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
         )
-        self._ordinals += [each for each in ordinals if each not in self._ordinals]
+        self._ordinals[key] = ordinals
         return result
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         self._guard.check(fence)
         result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
-        if (key.step, key.attempt) != (self._last.step, self._last.attempt) and result.applied:
-            self._log.write(key, self._ordinals)
+        if result.applied and key.attempt_id != self._last.attempt_id:
+            self._log.write(key, list(chain.from_iterable(self._ordinals.values())))
             self._last = key
         return result
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         self._guard.check(fence)
         self._split.abort_train_step(key)
-        self._ordinals = []
 
     def save(self, fence: Fence, directory: str) -> None:
         """A Hugging Face directory that transformers and vLLM load."""

@@ -77,16 +77,16 @@ def reference(tokens: LossTokens, spec: LossSpec) -> dict[str, float]:
         "loss": per_token if spec.normalize == "tokens" else per_sequence,
         "tokens": sum(map(len, terms.values())),
         "sequences": len(terms),
-        "ratio_mean": sum(seen["ratio"]),
-        "ratio_min": min(seen["ratio"]),
-        "ratio_max": max(seen["ratio"]),
-        "clip_fraction_low": sum(seen["low"]),
-        "clip_fraction_high": sum(seen["high"]),
-        "generation_gap_mean": sum(seen["gap"]),
-        "generation_gap_max": max(seen["gap"]),
-        "behaviour_kl": sum(seen["behaviour"]),
-        "tis_weight_mean": sum(seen["tis"]),
-        "reference_kl": sum(seen["kl"]),
+        "train/ratio_mean": sum(seen["ratio"]),
+        "train/ratio_min": min(seen["ratio"]),
+        "train/ratio_max": max(seen["ratio"]),
+        "train/clip_fraction_low": sum(seen["low"]),
+        "train/clip_fraction_high": sum(seen["high"]),
+        "off_policy/logprob_gap_mean": sum(seen["gap"]),
+        "off_policy/logprob_gap_max": max(seen["gap"]),
+        "off_policy/behaviour_kl": sum(seen["behaviour"]),
+        "train/tis_weight_mean": sum(seen["tis"]),
+        "train/kl_reference": sum(seen["kl"]),
     }
 
 
@@ -98,10 +98,10 @@ def test_sums_and_metrics_are_those_of_the_formula(spec: LossSpec, seed: int) ->
     assert got.loss.item() == pytest.approx(want["loss"], rel=1e-11, abs=1e-11)
     assert (got.tokens.item(), got.sequences.item()) == (want["tokens"], want["sequences"])
     for name, metric in got.metrics.items():
-        if name != "policy_loss":
+        if name != "train/policy_loss":
             assert float(metric.value) == pytest.approx(want[name], rel=1e-11, abs=1e-11), name
-    assert ("tis_weight_mean" in got.metrics) == (spec.tis_cap is not None)
-    assert ("reference_kl" in got.metrics) == (spec.kl_coef > 0)
+    assert ("train/tis_weight_mean" in got.metrics) == (spec.tis_cap is not None)
+    assert ("train/kl_reference" in got.metrics) == (spec.kl_coef > 0)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -212,5 +212,5 @@ def test_the_denominator_is_the_one_the_loss_declares() -> None:
 
 def test_the_policy_loss_is_divided_like_the_gradient() -> None:
     for spec in SPECS:
-        kind = clipped_pg(tokens_of(0), spec).metrics["policy_loss"].reduction
+        kind = clipped_pg(tokens_of(0), spec).metrics["train/policy_loss"].reduction
         assert kind == Reduction(spec.normalize)

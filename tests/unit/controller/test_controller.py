@@ -11,10 +11,13 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import BudgetSpent, RunAborted, RunFailed, RunStalled
+from offbeat.controller.events import Dispatched, StepIntent
 from offbeat.controller.lifecycle import Phase
+from offbeat.controller.ports import Ports
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, FailureKind, RolloutFailed
-from offbeat.messages.fences import Fence
-from offbeat.messages.training import LossSpec
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import LossSpec, StepResult
+from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.sampler.build import build_sampler
 from tests.support.fakes import (
     FakeGenerator,
@@ -61,12 +64,14 @@ class World:
         self.built = Controller(
             config,
             Fence("run", 1),
-            prompts=self.prompts,
-            rollouts=self.rollouts,
-            generators=self.generators,
-            trainer=self.trainer,
-            journal=self.journal,
-            telemetry=self.telemetry,
+            Ports(
+                prompts=self.prompts,
+                rollouts=self.rollouts,
+                generators=self.generators,
+                trainer=self.trainer,
+                journal=self.journal,
+                telemetry=self.telemetry,
+            ),
             sampler=build_sampler(config.sampler, config.groups_per_step),
             advantages=lambda rewards: rewards,
             loss=self.loss,
@@ -91,7 +96,7 @@ class World:
         """Ordinals by the trainer's own log."""
         return [ordinal for step in self.trainer.steps for ordinal in step]
 
-    def worst_staleness(self) -> int:
+    def worst_staleness(self) -> float:
         return max(record["off_policy/staleness_max"] for record in self.telemetry.records)
 
     def assert_books_agree(self) -> None:
@@ -176,9 +181,11 @@ def test_drain_swaps_weights_with_nothing_in_flight() -> None:
     world = World({"sync": {"mode": "drain"}})
 
     class Watched(FakeGenerator):
-        async def load_weights(self, *args: Any) -> Any:
+        async def load_weights(
+            self, fence: Fence, epoch: int, release: WeightRelease
+        ) -> WeightsAck:
             assert world.rollouts.running == 0
-            return await super().load_weights(*args)
+            return await super().load_weights(fence, epoch, release)
 
     world.generators.update({name: Watched(name) for name in world.generators})
     world.run()
@@ -336,11 +343,9 @@ def test_an_engine_that_acks_another_digest_never_serves() -> None:
     world.generators["generator-1"].lie_about_digest = True
     failure = world.fail()
     assert "generator.restart_budget" in str(failure)
-    assert all(
-        event.engine == "generator-0"
-        for event in world.journal.events
-        if type(event).__name__ == "Dispatched"
-    )
+    dispatched = [event for event in world.journal.events if isinstance(event, Dispatched)]
+    assert dispatched
+    assert {event.engine for event in dispatched} == {"generator-0"}
 
 
 # --- failures of the trainer ---------------------------------------------------------------------
@@ -394,9 +399,9 @@ def test_steps_not_applied_in_a_row_end_the_run_with_the_last_good_version() -> 
     world = World({"trainer": {"max_steps_not_applied": 2}})
 
     class Diverged(FakeTrainer):
-        async def finish_train_step(self, *args: Any) -> Any:
+        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
             self.refuse_steps = {3} if len(self.steps) == 2 else set()
-            return await super().finish_train_step(*args)
+            return await super().finish_train_step(fence, key)
 
     world.trainer = Diverged()
     failure = world.fail()
@@ -408,9 +413,9 @@ def test_the_intent_is_durable_before_finish_is_sent() -> None:
     world = World()
 
     class Careful(FakeTrainer):
-        async def finish_train_step(self, fence: Any, key: Any) -> Any:
+        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
             durable = world.journal.events[: world.journal.barriers[-1]]
-            intents = [e.step for e in durable if type(e).__name__ == "StepIntent"]  # type: ignore[attr-defined]
+            intents = [event.step for event in durable if isinstance(event, StepIntent)]
             assert key.step in intents
             return await super().finish_train_step(fence, key)
 

@@ -76,7 +76,9 @@ def test_a_last_line_longer_than_a_block_is_found(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(encode_line(record(1, reward=1.0)) + b"x" * 200_000)
     written(path, record(2, reward=2.0))
-    assert [each.step for each in read_metrics(path)] == [1, 2]
+    assert path.read_bytes() == encode_line(record(1, reward=1.0)) + encode_line(
+        record(2, reward=2.0)
+    )
 
 
 def test_a_write_that_broke_in_the_middle_is_made_good_by_the_next(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def test_after_closing_lines_are_let_go(log_dir: Path, configure: Configure) -> 
 def test_no_secret_of_the_environment_reaches_a_log(tmp_path: Path) -> None:
     program = """
 import logging, structlog, sys
+from functools import partial
 from pathlib import Path
 from offbeat.telemetry.logs import configure_logging
 configure_logging("driver", Path(sys.argv[1]), to_terminal=True)
@@ -165,6 +167,12 @@ def test_a_secret_is_found_wherever_it_stands_in_json(secret: str, before: str, 
     redacted = Redactor([secret])(text)
     assert redacted != text
     assert json.dumps(secret)[1:-1] not in redacted.replace(REDACTED, "")
+
+
+@pytest.mark.parametrize("write", [str, repr, json.dumps, partial(json.dumps, ensure_ascii=False)])
+def test_a_secret_is_found_however_it_was_written(write: Callable[[str], str]) -> None:
+    secret = 'schlüssel "a\\b"'
+    assert "schl" not in Redactor([secret])(f"before {write(secret)} after")
 
 
 def test_a_short_value_is_a_word_and_no_secret() -> None:

@@ -87,7 +87,7 @@ def test_the_phases_of_every_weight_sync_are_not() -> None:
     assert len(screen.text.splitlines()) == 1
 
 
-def test_a_terminal_gets_a_live_panel_that_leaves_nothing_behind() -> None:
+def test_a_terminal_gets_a_live_panel() -> None:
     screen = Screen(terminal=True)
     with ProgressDisplay(screen.console) as display:
         display.update(STATUS)

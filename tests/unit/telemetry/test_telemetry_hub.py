@@ -1,4 +1,5 @@
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,11 @@ from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
 from structlog.testing import capture_logs
 
+from offbeat.config.run import WandbConfig
+from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.metrics import METRICS
+from offbeat.telemetry.records import read_metrics
 from offbeat.telemetry.sinks import SinkUnusable
 from offbeat.telemetry.spool import Backoff, Tally
 
@@ -38,6 +42,14 @@ def test_what_is_emitted_before_the_start_is_kept() -> None:
     telemetry = Telemetry([sink])
     emit_steps(telemetry, 1, 3)
     telemetry.start()
+    telemetry.close(30)
+    assert sink.steps == [1, 2, 3]
+
+
+def test_a_run_that_ends_before_the_start_loses_nothing() -> None:
+    sink = FakeSink()
+    telemetry = Telemetry([sink])
+    emit_steps(telemetry, 1, 3)
     telemetry.close(30)
     assert sink.steps == [1, 2, 3]
 
@@ -193,14 +205,28 @@ def test_a_value_that_is_no_number_costs_no_other_metric_and_no_record() -> None
     ]
 
 
+def test_a_run_writes_metrics_jsonl_into_its_directory_and_no_wandb_when_disabled(
+    tmp_path: Path,
+) -> None:
+    telemetry = run_telemetry(
+        WandbConfig(mode="disabled"), run_dir=tmp_path, run_id="r", run_name="n", recipe={}
+    )
+    telemetry.start()
+    emit_steps(telemetry, 1, 2)
+    tallies = telemetry.close(30)
+    assert [tally.sink for tally in tallies] == ["metrics.jsonl"]
+    assert [record.step for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 def test_after_close_nothing_is_taken() -> None:
     sink = FakeSink()
     telemetry = Telemetry([sink])
     telemetry.start()
     telemetry.close(30)
     emit_steps(telemetry, 1, 1)
-    telemetry.close(30)
+    (tally,) = telemetry.close(30)
     assert sink.steps == []
+    assert tally.accepted == 0
 
 
 def test_emit_is_quick_while_a_sink_hangs_and_its_spool_overflows() -> None:

@@ -21,9 +21,9 @@ def test_every_metric_is_divided_by_what_its_kind_says(normalize: str, loss: flo
     means = sums.means()
     assert means.loss == loss
     assert means.metrics == {
-        "train/tokens": 2.0,
-        "train/sequences": 12.0,
-        "train/none": 24.0,
-        "train/min": 6.0,
-        "train/max": 18.0,
+        "tokens": 2.0,
+        "sequences": 12.0,
+        "none": 24.0,
+        "min": 6.0,
+        "max": 18.0,
     }

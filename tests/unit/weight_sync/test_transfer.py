@@ -50,6 +50,19 @@ def test_what_is_sent_is_what_is_served_whatever_the_chunks(chunk_bytes: int) ->
     assert served.head.weight is served.embed.weight
 
 
+def _transfer(source: ModuleSource, receiver: ModuleReceiver, lost: str) -> None:
+    """A whole transfer but for what is ``lost``."""
+    chunks = [chunk for chunk, _ in source.chunks()]
+    digests = [digest for _, digest in source.chunks()]
+    receiver.begin(3, source.manifest)
+    if lost == "order":
+        receiver.apply(3, 1, chunks[1])
+    for index, chunk in enumerate(chunks[:-1] if lost == "chunk" else chunks):
+        sent = chunk ^ np.uint8(index == 2) if lost == "byte" else chunk
+        receiver.apply(2 if lost == "epoch" else 3, index, sent)
+    receiver.verify(release_digest(source.manifest, digests))
+
+
 @pytest.mark.parametrize("lost", ["chunk", "byte", "order", "tensor", "dtype", "epoch", "unknown"])
 def test_a_transfer_that_is_not_whole_changes_nothing_and_says_why(lost: str) -> None:
     sent, served = Model(1), Model(2)
@@ -61,16 +74,8 @@ def test_a_transfer_that_is_not_whole_changes_nothing_and_says_why(lost: str) ->
     if lost == "unknown":
         sent.extra = nn.Linear(1, 1)
     source, receiver = ModuleSource(sent, 64), ModuleReceiver(served)
-    chunks = [chunk for chunk, _ in source.chunks()]
-    digests = [digest for _, digest in source.chunks()]
     with pytest.raises(TransferRefused) as refused:
-        receiver.begin(3, source.manifest)
-        if lost == "order":
-            receiver.apply(3, 1, chunks[1])
-        for index, chunk in enumerate(chunks[:-1] if lost == "chunk" else chunks):
-            sent_chunk = chunk ^ np.uint8(index == 2) if lost == "byte" else chunk
-            receiver.apply(2 if lost == "epoch" else 3, index, sent_chunk)
-        receiver.verify(release_digest(source.manifest, digests))
+        _transfer(source, receiver, lost)
     words = {
         "chunk": "chunks received",
         "byte": "digest",

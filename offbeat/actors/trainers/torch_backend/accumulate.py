@@ -58,7 +58,7 @@ class StepSums:
         loss, *values = stacked.tolist()
         divisors = {Reduction.TOKENS: self.tokens, Reduction.SEQUENCES: self.sequences}
         metrics = {
-            f"train/{name}": value / divisors.get(self._metrics[name].reduction, 1)
+            name: value / divisors.get(self._metrics[name].reduction, 1)
             for name, value in zip(names, values, strict=True)
         }
         return StepMeans(loss / self.denominator, metrics)
