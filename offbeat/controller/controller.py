@@ -157,7 +157,7 @@ class Controller:
             reply=self._ports.trainer.state(state.fence),
         )
         log.info("trainer.ready", ranks=answer.ranks, parameters=answer.parameters)
-        await self._sync.publish(state.ledger.trainer_version)
+        await self._sync.ask(state.ledger.trainer_version)
         await self._sync.settled()
         state.serving_since = asyncio.get_running_loop().time()
         state.enter(Phase.RUNNING)

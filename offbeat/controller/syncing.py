@@ -41,9 +41,10 @@ class SyncReport:
 class WeightSync:
     """Owns the current release and the sync epoch.
 
-    In mode ``keep`` the trainer goes on as soon as it has made its snapshot: engines take the
-    release meanwhile, and ``serving_version`` rises when they ack. The next publish waits for that,
-    so generators are never more than one release behind without the trainer noticing.
+    In mode ``keep`` the trainer goes on at once: its snapshot is queued before the calls of the next
+    step, engines take the release meanwhile, and ``serving_version`` rises when they ack. The next
+    snapshot waits for that, and a step is not finished before the snapshot of the last one is made:
+    so a slow fleet slows the trainer down, and no weights change while they are read.
     """
 
     def __init__(
@@ -55,45 +56,69 @@ class WeightSync:
         self._state, self._trainer, self._generators = state, trainer, generators
         self._lock = asyncio.Lock()
         self._epoch = 0
-        self._due = False  # the release has not been offered to the engines yet
+        self._asked: int | None = None  # version to publish; None once its snapshot is made
+        self._busy = False  # a release is being made or travels
         self.release: WeightRelease | None = None
         self.report: SyncReport | None = None  # of the last release all engines were offered
 
-    async def publish(self, version: int) -> None:
-        """Make the trainer's weights the release. Mode ``drain`` also waits until it is served."""
+    async def ask(self, version: int) -> None:
+        """Have the trainer's weights released, as they are now.
+
+        Returns once the trainer has been called, or while an earlier release still travels: the
+        call follows then. Mode ``drain`` returns when the release is served.
+        """
         state = self._state
-        await self.settled()
-        release = await state.call(
+        self._asked = version
+        state.moved()
+        await state.until(
+            "train pump", "the call for a snapshot", lambda: self._busy or self._asked is None
+        )
+        if state.config.sync.mode == "drain":
+            await self.settled()
+
+    async def snapshot_made(self) -> None:
+        """Return once no snapshot is owed: the weights may change."""
+        await self._state.until(
+            "train pump", "the snapshot of the last step", lambda: self._asked is None
+        )
+
+    async def settled(self) -> None:
+        """Return once every living engine was offered the release, and took it or was left behind."""
+        await self._state.until(
+            "train pump", "the weight sync", lambda: self._asked is None and not self._busy
+        )
+
+    async def run(self) -> NoReturn:
+        """The sync pump: makes each release and offers it to the engines."""
+        state = self._state
+        while True:
+            await state.until("sync pump", "a version to publish", lambda: self._asked is not None)
+            release = await self._publish(self._asked or 0)
+            if state.config.sync.mode == "drain":
+                await self._drain()
+            async with self._lock:
+                acks = await self._sync(state.fleet.in_sync_set(), release)
+            self.report = _report(release, acks)
+            self._busy, state.gate_open = False, True
+            if state.lifecycle.phase is Phase.SYNCING:
+                state.enter(Phase.RUNNING)
+            state.moved()
+
+    async def _publish(self, version: int) -> WeightRelease:
+        state = self._state
+        self._busy = True
+        if state.lifecycle.phase is Phase.RUNNING:
+            state.enter(Phase.SYNCING)
+        state.moved()
+        self.release = await state.call(
             f"publish of version {version}",
             on="the trainer",
             deadline_s=state.config.sync.deadline_s,
             reply=self._trainer.publish_weights(state.fence, version),
         )
-        self.release, self._due = release, True
-        if state.lifecycle.phase is Phase.RUNNING:
-            state.enter(Phase.SYNCING)
+        self._asked = None
         state.moved()
-        if state.config.sync.mode == "drain":
-            await self.settled()
-
-    async def settled(self) -> None:
-        """Return once every living engine was offered the release, and took it or was left behind."""
-        await self._state.until("train pump", "the weight sync", lambda: not self._due)
-
-    async def run(self) -> NoReturn:
-        """The sync pump: offers each release to the engines."""
-        state = self._state
-        while True:
-            await state.until("sync pump", "a release", lambda: self._due)
-            if state.config.sync.mode == "drain":
-                await self._drain()
-            async with self._lock:
-                acks = await self._sync(state.fleet.in_sync_set(), self._released())
-            self.report = _report(self._released(), acks)
-            self._due, state.gate_open = False, True
-            if state.lifecycle.phase is Phase.SYNCING:
-                state.enter(Phase.RUNNING)
-            state.moved()
+        return self.release
 
     async def catch_up(self, name: str) -> bool:
         """Bring one engine to the current release. False: it did not take it."""
@@ -104,11 +129,6 @@ class WeightSync:
                 return True  # the sync that held the lock served it as well
             acks = await self._sync([name], self.release)
         return acks[0] is not None
-
-    def _released(self) -> WeightRelease:
-        if self.release is None:
-            raise LookupError("a sync is due, but nothing was released")
-        return self.release
 
     async def _drain(self) -> None:
         """Close the gate and wait for every group in flight."""

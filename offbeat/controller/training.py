@@ -3,7 +3,7 @@
     waits for                              woken by
     a chunk of ready groups                a committed group, a dropped one, the end of the prompts
     the trainer                            its replies
-    its snapshot, after a step             the trainer; the acks of the release before it
+    the snapshot of the step before        the trainer; the acks of the release before that
 
     claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
 
@@ -86,7 +86,7 @@ class TrainPump:
             return
         self._state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
         with measures.timed("sync"):
-            await self._sync.publish(version)
+            await self._sync.ask(version)
         self._state.busy.trainer_waits(TrainerTime.OTHER)
         self._evict_stale()
 
@@ -127,6 +127,8 @@ class TrainPump:
                 await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
             if not begun:
                 return None
+            with measures.timed("sync"):
+                await self._sync.snapshot_made()
             finish = await self._finish(calls, key.next())
             # Stay inside until it is answered: a task that fails while its group is being left
             # leaves its parent marked as cancelled (CPython 3.11).
