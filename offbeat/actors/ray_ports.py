@@ -154,8 +154,8 @@ class RayTrainer:
         manifest, digest = await self._reply(meta, "publish")
         return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
 
-    async def save(self, fence: Fence, directory: str) -> None:
-        await self._reply(self._rank.save.remote(fence, directory), "save")
+    async def save(self, fence: Fence, step: int) -> None:
+        await self._reply(self._rank.save.remote(fence, step), "save")
 
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):

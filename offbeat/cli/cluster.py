@@ -93,11 +93,12 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
     global_names = {name: _global_name(spec, name) for name in engines}
     for index in range(spec.config.environment.workers):
         worker = EnvironmentSpec(
-            f"environment-{index}",
-            spec.config,
-            spec.config.model.path,
-            str(Path.cwd()),
-            global_names,
+            name=f"environment-{index}",
+            config=spec.config,
+            model_path=spec.config.model.path,
+            working_dir=str(Path.cwd()),
+            run_dir=str(spec.run_dir),
+            engines=global_names,
         )
         yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
 

@@ -173,6 +173,7 @@ def _written(directory: Path) -> dict[str, Path]:
         "metrics": "metrics.jsonl",
         "summary": SUMMARY,
         "journal": "journal",
+        "rollouts": "rollouts",
         "model": "checkpoints",
         "logs": "logs",
     }

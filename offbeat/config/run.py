@@ -53,8 +53,15 @@ class SupervisionConfig(Config):
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Time each actor gets to close before it is killed."""
 
-    start_deadline_s: Annotated[float, Field(gt=0)] = 180.0
-    """Time all actors together get to be scheduled and start."""
+
+class CheckpointConfig(Config):
+    """What is kept of the model."""
+
+    final: bool = True
+    """Write the trained model to ``checkpoints/step_N`` at the end, as a Hugging Face directory."""
+
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time writing it may take."""
 
 
 class StubConfig(Config):
@@ -123,6 +130,9 @@ class RunConfig(Config):
 
     sync: SyncConfig = SyncConfig()
     """Weight sync."""
+
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What is kept of the model."""
 
     supervision: SupervisionConfig = SupervisionConfig()
     """When to give up."""

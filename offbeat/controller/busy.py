@@ -5,7 +5,8 @@ own word. So the time of an open call splits into compute and calls, and the tim
 had groups out into compute and episodes: environment, reward, transport.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 
 from offbeat.controller.fleet import Engine, Health
 from offbeat.telemetry.time_accounting import (
@@ -49,6 +50,12 @@ class Busy:
     def computed(self, compute_s: float) -> None:
         """The trainer says how long it computed in a step."""
         self._trainer_compute_s += compute_s
+
+    @contextmanager
+    def saving(self) -> Generator[None, None, None]:
+        """The trainer writes a checkpoint while the block runs."""
+        with self._trainer.spending(TrainerTime.CHECKPOINT):
+            yield
 
     def trainer_seconds(self) -> dict[str, float]:
         seconds = self._trainer.seconds()

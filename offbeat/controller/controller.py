@@ -162,6 +162,20 @@ class Controller:
         state.serving_since = asyncio.get_running_loop().time()
         state.enter(Phase.RUNNING)
         await self._train_pump.run()
+        await self._save_model()
+
+    async def _save_model(self) -> None:
+        """Keep the trained model; a run without an applied step has none."""
+        version, checkpoint = self.state.ledger.trainer_version, self._config.checkpoint
+        if not (checkpoint.final and version):
+            return
+        with self.state.busy.saving():
+            await self.state.call(
+                f"checkpoint of step {version}",
+                on="the trainer",
+                deadline_s=checkpoint.deadline_s,
+                reply=self._ports.trainer.save(self.state.fence, version),
+            )
 
     async def _watchdog(self) -> NoReturn:
         state, limit = self.state, self._config.supervision.stall_timeout_s

@@ -176,6 +176,7 @@ class FakeTrainer:
     behaviour: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     chunks: list[int] = field(default_factory=list[int])  # tokens of each
     prepared: int = 0
+    saved: list[int] = field(default_factory=list[int])
     hang: bool = False
     closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one call at a time, in order
@@ -239,8 +240,9 @@ class FakeTrainer:
         assert version == len(self.steps)
         return WeightRelease(version, self._digest(), None, (), 10)
 
-    async def save(self, fence: Fence, directory: str) -> None:
-        raise AssertionError("no test saves")
+    async def save(self, fence: Fence, step: int) -> None:
+        assert step == len(self.steps)
+        self.saved.append(step)
 
     async def close(self) -> None:
         self.closed = True

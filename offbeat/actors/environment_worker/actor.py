@@ -11,6 +11,7 @@ import ray
 from offbeat.actors.call import RemoteBug, first_line, reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange, Outbox
 from offbeat.actors.environment_worker.group import run_group
+from offbeat.actors.environment_worker.rollout_log import RolloutLog
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.actors.handles import Handle
@@ -36,6 +37,7 @@ class EnvironmentSpec:
     config: RunConfig
     model_path: str
     working_dir: str  # user reward code is imported from here
+    run_dir: str
     engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
 
 
@@ -67,6 +69,7 @@ class EnvironmentActor:
         self._environment = make_environment(
             spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
         )
+        self._log = RolloutLog(Path(spec.run_dir) / "rollouts", spec.name)
         self._started: asyncio.Task[None] | None = None
 
     @ray.method(num_returns=2)
@@ -95,7 +98,7 @@ class EnvironmentActor:
         config = self._spec.config
         try:
             await self._start_once()
-            return await run_group(
+            receipt, columns = await run_group(
                 task,
                 self._environment,
                 self._engines[task.engine].call,
@@ -107,9 +110,12 @@ class EnvironmentActor:
             raise
         except Exception as error:  # classified where it happened, before it crosses
             raise classified(error, task) from error
+        self._log.add(task, receipt, columns)
+        return receipt, columns
 
     async def close(self) -> None:
         self._groups.cancel_all()
+        await self._log.close()
         await self._environment.close()
 
     async def _start_once(self) -> None:

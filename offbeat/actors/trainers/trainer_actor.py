@@ -63,6 +63,7 @@ class TrainerActor:
     def __init__(self, spec: TrainerSpec, step: SplitStep, source: WeightSource) -> None:
         prepare()
         self._rank, self._split, self._source = spec.rank, step, source
+        self._checkpoints = Path(spec.run_dir) / "checkpoints"
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = TrainedLog(Path(spec.run_dir) / "logs" / f"trained-rank{spec.rank}.jsonl")
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
@@ -149,10 +150,10 @@ class TrainerActor:
         self._guard.check(fence)
         self._split.abort_train_step(key)
 
-    def save(self, fence: Fence, directory: str) -> None:
-        """A Hugging Face directory that transformers and vLLM load."""
+    def save(self, fence: Fence, step: int) -> None:
+        """A Hugging Face directory that transformers and vLLM load, in the run's checkpoints."""
         self._guard.check(fence)
-        self._split.save(directory)
+        self._split.save(self._checkpoints / f"step_{step}")
 
     def close(self) -> None:
         self._log.close()

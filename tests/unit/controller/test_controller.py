@@ -499,3 +499,10 @@ def test_the_fold_of_the_journal_is_the_ledger() -> None:
     again = type(ledger).fold(world.journal.events)  # type: ignore[arg-type]
     assert again.counts() == ledger.counts()
     assert again.totals == ledger.totals and again.versions == ledger.versions
+
+
+def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
+    kept, unkept = World(), World({"checkpoint": {"final": False}})
+    kept.run()
+    unkept.run()
+    assert (kept.trainer.saved, unkept.trainer.saved) == ([10], [])
