@@ -7,7 +7,7 @@ shared wherever a column of a single group can be used as it is.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -65,8 +65,7 @@ def from_tensordict(batch: TensorDict) -> Columns:
     if any(not torch.equal(prompt, prompts[0]) for prompt in prompts[1:]):
         raise SchemaError(PROMPT_IDS, "different prompts", "one prompt, shared by all samples")
     columns: dict[str, NDArray[np.generic]] = {PROMPT_IDS: prompts[0].numpy()}
-    items: Iterable[tuple[str, Any]] = batch.items()
-    for name, values in items:
+    for name, values in cast("Iterable[tuple[str, Any]]", batch.items()):
         if name == PROMPT_IDS:
             continue
         if values.is_nested:
