@@ -24,6 +24,8 @@ def run(arguments: argparse.Namespace, run_dir: Path) -> None:
         f"model.path={arguments.model.resolve()}",
         f"generator.sampling.max_new_tokens={arguments.max_new_tokens}",
         f"trainer.optimizer.learning_rate={arguments.lr}",
+        "trainer.optimizer.schedule=constant",  # as the peer's
+        "algorithm.loss.clip_high=0.2",
         "wandb.mode=disabled",
         *("--run-dir", str(run_dir)),
     ]

@@ -77,7 +77,6 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     )
     return HostedRun(
         controller,
-        config,
         run_id=spec.run_id,
         run_dir=run_dir,
         journal=journal,

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import msgspec
 import ray
@@ -147,7 +147,7 @@ def _show(controller: Handle, display: ProgressDisplay) -> None:
         display.update(msgspec.json.decode(status, type=Status))
 
 
-def _unfinished(spec: RunSpec, outcome: str, error: str) -> Summary:
+def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str) -> Summary:
     """The summary of a run whose controller cannot tell: what it wrote wins over what we know."""
     path = spec.run_dir / SUMMARY
     if path.exists():
@@ -155,7 +155,7 @@ def _unfinished(spec: RunSpec, outcome: str, error: str) -> Summary:
     summary = Summary(
         run_id=spec.run_id,
         name=spec.config.name,
-        outcome=outcome,  # type: ignore[arg-type]  # one of its literals
+        outcome=outcome,
         error=error,
         steps=0,
         trainer_version=0,

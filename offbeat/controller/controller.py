@@ -92,13 +92,18 @@ class Controller:
         self._cause: BaseException | None = None
         self._abort: RunAborted | None = None
 
-    async def run(self) -> None:
+    async def run(self, on_ended: Callable[[BaseException | None], None] = lambda _: None) -> None:
         """Train to the end. Every way out of here has closed the actors.
+
+        Args:
+            on_ended: Called once the outcome is known, with what will be raised, before actors are
+                closed: that may take long, and the outcome should be on disk by then.
 
         Raises:
             RunFailed: A pump raised, or ``abort`` was called.
         """
         self.state.moved()
+        raised: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as pumps:
                 helpers = [
@@ -111,12 +116,15 @@ class Controller:
                     helper.cancel()
             self.state.enter(Phase.FINISHED)
         except BaseExceptionGroup as group:
-            raise self._ended(group) from group
-        except asyncio.CancelledError:
+            raised = self._ended(group)
+            raise raised from group
+        except asyncio.CancelledError as cancelled:
+            raised = cancelled
             self.state.enter(Phase.ABORTED)
             raise
         finally:
             self.progress.ended()
+            on_ended(raised)
             await self._close()
 
     @property

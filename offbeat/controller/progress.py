@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Literal
 
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
@@ -83,14 +84,20 @@ class Progress:
             waiting_for=state.awaits.oldest(),
         )
 
-    def summary(self, run_id: str, outcome: str, error: str | None, digest: str | None) -> Summary:
+    def summary(
+        self,
+        run_id: str,
+        outcome: Literal["finished", "aborted", "failed"],
+        error: str | None,
+        digest: str | None,
+    ) -> Summary:
         """What there is to say at the end, whatever the end is."""
         state, ledger = self._state, self._state.ledger
         trainer, engines = self._state.busy.shares()
         return Summary(
             run_id=run_id,
             name=state.config.name,
-            outcome=outcome,  # type: ignore[arg-type]  # one of its literals
+            outcome=outcome,
             error=error,
             steps=ledger.trainer_version,
             trainer_version=ledger.trainer_version,

@@ -506,3 +506,18 @@ def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
     kept.run()
     unkept.run()
     assert (kept.trainer.saved, unkept.trainer.saved) == ([10], [])
+
+
+def test_the_outcome_is_told_before_actors_are_closed() -> None:
+    world = World()
+    world.trainer.lose_at_step = 2
+    told = list[tuple[type[BaseException], bool]]()
+
+    async def main() -> None:
+        controller = world.controller()
+        with pytest.raises(RunFailed):
+            await controller.run(lambda raised: told.append((type(raised), world.trainer.closed)))
+
+    run(main())
+    assert told == [(RunFailed, False)]
+    assert world.trainer.closed
