@@ -1,7 +1,8 @@
 """Awaiting a remote call: cancel reaches the actor, and its errors come back classified."""
 
 import asyncio
-from typing import TypeVar
+import re
+from typing import Final, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -15,7 +16,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from offbeat.messages.failures import ActorLost, OffbeatError
+from offbeat.messages.failures import ActorLost, OffbeatError, StartFailed
 
 _LOST = (
     RayActorError,
@@ -28,6 +29,7 @@ _LOST = (
 
 
 T = TypeVar("T")
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Refused|Model|Failed)\b.*:")
 
 
 class RemoteBug(OffbeatError):
@@ -48,6 +50,7 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
 
     Raises:
         ActorLost: The process is gone or cannot be reached.
+        StartFailed: Its constructor raised.
         OffbeatError: Whatever typed failure the actor raised, as its own class.
         RemoteBug: Anything else.
     """
@@ -57,6 +60,8 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
         ray.cancel(ref)
         raise
     except _LOST as error:
+        if isinstance(error, RayActorError) and error.actor_init_failed:
+            raise StartFailed(actor, raised_line(error)) from None
         raise ActorLost(actor, during, first_line(error)) from None
     except RayTaskError as error:
         raise cause_of(error, actor, during) from None
@@ -74,6 +79,13 @@ def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
     lines = str(error).strip().splitlines()
     where = next((line.strip() for line in reversed(lines) if line.startswith("  File")), "")
     return RemoteBug(actor, during, type(cause).__name__, f"{first_line(cause)} {where}".strip())
+
+
+def raised_line(error: BaseException) -> str:
+    """The last line of a traceback that names an exception: what was raised, in one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    named = [line for line in lines if _EXCEPTION.match(line)]
+    return named[-1] if named else first_line(error)
 
 
 def first_line(error: BaseException) -> str:

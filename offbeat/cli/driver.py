@@ -3,6 +3,7 @@
 It is the one place that picks an exit code.
 """
 
+import os
 import secrets
 import signal
 import time
@@ -19,6 +20,8 @@ from rich.console import Console
 
 from offbeat.actors.call import first_line
 from offbeat.actors.handles import Handle
+from offbeat.cli.check import find
+from offbeat.cli.checks.finding import Level
 from offbeat.cli.cluster import (
     NoRoom,
     check_room,
@@ -32,6 +35,7 @@ from offbeat.cli.dry import dry
 from offbeat.cli.hosted import SUMMARY
 from offbeat.cli.run_directory import RunDirUnusable, make_run_dir
 from offbeat.config.loader import LoadedRecipe
+from offbeat.config.run import RunConfig
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.report import render_summary
@@ -78,6 +82,8 @@ def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
     """Run it to its end; the exit code."""
     console, errors = Console(), Console(stderr=True)
     config = dry(loaded.config) if dry_run else loaded.config
+    if not dry_run and _cannot_work(config, run_dir, errors):
+        return BAD_CONFIG
     try:
         directory = make_run_dir(config, run_dir)
     except RunDirUnusable as error:
@@ -102,6 +108,19 @@ def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
     if signals.received is not None:
         return _EXIT_OF_SIGNAL[signals.received]
     return FINISHED if summary.outcome == "finished" else FAILED
+
+
+def _cannot_work(config: RunConfig, run_dir: Path | None, errors: Console) -> bool:
+    """What ``offbeat check`` calls an error here, told before anything is started.
+
+    A run that joins a cluster is not judged by this machine.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return False
+    found = [each for each in find(config, run_dir) if each.level is Level.ERROR]
+    for finding in found:
+        errors.print(str(finding), style="red", markup=False, highlight=False, soft_wrap=True)
+    return bool(found)
 
 
 def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:

@@ -49,6 +49,17 @@ class ActorLost(OffbeatError):
         return f"{self.actor} was lost during {self.during}: {self.detail}"
 
 
+class StartFailed(OffbeatError):
+    """A process could not be set up; another start would fail the same way."""
+
+    def __init__(self, actor: str, detail: str) -> None:
+        super().__init__(actor, detail)
+        self.actor, self.detail = actor, detail
+
+    def __str__(self) -> str:
+        return f"{self.actor} cannot start: {self.detail}"
+
+
 class DeadlineExceeded(OffbeatError):
     """A named remote call took longer than it may."""
 
