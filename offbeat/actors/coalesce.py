@@ -9,14 +9,15 @@ and so do the answers that are there when it returns.
                    <-- answers, as soon as one is there --
 
 One exchange is always open while answers are owed. A newer one takes over from it: the older
-returns at once with what there is.
+returns at once with what there is. So an exchange that was alone and brings nothing says that
+nothing is owed: a callee which lost its memory with its process is found out.
 """
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -41,13 +42,14 @@ Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence
 class Coalescer(Generic[Q, A]):
     """The calling end, for one callee.
 
-    A cancelled ``call`` cancels its work in the callee. When an exchange fails because the callee
-    is lost, every open call raises that; later calls try again.
+    A cancelled ``call`` cancels its work in the callee. When an exchange fails, for whatever
+    reason, every call that was open when it began raises that: its answers may have been in it.
+    Later calls try again.
     """
 
     def __init__(self, exchange: Exchange[Q, A]) -> None:
         self._exchange = exchange
-        self._ids = itertools.count()
+        self._next_id = 0
         self._open: dict[int, asyncio.Future[A]] = {}
         self._asked = list[tuple[int, Q]]()
         self._cancelled = list[int]()
@@ -56,15 +58,20 @@ class Coalescer(Generic[Q, A]):
         self._flush_is_due = False
 
     async def call(self, question: Q) -> A:
-        """The answer, or the failure, of one question."""
-        id_ = next(self._ids)
+        """The answer, or the failure, of one question.
+
+        Raises:
+            ActorLost: Also when the callee is there, but knows nothing of the question any more.
+            Exception: The failure of the work, or of an exchange.
+        """
+        id_, self._next_id = self._next_id, self._next_id + 1
         answer = self._open[id_] = asyncio.get_running_loop().create_future()
         self._asked.append((id_, question))
         self._flush_soon()
         try:
             return await answer
         except asyncio.CancelledError:
-            self._cancelled.append(id_)
+            self._cancelled.append(id_)  # it was sent: the flush was due before this could run
             self._flush_soon()
             raise
         finally:
@@ -85,34 +92,46 @@ class Coalescer(Generic[Q, A]):
         self._flush_is_due = False
         asked, self._asked = self._asked, []
         cancelled, self._cancelled = self._cancelled, []
-        if asked or cancelled or self._open:
-            task = asyncio.ensure_future(self._carry(asked, cancelled))
+        if asked or cancelled or self._owed(self._next_id):
+            task = asyncio.ensure_future(self._carry(asked, cancelled, self._next_id))
             self._exchanges.add(task)
             task.add_done_callback(self._exchanges.discard)
             self._newest = task
 
-    async def _carry(self, asked: list[tuple[int, Q]], cancelled: list[int]) -> None:
+    async def _carry(self, asked: list[tuple[int, Q]], cancelled: list[int], before: int) -> None:
+        """One exchange; ids from ``before`` on are no business of it."""
         try:
             answers = await self._exchange(asked, cancelled)
-        except OffbeatError as failure:
-            lost = self._open if isinstance(failure, ActorLost) else [id_ for id_, _ in asked]
-            answers = [Answer(id_, None, failure) for id_ in lost]
+        except Exception as failure:  # noqa: BLE001 - not handled here: the calls raise it
+            self._fail(before, failure)
+            return
         for answer in answers:
             self._deliver(answer)
-        if self._newest is asyncio.current_task() and self._owed():
+        if self._newest is not asyncio.current_task() or not self._owed(before):
+            return
+        if answers or len(self._exchanges) > 1:
             self._flush_soon()
+        else:  # nobody took over, so nothing is owed there
+            detail = "it knows nothing of this question any more"
+            self._fail(before, ActorLost("the callee", "a call", detail))
 
     def _deliver(self, answer: Answer[A]) -> None:
         waiting = self._open.get(answer.id)
         if waiting is None or waiting.done():
-            return  # cancelled meanwhile
+            return  # cancelled or failed meanwhile
         if answer.failure is not None:
             waiting.set_exception(answer.failure)
         else:
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
-    def _owed(self) -> bool:
-        return any(not answer.done() for answer in self._open.values())
+    def _fail(self, before: int, failure: Exception) -> None:
+        """Every call asked until then raises; a callee that lives hears of it in the next exchange."""
+        for id_ in self._owed(before):
+            self._open[id_].set_exception(failure)
+            self._cancelled.append(id_)
+
+    def _owed(self, before: int) -> list[int]:
+        return [id_ for id_, answer in self._open.items() if id_ < before and not answer.done()]
 
 
 @dataclass(slots=True)
@@ -123,6 +142,21 @@ class _Client(Generic[A]):
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     answers: deque[Answer[A]] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
+
+    def ended(self, id_: int, _task: asyncio.Task[None]) -> None:
+        """A task is done: it left an answer, or was cancelled."""
+        del self.tasks[id_]
+        if self.answers or not self.tasks:
+            self.wake()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def cancel_all(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        self.wake()
 
 
 class Outbox(Generic[Q, A]):
@@ -154,31 +188,35 @@ class Outbox(Generic[Q, A]):
     async def exchange(
         self, name: str, life: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
     ) -> list[Answer[A]]:
-        """Take questions; return the answers that are there, at least one unless taken over."""
+        """Take questions; return the answers that are there.
+
+        Without any, a newer exchange took over, or this caller is owed nothing.
+        """
         client = self._client(name, life)
         for id_ in cancelled:
             if task := client.tasks.get(id_):
                 task.cancel()
         for id_, question in asked:
-            client.tasks[id_] = asyncio.ensure_future(self._answer(client, id_, question))
-        if client.waiter is not None and not client.waiter.done():
-            client.waiter.set_result(None)
+            task = client.tasks[id_] = asyncio.ensure_future(self._answer(client, id_, question))
+            # Not at the end of ``_answer``: a task cancelled before its first step never gets there.
+            task.add_done_callback(partial(client.ended, id_))
+        client.wake()  # an older exchange: this one takes over
         waiter = client.waiter = asyncio.get_running_loop().create_future()
-        if not client.answers:
+        if client.tasks and not client.answers:
             await waiter
             await asyncio.sleep(0)  # what else this turn of the loop finishes comes along
         return self._taken(client)
 
     def cancel_all(self) -> None:
+        """Give up on all work. Who waits for it is told that it is lost."""
         for client in self._clients.values():
-            for task in client.tasks.values():
-                task.cancel()
+            client.cancel_all()
 
     def _client(self, name: str, life: str) -> _Client[A]:
         client = self._clients.get(name)
         if client is None or client.life != life:
-            for task in client.tasks.values() if client else ():
-                task.cancel()
+            if client is not None:
+                client.cancel_all()
             client = self._clients[name] = _Client(life)
         return client
 
@@ -187,11 +225,7 @@ class Outbox(Generic[Q, A]):
             answer = Answer(id_, await self._work(question))
         except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
             answer = Answer[A](id_, None, self._failed(error))
-        finally:
-            del client.tasks[id_]
         client.answers.append(answer)
-        if client.waiter is not None and not client.waiter.done():
-            client.waiter.set_result(None)
 
     def _taken(self, client: _Client[A]) -> list[Answer[A]]:
         taken, weight = list[Answer[A]](), 0

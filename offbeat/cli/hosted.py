@@ -66,5 +66,4 @@ class HostedRun:
             self._run_id,
             self._outcome,
             None if raised is None else str(raised),
-            self._controller.release_digest,
         ).write(self._run_dir / SUMMARY)

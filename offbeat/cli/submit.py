@@ -4,7 +4,7 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -66,30 +66,53 @@ class Client(Protocol):
 def submit_job(
     loaded: LoadedRecipe, overrides: Sequence[str], address: str, python: str | None
 ) -> int:
-    """Pack, submit and say how to follow it. Returns the exit code."""
+    """Pack, submit and say how to follow it. Returns the exit code.
+
+    0 submitted, now or before; 2 it could not be: the address, the token or the directory is wrong.
+    """
     try:
         job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
     except CannotPack as error:
         typer.echo(str(error), err=True)
         return BAD_USAGE
-    if (Path.home() / ".ray" / "auth_token").is_file():
-        os.environ.setdefault(
-            "RAY_AUTH_MODE", "token"
-        )  # a cluster with tokens refuses us otherwise
+    for name, value in _client_environment(os.environ, Path.home()).items():
+        os.environ.setdefault(name, value)
+    # Ray reads its variables when it is imported.
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     try:
-        client = JobSubmissionClient(address)
-    except ConnectionError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        send(job, JobSubmissionClient(address), address, typer.echo)
+    except AuthenticationError as error:
         typer.echo(
-            f"no Ray dashboard answers at {address}: {reason}. Start one with ray start --head, or pass "
-            "--address.",
+            f"the Ray cluster at {address} asks for a token: {_first_line(error)}. Put the "
+            "cluster's into ~/.ray/auth_token, or into RAY_AUTH_TOKEN.",
             err=True,
         )
-        return 1
-    send(job, client, address, typer.echo)
+        return BAD_USAGE
+    except (ConnectionError, RuntimeError) as error:
+        typer.echo(
+            f"no Ray dashboard took the job at {address}: {_first_line(error)}. Start one with "
+            "ray start --head, or pass --address.",
+            err=True,
+        )
+        return BAD_USAGE
     return 0
+
+
+def _client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+    """What Ray's client has to be told: it sends a token only in token mode, even if it has one.
+
+    A cluster without tokens takes no notice of one that is sent.
+    """
+    has_token = "RAY_AUTH_TOKEN" in environment or "RAY_AUTH_TOKEN_PATH" in environment
+    has_token = has_token or (home / ".ray" / "auth_token").is_file()
+    return {"RAY_AUTH_MODE": "token"} if has_token else {}
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> Job:

@@ -127,11 +127,6 @@ class Controller:
             on_ended(raised)
             await self._close()
 
-    @property
-    def release_digest(self) -> str | None:
-        """Of the weights last published."""
-        return self._sync.release.digest if self._sync.release else None
-
     def stop(self) -> None:
         """Finish the step in progress, then end normally. Call from the event loop."""
         self.state.stopping = True

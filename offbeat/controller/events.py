@@ -88,6 +88,13 @@ class StepRefused(Event, frozen=True):
     reason: str
 
 
+class Released(Event, frozen=True):
+    """The trainer published a version; generators that serve it have acked this digest."""
+
+    version: int
+    digest: str
+
+
 AnyEvent = (
     Admitted
     | Dispatched
@@ -99,4 +106,5 @@ AnyEvent = (
     | StepIntent
     | StepApplied
     | StepRefused
+    | Released
 )

@@ -12,6 +12,7 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    Released,
     Returned,
     StepApplied,
     StepIntent,
@@ -91,6 +92,7 @@ class Ledger:
         self.training: dict[int, Group] = {}  # in claim order
         self.totals = Totals()
         self.trainer_version = 0
+        self.digest: str | None = None  # of the weights last published
         self.in_flight = 0
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
@@ -184,6 +186,10 @@ class Ledger:
         """The step was not applied; its groups are dropped for ``reason``."""
         self._do(StepRefused(step, attempt, reason))
 
+    def released(self, version: int, digest: str) -> None:
+        """The trainer's weights of this version were published."""
+        self._do(Released(version, digest))
+
     def _at(self, move: str, ordinal: int, place: Place) -> Group:
         group = self.groups.get(ordinal)
         if group is None:
@@ -244,6 +250,8 @@ class Ledger:
                 self.totals.trained += len(event.ordinals)
                 self.trainer_version = event.version
                 self.shrunk = {s: n for s, n in self.shrunk.items() if s > event.step}
+            case Released():
+                self.digest = event.digest
             case StepRefused():
                 self.totals.dropped[event.reason] += self._end_step()
 

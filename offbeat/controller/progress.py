@@ -89,7 +89,6 @@ class Progress:
         run_id: str,
         outcome: Literal["finished", "aborted", "failed"],
         error: str | None,
-        digest: str | None,
     ) -> Summary:
         """What there is to say at the end, whatever the end is."""
         state, ledger = self._state, self._state.ledger
@@ -115,7 +114,7 @@ class Progress:
             trainer_waits=trainer,
             generator_waits=engines,
             restarts=state.fleet.restarts,
-            weights_digest=digest,
+            weights_digest=ledger.digest,
         )
 
     def _now(self) -> float:

@@ -117,6 +117,7 @@ class WeightSync:
             reply=self._trainer.publish_weights(state.fence, version),
         )
         self._asked = None
+        state.ledger.released(version, self.release.digest)
         state.moved()
         return self.release
 
