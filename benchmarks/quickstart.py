@@ -1,6 +1,6 @@
 """The quickstart for several seeds, judged by what it wrote.
 
-    python benchmarks/quickstart.py --seeds 0 1 2 [--json FILE] [KEY=VALUE ...]
+    python benchmarks/quickstart.py --seeds 0,1,2 [--json FILE] [KEY=VALUE ...]
 
 ``command_s`` is the whole command, Ray and model loading included; ``first_step_s`` counts from the
 start of the command to the end of the first optimizer step. Rewards are means over the first and
@@ -51,13 +51,13 @@ def main() -> None:
     """Run every seed in turn and print a table."""
     parser = argparse.ArgumentParser(description="The quickstart for several seeds.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         rows = [
             run(seed, arguments.overrides, Path(scratch) / f"seed-{seed}")
-            for seed in arguments.seeds
+            for seed in map(int, arguments.seeds.split(","))
         ]
     print(" ".join(f"{name:>14}" for name in rows[0]))
     for row in rows:
