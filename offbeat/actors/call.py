@@ -29,6 +29,8 @@ _LOST = (
 
 
 T = TypeVar("T")
+_PID: Final = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
+_EXIT: Final = re.compile(r"Worker exit type: (\w+) Worker exit detail: ([^.\n]+)")
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Refused|Model|Failed)\b.*:")
 
 
@@ -60,9 +62,7 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
         ray.cancel(ref)
         raise
     except _LOST as error:
-        if isinstance(error, RayActorError) and error.actor_init_failed:
-            raise StartFailed(actor, raised_line(error)) from None
-        raise ActorLost(actor, during, first_line(error)) from None
+        raise lost(error, actor, during) from None
     except RayTaskError as error:
         raise cause_of(error, actor, during) from None
     except RayError as error:
@@ -75,10 +75,27 @@ def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
     if isinstance(cause, OffbeatError):
         return cause
     if isinstance(cause, _LOST):
-        return ActorLost(actor, during, first_line(cause))
+        return lost(cause, actor, during)
     lines = str(error).strip().splitlines()
     where = next((line.strip() for line in reversed(lines) if line.startswith("  File")), "")
     return RemoteBug(actor, during, type(cause).__name__, f"{first_line(cause)} {where}".strip())
+
+
+def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
+    """The failure of a process that is gone, or that never came up because it raised."""
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        return StartFailed(actor, raised_line(error))
+    return ActorLost(actor, during, _cause_of_death(error))
+
+
+def _cause_of_death(error: BaseException) -> str:
+    """Why a process is gone, in one line: Ray says it far behind its first."""
+    text = str(error)
+    if not (ended := _EXIT.search(text)):
+        return first_line(error)
+    pid = _PID.search(text)
+    who = f"its process {pid.group(1)}" if pid else "its process"
+    return f"{who} was killed or crashed ({ended.group(1)}: {ended.group(2)})"
 
 
 def raised_line(error: BaseException) -> str:

@@ -93,13 +93,20 @@ class Coalescer(Generic[Q, A]):
         asked, self._asked = self._asked, []
         cancelled, self._cancelled = self._cancelled, []
         if asked or cancelled or self._owed(self._next_id):
-            task = asyncio.ensure_future(self._carry(asked, cancelled, self._next_id))
+            alone = all(exchange.done() for exchange in self._exchanges)
+            task = asyncio.ensure_future(self._carry(asked, cancelled, self._next_id, alone=alone))
             self._exchanges.add(task)
             task.add_done_callback(self._exchanges.discard)
             self._newest = task
 
-    async def _carry(self, asked: list[tuple[int, Q]], cancelled: list[int], before: int) -> None:
-        """One exchange; ids from ``before`` on are no business of it."""
+    async def _carry(
+        self, asked: list[tuple[int, Q]], cancelled: list[int], before: int, *, alone: bool
+    ) -> None:
+        """One exchange; ids from ``before`` on are no business of it.
+
+        ``alone``: no other was on its way when it began. Exchanges may overtake each other, so only
+        one that was alone all the time knows that nobody took over from it.
+        """
         try:
             answers = await self._exchange(asked, cancelled)
         except Exception as failure:  # noqa: BLE001 - not handled here: the calls raise it
@@ -109,9 +116,9 @@ class Coalescer(Generic[Q, A]):
             self._deliver(answer)
         if self._newest is not asyncio.current_task() or not self._owed(before):
             return
-        if answers or len(self._exchanges) > 1:
+        if answers or not alone:
             self._flush_soon()
-        else:  # nobody took over, so nothing is owed there
+        else:  # nothing is owed there
             detail = "it knows nothing of this question any more"
             self._fail(before, ActorLost("the callee", "a call", detail))
 

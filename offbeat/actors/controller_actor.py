@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from offbeat.actors.process import prepare
-
 
 class Hosted(Protocol):
     """A run as its host sees it."""
@@ -27,7 +25,6 @@ class ControllerActor:
     """
 
     def __init__(self, build: Callable[[], Hosted]) -> None:
-        prepare()
         self._build = build
         self._hosted: Hosted | None = None
         self._abort_reason: str | None = None

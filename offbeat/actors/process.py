@@ -1,12 +1,20 @@
 """What every actor process sets up before it works."""
 
+import atexit
 import faulthandler
 import os
 import signal
+from pathlib import Path
+
+from offbeat.telemetry.logs import configure_logging
 
 
-def prepare() -> None:
-    """Have SIGUSR1 dump the stacks of all threads. Ray keeps Ctrl-C away from its workers."""
+def prepare(name: str, run_dir: str) -> None:
+    """Log into the run directory, and have SIGUSR1 dump the stacks of all threads.
+
+    Ray keeps Ctrl-C away from its workers.
+    """
+    atexit.register(configure_logging(name, Path(run_dir) / "logs").close)
     faulthandler.register(signal.SIGUSR1)
 
 

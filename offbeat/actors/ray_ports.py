@@ -4,6 +4,7 @@ Payload handles go as top-level arguments, so that Ray resolves them: what is sm
 the call, what is large is read from shared memory.
 """
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
@@ -64,9 +65,14 @@ class RayRollouts:
     async def close(self) -> None:
         for calls in self._calls:
             calls.close()
-        for index, worker in enumerate(self._workers):
-            with contextlib.suppress(ActorLost):
-                await reply_of(worker.close.remote(), f"environment-{index}", "close")
+        async with asyncio.TaskGroup() as closing:
+            for index, worker in enumerate(self._workers):
+                closing.create_task(self._close_one(index, worker))
+
+    @staticmethod
+    async def _close_one(index: int, worker: Handle) -> None:
+        with contextlib.suppress(ActorLost):
+            await reply_of(worker.close.remote(), f"environment-{index}", "close")
 
     def _exchange_with(
         self, index: int, worker: Handle

@@ -77,7 +77,13 @@ def make_actors(spec: RunSpec) -> Actors:
     for index in range(config.generator.engines):
         name = f"generator-{index}"
         engine = EngineSpec(
-            name, model_path, config.model, config.generator, config.stub, config.seed + index
+            name=name,
+            model_path=model_path,
+            model=config.model,
+            generator=config.generator,
+            stub=config.stub,
+            seed=config.seed + index,
+            run_dir=str(spec.run_dir),
         )
         engines[name] = engine_cls.options(
             name=_global_name(spec, name),

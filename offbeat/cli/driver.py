@@ -15,15 +15,14 @@ from typing import Final, Literal, cast
 
 import msgspec
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from rich.console import Console
 
-from offbeat.actors.call import first_line
+from offbeat.actors.call import cause_of, first_line, lost
 from offbeat.actors.handles import Handle
 from offbeat.cli.check import find
 from offbeat.cli.checks.finding import Level
 from offbeat.cli.cluster import (
-    NoRoom,
     check_room,
     make_actors,
     make_controller,
@@ -36,6 +35,9 @@ from offbeat.cli.hosted import SUMMARY
 from offbeat.cli.run_directory import RunDirUnusable, make_run_dir
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
+from offbeat.controller.journal import read_journal
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import OffbeatError
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.report import render_summary
@@ -75,7 +77,7 @@ class Signals:
         again = self.received is not None
         self.received = self.received or signal.Signals(number)
         if again or not self.watched:
-            raise Interrupted
+            raise Interrupted(self.received.name)
 
 
 def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
@@ -96,9 +98,9 @@ def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
     try:
         with signals.installed():
             summary = _run(spec, console, signals)
-    except Interrupted:
-        summary = _unfinished(spec, "aborted", f"{signals.received} before an orderly end")
-    except (NoRoom, RayError, RuntimeError, ConnectionError) as error:
+    except Interrupted as interrupted:
+        summary = _unfinished(spec, "aborted", f"{interrupted} before an orderly end")
+    except (OffbeatError, RayError, RuntimeError, ConnectionError) as error:
         summary = _unfinished(spec, "failed", f"{type(error).__name__}: {first_line(error)}")
     console.print(render_summary(summary, _written(directory)))
     if summary.outcome == "failed":
@@ -154,7 +156,12 @@ def _watch(
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
         _show(controller, display)
-    return Summary.from_json(cast("bytes", ray.get(ended)))
+    try:
+        return Summary.from_json(cast("bytes", ray.get(ended)))
+    except RayTaskError as error:
+        raise cause_of(error, "controller", "the run") from None
+    except RayActorError as error:
+        raise lost(error, "controller", "the run") from None
 
 
 def _show(controller: Handle, display: ProgressDisplay) -> None:
@@ -171,18 +178,25 @@ def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str
     path = spec.run_dir / SUMMARY
     if path.exists():
         return Summary.from_json(path.read_bytes())
+    ledger = _journalled(spec.run_dir)
     summary = Summary(
         run_id=spec.run_id,
         name=spec.config.name,
         outcome=outcome,
         error=error,
-        steps=0,
-        trainer_version=0,
-        groups=Groups(),
+        steps=ledger.trainer_version,
+        trainer_version=ledger.trainer_version,
+        groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
         wall_s=0.0,
     )
     summary.write(path)
     return summary
+
+
+def _journalled(run_dir: Path) -> Ledger:
+    """Where every group was when the journal was last written."""
+    journal = run_dir / "journal"
+    return Ledger.fold(read_journal(journal)) if journal.exists() else Ledger()
 
 
 def _written(directory: Path) -> dict[str, Path]:
@@ -191,6 +205,7 @@ def _written(directory: Path) -> dict[str, Path]:
         "config": "config.yaml",
         "metrics": "metrics.jsonl",
         "summary": SUMMARY,
+        "wandb": "wandb",
         "journal": "journal",
         "rollouts": "rollouts",
         "model": "checkpoints",

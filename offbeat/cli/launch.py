@@ -13,18 +13,17 @@ ENVIRONMENT: Final = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray's name for "a private cluster binds to loopback only", on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # The raylet's news of dead workers, which Ray prints into our terminal: we name them ourselves.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
 """Set for this process and its actors before anything reads them; what is set already stays."""
 
 
-def launch(
-    loaded: LoadedRecipe, *, run_dir: Path | None, resume: Path | None, dry_run: bool
-) -> int:
+def launch(loaded: LoadedRecipe, *, run_dir: Path | None, dry_run: bool) -> int:
     """Run it; the exit code.
 
     0 finished, 1 failed, 2 bad configuration, 130 interrupted, 143 terminated.
     """
-    del resume  # refused by the command line in this version
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Ray reads its variables when it is imported.

@@ -72,7 +72,7 @@ def train(
     """Train: one run on real actors."""
     if resume is not None:
         typer.echo(
-            f"--resume {resume}: this version cannot resume a run, because it keeps no journal yet. "
+            f"--resume {resume}: this version writes a journal but cannot resume from it yet. "
             "Leave --resume out to start a new run.",
             err=True,
         )
@@ -97,7 +97,7 @@ def _launch(
 
     from offbeat.cli.launch import launch
 
-    raise SystemExit(launch(loaded, run_dir=run_dir, resume=None, dry_run=dry_run))
+    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run))
 
 
 @app.command()

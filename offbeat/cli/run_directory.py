@@ -31,7 +31,7 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
     Raises:
         RunDirUnusable: It holds a run already, or cannot be written.
     """
-    wanted = Path(str(asked or config.run_dir).format(name=config.name)).absolute()
+    wanted = Path(str(asked or config.run_dir).replace("{name}", config.name)).absolute()
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([wanted], () if asked else numbered)
     for candidate in candidates:

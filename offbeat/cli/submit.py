@@ -75,7 +75,7 @@ def submit_job(
     except CannotPack as error:
         typer.echo(str(error), err=True)
         return BAD_USAGE
-    for name, value in _client_environment(os.environ, Path.home()).items():
+    for name, value in client_environment(os.environ, Path.home()).items():
         os.environ.setdefault(name, value)
     # Ray reads its variables when it is imported.
     from ray.exceptions import AuthenticationError
@@ -100,7 +100,7 @@ def submit_job(
     return 0
 
 
-def _client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """What Ray's client has to be told: it sends a token only in token mode, even if it has one.
 
     A cluster without tokens takes no notice of one that is sent.

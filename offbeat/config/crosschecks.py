@@ -48,6 +48,24 @@ def _staleness_covers_the_sync_interval(config: RunConfig) -> Iterator[Clash]:
         )
 
 
+def _stubs_come_together(config: RunConfig) -> Iterator[Clash]:
+    chosen = {
+        "generator.backend": config.generator.backend,
+        "trainer.backend": config.trainer.backend,
+        "environment.name": config.environment.name,
+    }
+    stubs = [key for key, value in chosen.items() if value == "stub"]
+    real = [key for key, value in chosen.items() if value != "stub"]
+    if stubs and real:
+        yield Clash(
+            (stubs[0], *stubs[1:], *real),
+            f"{' and '.join(f'{key}=stub' for key in stubs)} cannot work with "
+            f"{' and '.join(f'{key}={chosen[key]}' for key in real)}: stubs make up tokens and "
+            "weights that nothing real can use",
+            "Set all three to stub, or none; offbeat dry-run does it for any recipe.",
+        )
+
+
 def _lookahead_is_within_staleness(config: RunConfig) -> Iterator[Clash]:
     sampler = config.sampler
     if not isinstance(sampler, InOrderConfig) or sampler.max_lookahead is None:
@@ -308,4 +326,9 @@ _ALWAYS = (
     _user_code_is_named,
     _prompts_have_one_source,
 )
-_REAL_RUNS = (_backends_are_built, _torch_trains_on_one_rank, _devices_and_gpus_agree)
+_REAL_RUNS = (
+    _stubs_come_together,
+    _backends_are_built,
+    _torch_trains_on_one_rank,
+    _devices_and_gpus_agree,
+)

@@ -108,6 +108,9 @@ class RolloutConfig(Config):
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
     """replace: draw a fresh prompt so that the batch stays whole; shrink: train the smaller batch."""
 
+    log: bool = True
+    """Keep every finished group in ``rollouts/*.parquet``."""
+
     backoff_s: Annotated[float, Field(gt=0)] = 0.25
     """First wait after an infrastructure failure; doubles each time, with jitter."""
 

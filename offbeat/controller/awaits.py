@@ -70,6 +70,10 @@ class Awaits:
         first = next(iter(self._open), None)
         return "" if first is None else f"{first.who}: {first.on}"
 
+    def waits_of(self, who: str) -> str:
+        """What one pump waits for; empty when it waits for nothing."""
+        return next((f"{who}: {entry.on}" for entry in self._open if entry.who == who), "")
+
     def describe(self, now: float) -> str:
         """The wait-for list, for a person."""
         entries = list(self._open)

@@ -124,11 +124,16 @@ class Controller:
             raise
         finally:
             self.progress.ended()
-            on_ended(raised)
-            await self._close()
+            try:
+                on_ended(raised)
+            finally:
+                await self._close()
 
     def stop(self) -> None:
-        """Finish the step in progress, then end normally. Call from the event loop."""
+        """End normally after the step in progress, with the groups it has claimed so far.
+
+        Call from the event loop.
+        """
         self.state.stopping = True
         self.state.moved()
 

@@ -17,7 +17,7 @@ from offbeat.controller.fleet import Health
 from offbeat.controller.ports import Generator
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
-from offbeat.messages.failures import ActorLost, DeadlineExceeded
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, EngineUnavailable
 
 log = structlog.stdlib.get_logger()
 PROBE_INTERVAL_S: Final = 2.0
@@ -36,17 +36,27 @@ class EnginePump:
 
     async def run(self) -> NoReturn:
         while True:
-            await self.join()
-            if await self._catch_up():
+            if await self._join() and await self._catch_up():
                 await self._until_lost()
             await self._restart()
 
-    async def join(self) -> None:
-        """Return once the engine has answered; it is STALE then.
+    async def _join(self) -> bool:
+        """True once the engine has answered; it is STALE then. False: replace it.
 
         Raises:
-            DeadlineExceeded: It did not within ``generator.start_deadline_s``.
+            DeadlineExceeded: It did not within ``generator.start_deadline_s``, and no other engine
+                serves.
         """
+        try:
+            await self._start()
+        except DeadlineExceeded as late:
+            if not self._state.fleet.serving:
+                raise
+            log.warning("engine.start_late", engine=self._name, error=str(late))
+            return False
+        return True
+
+    async def _start(self) -> None:
         deadline_s = self._state.config.generator.start_deadline_s
         await self._state.call(
             f"start of {self._name}",
@@ -59,7 +69,7 @@ class EnginePump:
         while True:
             try:
                 state = await self._generator.state(self._state.fence)
-            except ActorLost:
+            except (ActorLost, EngineUnavailable):
                 await asyncio.sleep(_RETRY_S)
             else:
                 self._state.fleet.heard(state)
@@ -111,7 +121,7 @@ class EnginePump:
                 reply=self._generator.state(state.fence),
                 background=True,
             )
-        except (ActorLost, DeadlineExceeded) as failure:
+        except (ActorLost, DeadlineExceeded, EngineUnavailable) as failure:
             self._gone = isinstance(failure, ActorLost)
             log.warning("engine.lost", engine=self._name, error=str(failure))
             return False

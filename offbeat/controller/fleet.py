@@ -32,7 +32,7 @@ class Engine:
     reported_busy_s: float = 0.0  # of this incarnation alone
     reported_tokens: int = 0
 
-    def account(self, state: EngineState) -> None:
+    def account(self, state: EngineState | WeightsAck) -> None:
         """Add what this incarnation has done since it last reported."""
         self.busy_s += state.busy_s - self.reported_busy_s
         self.tokens += state.tokens - self.reported_tokens
@@ -108,6 +108,7 @@ class Fleet:
         ):
             return False
         engine.version, engine.health = ack.version, Health.HEALTHY
+        engine.account(ack)
         self._reconsider()
         return True
 

@@ -33,10 +33,11 @@ class FileJournal:
         """Hand what is pending to the operating system."""
         if not self._pending:
             return
-        view = memoryview(b"\n".join(self._pending) + b"\n")
+        pending = b"\n".join(self._pending) + b"\n"
+        written = 0
+        while written < len(pending):
+            written += os.write(self._file, memoryview(pending)[written:])
         self._pending.clear()
-        while view:
-            view = view[os.write(self._file, view) :]
 
     def close(self) -> None:
         self.flush()

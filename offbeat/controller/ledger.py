@@ -168,7 +168,7 @@ class Ledger:
 
     def drop(self, ordinal: int, reason: str, *, shrink: bool) -> None:
         """Give a prompt up, from wherever it is. With ``shrink`` its step goes without it."""
-        group = self.groups[ordinal]
+        group = self._known("drop", ordinal)
         step = group.stamp if group.stamp != NEVER else self.trainer_version + 1
         self._do(Dropped(ordinal, reason, step if shrink else 0))
 
@@ -191,11 +191,15 @@ class Ledger:
         self._do(Released(version, digest))
 
     def _at(self, move: str, ordinal: int, place: Place) -> Group:
+        group = self._known(move, ordinal)
+        if group.place is not place:
+            raise IllegalMove(move, ordinal, group.place, group.attempt)
+        return group
+
+    def _known(self, move: str, ordinal: int) -> Group:
         group = self.groups.get(ordinal)
         if group is None:
             raise IllegalMove(move, ordinal, "trained, dropped or never drawn", 0)
-        if group.place is not place:
-            raise IllegalMove(move, ordinal, group.place, group.attempt)
         return group
 
     def _do(self, event: AnyEvent) -> None:

@@ -27,7 +27,6 @@ class StepMeasures:
         self.receipts = list[Receipt]()
         self.advantages = list[tuple[float, ...]]()
         self.staleness = Counter[int]()  # samples by versions behind, oldest token
-        self.version_before = -1
 
     @contextmanager
     def timed(self, what: str) -> Generator[None, None, None]:
@@ -46,7 +45,6 @@ class StepMeasures:
         trainer_version: int,
     ) -> None:
         """A chunk is about to be trained."""
-        self.version_before = trainer_version
         self.receipts += receipts
         self.advantages += advantages
         for receipt in receipts:

@@ -1,14 +1,17 @@
 """How the run goes, for people: the figures behind the display, the summary and the busy metrics."""
 
+import contextlib
+import platform
 from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
 from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import Groups, Summary
-from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, verdict
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
 from offbeat.telemetry.windows import RewardWindow
 
 
@@ -54,10 +57,10 @@ class Progress:
             generate_s=measures.mean_of("generate_s"),
             reward_s=measures.mean_of("reward_s"),
         )
-        shares = self._state.busy.shares()
+        trainer_share, engine_share = fractions(lap[0]), fractions(lap[1])
         return {
-            "busy/trainer_fraction": shares[0].get(TrainerTime.COMPUTE, 0.0),
-            "busy/generator_fraction": shares[1].get(GeneratorTime.COMPUTE, 0.0),
+            "busy/trainer_fraction": trainer_share.get(TrainerTime.COMPUTE, 0.0),
+            "busy/generator_fraction": engine_share.get(GeneratorTime.COMPUTE, 0.0),
         }
 
     def status(self) -> Status:
@@ -81,7 +84,7 @@ class Progress:
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
             samples_per_s=self._rate(self._samples),
             verdict=self._verdict,
-            waiting_for=state.awaits.oldest(),
+            waiting_for=state.awaits.waits_of("train pump") or state.awaits.oldest(),
         )
 
     def summary(
@@ -115,6 +118,7 @@ class Progress:
             generator_waits=engines,
             restarts=state.fleet.restarts,
             weights_digest=ledger.digest,
+            versions=_versions(),
         )
 
     def _now(self) -> float:
@@ -124,6 +128,15 @@ class Progress:
         """A second, since the first weights were served."""
         span_s = self._now() - self._state.serving_since if self._state.serving_since else 0.0
         return count / span_s if span_s > 0 else None
+
+
+def _versions() -> dict[str, str]:
+    """What the run stood on, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for name in ("offbeat", "ray", "torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:

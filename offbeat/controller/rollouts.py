@@ -130,7 +130,7 @@ class RolloutPump:
         try:
             receipt, payload = await state.call(
                 f"rollout {task.group_id}",
-                on=task.engine,
+                on=f"a worker and {task.engine}",
                 deadline_s=task.deadline_s,
                 reply=self._workers.rollout(state.fence, task),
             )
@@ -188,7 +188,10 @@ class RolloutPump:
                 self.again(task.ordinal)
             state.moved()
             return
-        if not isinstance(failure, RolloutFailed) or reason in ("engine_lost", "engine_late"):
+        if not isinstance(failure, RolloutFailed) or reason in (
+            "engine_lost",
+            "engine_unavailable",
+        ):
             state.fleet.suspect(task.engine)
         self._failures_in_row += 1
         self._within_budgets(group, failure)
@@ -206,7 +209,7 @@ class RolloutPump:
                 "rollout.infrastructure_retries",
                 str(failure),
             ) from failure
-        if self._failures_in_row > limits.consecutive_failures:
+        if self._failures_in_row >= limits.consecutive_failures:
             raise BudgetSpent(
                 "infrastructure failures in a row",
                 limits.consecutive_failures,

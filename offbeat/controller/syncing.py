@@ -20,10 +20,17 @@ from offbeat.controller.fleet import Health
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import Generator, Trainer
 from offbeat.controller.state import RunState
-from offbeat.messages.failures import ActorLost, DeadlineExceeded, StaleFence, WeightSyncFailed
+from offbeat.messages.failures import (
+    ActorLost,
+    DeadlineExceeded,
+    EngineUnavailable,
+    StaleFence,
+    WeightSyncFailed,
+)
 from offbeat.messages.weights import WeightRelease, WeightsAck
 
 log = structlog.stdlib.get_logger()
+_LEFT_BEHIND = (ActorLost, DeadlineExceeded, EngineUnavailable, WeightSyncFailed, StaleFence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,7 @@ class WeightSync:
                 reply=self._generators[name].load_weights(state.fence, epoch, release),
             )
             _check_ack(ack, release)
-        except (ActorLost, DeadlineExceeded, WeightSyncFailed, StaleFence) as failure:
+        except _LEFT_BEHIND as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
             state.fleet.stale(name)
             state.moved()

@@ -60,6 +60,17 @@ class StartFailed(OffbeatError):
         return f"{self.actor} cannot start: {self.detail}"
 
 
+class EngineUnavailable(OffbeatError):
+    """The engine of this process cannot serve: it is broken, closed, or paused. Nothing was done."""
+
+    def __init__(self, engine: str, during: str, problem: str, fix: str) -> None:
+        super().__init__(engine, during, problem, fix)
+        self.engine, self.during, self.problem, self.fix = engine, during, problem, fix
+
+    def __str__(self) -> str:
+        return f"engine {self.engine} cannot {self.during}: {self.problem}. {self.fix}"
+
+
 class DeadlineExceeded(OffbeatError):
     """A named remote call took longer than it may."""
 

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """Sent with every call to trainer, engines and workers; a lower incarnation is refused."""
+    """Sent with every call of the controller; a lower incarnation is refused."""
 
     run_id: str
     incarnation: int  # process lives of the controller in this run, from 1
@@ -18,7 +18,7 @@ class StepKey(msgspec.Struct, frozen=True):
     """
 
     step: int  # optimizer step, from 1
-    attempt: int  # rises at every begin of this step, from 1
+    attempt: int  # rises at every begin of the run, so no key is used twice
     seq: int  # 0 is begin; each following call of the attempt is one more
 
     @property

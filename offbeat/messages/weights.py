@@ -29,6 +29,8 @@ class WeightsAck(msgspec.Struct, frozen=True):
     digest: str
     transfer_s: float  # receive and verify
     pause_s: float  # decoding stood still
+    busy_s: float = 0.0  # time spent decoding since start
+    tokens: int = 0  # generated since start
 
 
 class WeightRelease(msgspec.Struct, frozen=True):

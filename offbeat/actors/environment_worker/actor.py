@@ -45,7 +45,7 @@ class EnvironmentActor:
     """One environment worker. An async actor."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        prepare()
+        prepare(spec.name, spec.run_dir)
         self._spec = spec
         life = incarnation(spec.name)
         self._engines = {
@@ -110,7 +110,8 @@ class EnvironmentActor:
             raise
         except Exception as error:  # classified where it happened, before it crosses
             raise classified(error, task) from error
-        self._log.add(task, receipt, columns)
+        if config.rollout.log:
+            self._log.add(task, receipt, columns)
         return receipt, columns
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """Every finished group on disk, for people: prompt, responses, rewards, weight versions.
 
-Parquet files of a few thousand groups each, written whole beside the loop and moved into place, so
-that a reader never sees a torn one. A disk that fails costs the log, never a rollout.
+Parquet files of a few hundred groups each, written whole beside the loop and moved into place, so
+that a reader never sees a torn one. A worker that is killed takes its unfinished file with it. A
+disk that fails costs the log, never a rollout.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 log = structlog.stdlib.get_logger()
-GROUPS_PER_FILE: Final = 4096
+GROUPS_PER_FILE: Final = 512
 
 _Row = tuple[RolloutTask, Receipt, Columns]
 
@@ -66,7 +67,7 @@ def _write(path: Path, rows: list[_Row]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table(rows), beside)
         beside.replace(path)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         log.warning("rollouts.not_logged", path=str(path), groups=len(rows), error=str(error))
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 """The Ray actor of the embedded engine."""
 
+import asyncio
+import threading
 import time
 
 import torch
@@ -18,7 +20,7 @@ class EmbeddedEngineActor(EngineActor):
 
     def __init__(self, spec: EngineSpec) -> None:
         config = spec.generator
-        prepare()
+        prepare(spec.name, spec.run_dir)
         torch.set_num_threads(config.threads)
         model = load_model(
             spec.model_path,
@@ -39,29 +41,35 @@ class EmbeddedEngineActor(EngineActor):
             device=config.device,
         )
         self._loop = EngineLoop(engine)
-        self._receiver = ModuleReceiver(engine.model)
+        self._module = engine.model
         super().__init__(spec, self._loop, life)
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
     ) -> float:
-        receiver = self._receiver
+        # A receiver of its own: a transfer that was cancelled may still wait for the engine's
+        # thread with its chunks staged, and must not meet those of the next one.
+        receiver, given_up = ModuleReceiver(self._module), threading.Event()
         try:
             receiver.begin(epoch, manifest)
             for index, chunk in enumerate(chunks):
                 receiver.apply(epoch, index, chunk)
             receiver.verify(digest)
         except TransferRefused as refused:
-            receiver.abort()
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
 
         def commit(engine: EmbeddedEngine) -> float:
             started_s = time.perf_counter()
-            receiver.commit()
-            engine.set_version(version)
+            if not given_up.is_set():
+                receiver.commit()
+                engine.set_version(version)
             return time.perf_counter() - started_s
 
-        return await self._loop.between_steps(commit)
+        try:
+            return await self._loop.between_steps(commit)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
 
 def _end_tokens(configured: int | list[int] | None) -> list[int]:

@@ -18,7 +18,7 @@ from offbeat.actors.coalesce import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import OffbeatError, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import EngineState, WeightsAck
@@ -38,6 +38,7 @@ class Served(Protocol):
     def tokens(self) -> int: ...
     @property
     def busy_s(self) -> float: ...
+    def check_usable(self, during: str) -> None: ...
     async def generate(self, request: GenerateRequest) -> GenerateResult: ...
     async def close(self) -> None: ...
 
@@ -52,6 +53,7 @@ class EngineSpec:
     generator: GeneratorConfig
     stub: StubConfig
     seed: int
+    run_dir: str
 
 
 class EngineActor:
@@ -61,6 +63,7 @@ class EngineActor:
         self._name, self._served, self._life = spec.name, served, life
         self._guard = FenceGuard(spec.name)
         self._requests = Outbox(served.generate, self._as_failure)
+        self._epoch = 0  # of the newest transfer begun
         self._version: int | None = None
         self._digest: str | None = None
 
@@ -75,7 +78,13 @@ class EngineActor:
         return await self._requests.exchange(worker, life, asked, cancelled)
 
     async def state(self, fence: Fence) -> EngineState:
+        """How it is.
+
+        Raises:
+            EngineUnavailable: The process lives, the engine in it does not.
+        """
         self._guard.check(fence)
+        self._served.check_usable("say how it is")
         served = self._served
         return EngineState(
             name=self._name,
@@ -104,11 +113,26 @@ class EngineActor:
             WeightSyncFailed: It did not fit, or did not arrive as it was sent.
         """
         self._guard.check(fence)
+        if epoch <= self._epoch:
+            raise WeightSyncFailed(
+                self._name, epoch, version, f"a newer transfer was begun: epoch {self._epoch}"
+            )
+        self._epoch = epoch
         started_s = time.perf_counter()
         pause_s = await self._take(epoch, version, digest, manifest, chunks)
         self._version, self._digest = version, digest
         took_s = time.perf_counter() - started_s
-        return WeightsAck(self._name, self._life, epoch, version, digest, took_s - pause_s, pause_s)
+        return WeightsAck(
+            engine=self._name,
+            incarnation=self._life,
+            epoch=epoch,
+            version=version,
+            digest=digest,
+            transfer_s=took_s - pause_s,
+            pause_s=pause_s,
+            busy_s=self._served.busy_s,
+            tokens=self._served.tokens,
+        )
 
     async def close(self) -> None:
         self._requests.cancel_all()

@@ -103,7 +103,7 @@ class EngineLoop:
             InvalidRequest: the engine can never serve it, or its id is open.
             EngineUnavailable: broken or closed, now or before it finished.
         """
-        self._check_usable("generate")
+        self.check_usable("generate")
         id_ = request.request_id
         if id_ in self._open:
             raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
@@ -131,14 +131,14 @@ class EngineLoop:
 
     async def drain(self) -> None:
         """Return once every request that is open now has ended."""
-        self._check_usable("drain")
+        self.check_usable("drain")
         if self._paused and self._open:
             raise EngineUnavailable(
                 self._engine.name, "drain", "it is paused, so nothing would end", "Resume it first"
             )
         if self._open:
             await asyncio.wait(list(self._open.values()))
-            self._check_usable("drain")
+            self.check_usable("drain")
 
     # -- control -----------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class EngineLoop:
     # -- the event loop's side ---------------------------------------------------------------------
 
     async def _between_steps(self, during: str, action: Callable[[EmbeddedEngine], T]) -> T:
-        self._check_usable(during)
+        self.check_usable(during)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._post(action, answer, answers_at_once=True)
         return await answer
@@ -221,7 +221,12 @@ class EngineLoop:
             if not answer.done():
                 answer.set_exception(gone.error(self._engine.name, "answer"))
 
-    def _check_usable(self, during: str) -> None:
+    def check_usable(self, during: str) -> None:
+        """Pass while the engine serves.
+
+        Raises:
+            EngineUnavailable: Broken or closed.
+        """
         if self._gone is not None:
             raise self._gone.error(self._engine.name, during)
 

@@ -1,6 +1,8 @@
 """What an engine refuses, and how it says that it is gone."""
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import EngineUnavailable, OffbeatError
+
+__all__ = ["EngineUnavailable", "InvalidRequest", "UnsupportedModel"]
 
 
 class InvalidRequest(OffbeatError):
@@ -23,14 +25,3 @@ class UnsupportedModel(OffbeatError):
 
     def __str__(self) -> str:
         return f"{self.model} cannot be served by the embedded engine: {self.problem}. {self.fix}"
-
-
-class EngineUnavailable(OffbeatError):
-    """The engine of this process cannot serve: it is broken, closed, or paused. Nothing was done."""
-
-    def __init__(self, engine: str, during: str, problem: str, fix: str) -> None:
-        super().__init__(engine, during, problem, fix)
-        self.engine, self.during, self.problem, self.fix = engine, during, problem, fix
-
-    def __str__(self) -> str:
-        return f"engine {self.engine} cannot {self.during}: {self.problem}. {self.fix}"

@@ -74,7 +74,7 @@ class StubEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Random samples, once the time is up and the engine is not paused."""
-        self._check_open("generate")
+        self.check_usable("generate")
         id_ = request.request_id
         if id_ in self._open:
             raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
@@ -88,13 +88,13 @@ class StubEngine:
             del self._open[id_]
             if not self._open:
                 self._all_ended.set()
-        self._check_open("generate")
+        self.check_usable("generate")
         self.busy_s += duration_s
         return self._result(request, rollout, dice, aborted=aborted)
 
     async def abort(self, request_ids: Collection[str] | None) -> int:
         """End these requests, or all: their callers get partial samples. How many were ended."""
-        self._check_open("abort")
+        self.check_usable("abort")
         wanted = self._open.keys() if request_ids is None else self._open.keys() & set(request_ids)
         for id_ in wanted:
             self._end(self._open[id_])
@@ -102,17 +102,17 @@ class StubEngine:
 
     async def pause(self) -> None:
         """No request finishes until ``resume``."""
-        self._check_open("pause")
+        self.check_usable("pause")
         self._may_finish.clear()
 
     async def resume(self) -> None:
         """Requests whose time is up finish."""
-        self._check_open("resume")
+        self.check_usable("resume")
         self._may_finish.set()
 
     async def drain(self) -> None:
         """Return once no request is open."""
-        self._check_open("drain")
+        self.check_usable("drain")
         if self.paused and self._open:
             raise EngineUnavailable(
                 self.name, "drain", "it is paused, so nothing would end", "Resume it first"
@@ -121,7 +121,7 @@ class StubEngine:
 
     async def set_version(self, version: int) -> None:
         """Take the modelled time of a weight sync; open requests end in the new version."""
-        self._check_open("set version")
+        self.check_usable("set version")
         await self._sleep(self._config.sync_s)
         self.version = version
         for rollout in self._open.values():
@@ -178,7 +178,7 @@ class StubEngine:
         if not rollout.aborted.done():
             rollout.aborted.set_result(None)
 
-    def _check_open(self, during: str) -> None:
+    def check_usable(self, during: str) -> None:
         if self._closed:
             raise EngineUnavailable(self.name, during, "it was closed", "Start another engine")
 

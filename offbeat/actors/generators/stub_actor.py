@@ -12,7 +12,7 @@ class StubEngineActor(EngineActor):
     """A latency model; it takes weights by taking time."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        prepare()
+        prepare(spec.name, spec.run_dir)
         life = incarnation(spec.name)
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=life, seed=spec.seed)
         super().__init__(spec, self._stub, life)

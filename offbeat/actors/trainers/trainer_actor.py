@@ -61,7 +61,7 @@ class TrainerActor:
     """One trainer rank around a split step and a weight source."""
 
     def __init__(self, spec: TrainerSpec, step: SplitStep, source: WeightSource) -> None:
-        prepare()
+        prepare(f"trainer-rank{spec.rank}", spec.run_dir)
         self._rank, self._split, self._source = spec.rank, step, source
         self._checkpoints = Path(spec.run_dir) / "checkpoints"
         self._guard = FenceGuard(f"trainer rank {spec.rank}")

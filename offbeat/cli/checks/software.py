@@ -11,6 +11,7 @@ from typing import Final
 from offbeat.cli.checks.finding import Finding, error, ok, warning
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import RunConfig
+from offbeat.telemetry.wandb_sink import resolved_mode
 
 _NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
 
@@ -77,8 +78,7 @@ def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Findi
         fix = "Run wandb login, set WANDB_API_KEY, or set wandb.mode to offline."
         yield error("wandb", "wandb.mode=online and no API key was found", fix)
     else:
-        resolved = ("online" if key else "offline") if mode == "auto" else mode
-        yield ok("wandb", f"{resolved}, project {config.wandb.project}")
+        yield ok("wandb", f"{resolved_mode(config.wandb, environ)}, project {config.wandb.project}")
 
 
 def _has_login(environ: Mapping[str, str]) -> bool:

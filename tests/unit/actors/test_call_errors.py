@@ -14,7 +14,10 @@ ValueError: models/none holds no weights
     [
         (TRACEBACK, "ValueError: models/none holds no weights"),
         ("nothing that looks like an exception\nsecond", "nothing that looks like an exception"),
-        ("a.b.c.UnsupportedModel: it cannot be packed", "a.b.c.UnsupportedModel: it cannot be packed"),
+        (
+            "a.b.c.UnsupportedModel: it cannot be packed",
+            "a.b.c.UnsupportedModel: it cannot be packed",
+        ),
         ("", "Exception"),
     ],
 )

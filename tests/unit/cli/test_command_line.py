@@ -116,7 +116,7 @@ def test_bad_usage_exits_with_2(args: tuple[str, ...]) -> None:
 def test_resuming_is_refused_with_the_reason() -> None:
     result = offbeat("train", QUICKSTART, "--resume", "runs/old")
     assert result.exit_code == 2
-    assert "--resume runs/old: this version cannot resume a run" in result.stderr
+    assert "--resume runs/old: this version writes a journal but cannot resume" in result.stderr
 
 
 # --- config --------------------------------------------------------------------------------------

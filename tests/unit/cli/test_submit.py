@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.cli.submit import CannotPack, Job, packed_bytes, plan, send
+from offbeat.cli.submit import CannotPack, Job, client_environment, packed_bytes, plan, send
 from offbeat.config.loader import LoadedRecipe, load_recipe
 
 RECIPE = "name: demo\nsteps: 2\nmodel: {path: ../models/tiny}\n"
@@ -104,3 +104,14 @@ def test_a_job_is_submitted_once_and_followed_after() -> None:
     assert said[0] == "demo-1 submitted to http://ray:8265"
     assert "  stop    ray job stop demo-1 --address http://ray:8265" in said
     assert any("was submitted before and is RUNNING" in line for line in said)
+
+
+@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
+def test_a_token_of_the_environment_or_of_the_home_directory_is_to_be_sent(
+    name: str, tmp_path: Path
+) -> None:
+    assert client_environment({}, tmp_path) == {}
+    assert client_environment({name: "x"}, tmp_path) == {"RAY_AUTH_MODE": "token"}
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    assert client_environment({}, tmp_path) == {"RAY_AUTH_MODE": "token"}

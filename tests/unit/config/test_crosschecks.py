@@ -189,13 +189,19 @@ def test_devices_and_reserved_gpus_agree(
     section: str, values: dict[str, Any], message: str
 ) -> None:
     assert message in only({section: values})
-    assert not messages({section: {"backend": "stub", **values}})
+    stubs: dict[str, dict[str, Any]] = {
+        "generator": {"backend": "stub"},
+        "trainer": {"backend": "stub"},
+        "environment": {"name": "stub"},
+    }
+    stubs[section] |= values
+    assert not messages(stubs)
     assert not messages({section: {"device": "cuda", "gpus": 0.5}})
 
 
 def test_a_clash_is_reported_at_the_override_that_made_it(report: Report) -> None:
     text = report(QUICKSTART.read_text(), "sync.interval=9")
-    assert "override 'sync.interval=9': sampler.max_staleness=2 cannot hold" in text
+    assert "override 'sync.interval=9': sampler.max_staleness=1 cannot hold" in text
 
 
 def test_a_clash_of_the_recipes_own_is_reported_at_its_line(report: Report) -> None:
@@ -206,3 +212,10 @@ def test_a_clash_of_the_recipes_own_is_reported_at_its_line(report: Report) -> N
 def test_a_dry_run_takes_a_recipe_for_another_machine() -> None:
     overrides = ["trainer.backend=megatron", "trainer.tensor_parallel=8", "trainer.device=cuda"]
     assert load_recipe(QUICKSTART, overrides, dry_run=True).config.trainer.tensor_parallel == 8
+
+
+def test_stubs_come_together_or_not_at_all() -> None:
+    text = only({"trainer": {"backend": "stub"}})
+    assert "trainer.backend=stub cannot work with generator.backend=embedded" in text
+    assert "Set all three to stub, or none" in text
+    assert not messages({"trainer": {"backend": "stub"}}, dry_run=True)

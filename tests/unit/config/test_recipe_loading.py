@@ -117,7 +117,7 @@ def test_a_choice_that_gives_no_name_speaks_of_the_default_one(write: Write) -> 
 
 
 def test_another_environment_does_not_inherit_the_options_of_the_old_one() -> None:
-    loaded = load_recipe(QUICKSTART, ["environment.name=stub"])
+    loaded = load_recipe(QUICKSTART, ["environment.name=stub"], dry_run=True)
     assert loaded.config.environment.options == {}
 
 

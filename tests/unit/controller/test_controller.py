@@ -511,7 +511,7 @@ def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
 def test_the_outcome_is_told_before_actors_are_closed() -> None:
     world = World()
     world.trainer.lose_at_step = 2
-    told = list[tuple[type[BaseException], bool]]()
+    told = list[tuple[type[object], bool]]()
 
     async def main() -> None:
         controller = world.controller()

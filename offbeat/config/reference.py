@@ -1,0 +1,61 @@
+"""``docs/configuration.md``, from the models: ``python -m offbeat.config.reference``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.schema import Key, choices_by_name, known_keys
+
+_HEAD: Final = """\
+# Configuration
+
+Generated from the models in `offbeat/config/` by `python -m offbeat.config.reference`; do not edit.
+
+A recipe is a YAML file of these keys; `offbeat train RECIPE a.b.c=value ...` lays further values over it, the last one wins. A recipe may name
+another one to start from: `extends: base.yaml`. Paths are relative to the file that names them, in an override to the working directory.
+An unknown key is an error. `offbeat config explain KEY` says the same in the terminal, `offbeat config show RECIPE` fills all defaults in, and
+`offbeat check RECIPE` finds settings that cannot work together.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    sections = [key for key in known_keys().values() if key.sections]
+    return _HEAD + _section("", "Top level") + "".join(_chapter(key) for key in sections)
+
+
+def _chapter(section: Key) -> str:
+    """A section of recipes, with what its choices are if it is chosen by name."""
+    docs = [
+        f"`{name}`: {' '.join((model.__doc__ or '').split())}"
+        for name, model in choices_by_name(section.key).items()
+    ]
+    return _section(f"{section.key}.", f"`{section.key}`", [section.doc, *docs])
+
+
+def _section(prefix: str, title: str, intro: Sequence[str] = ()) -> str:
+    keys = (key for key in known_keys().values() if key.key == f"{prefix}{key.leaf}")
+    rows = [_row(key) for key in keys if not key.sections]
+    table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+    return "\n".join([f"\n## {title}\n", *(f"{line}\n" for line in intro), *table]) + "\n"
+
+
+def _row(key: Key) -> str:
+    only = f" Only with `{_owner(key)}={key.variants[0]}`." if len(key.variants) == 1 else ""
+    default = key.default if key.required else f"`{key.default}`"
+    cells = (f"`{key.key}`", key.kind, default, f"{key.doc}{only}")
+    return f"| {' | '.join(cells)} |"
+
+
+def _owner(key: Key) -> str:
+    return f"{key.key.rpartition('.')[0]}.name"
+
+
+def main(path: str = "docs/configuration.md") -> None:
+    """Write the page to ``path``."""
+    Path(path).write_text(document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

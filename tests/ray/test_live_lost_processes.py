@@ -1,0 +1,100 @@
+"""``kill -9`` of each process of a run, at moments drawn from a seed."""
+
+import random
+import re
+
+import psutil
+
+from tests.ray.conftest import ROOT, STUB, Start
+from tests.support.live_run import LiveRun, until
+from tests.support.run_records import RunRecords
+
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+
+
+def _kill(process: psutil.Process) -> None:
+    process.kill()
+    until("the process is gone", lambda: not process.is_running(), within_s=10)
+
+
+def _finished_with_its_books_in_order(run: LiveRun, steps: int) -> RunRecords:
+    assert run.exit_code() == 0
+    records = RunRecords.read(run.run_dir)
+    records.agree()
+    records.no_token_is_from_the_future()
+    assert records.summary.outcome == "finished"
+    assert records.summary.trainer_version == steps
+    assert records.summary.max_staleness_trained <= 1
+    run.nothing_is_left()
+    run.talks_to_people()
+    return records
+
+
+def test_engines_and_environment_workers_come_back(start: Start) -> None:
+    """Twice the only engine and once the only worker; every group in flight is sent out again."""
+    early, middle, late = (random.Random(11).randrange(low, low + 8) for low in (3, 14, 25))
+    with start("come-back", STUB, "steps=40") as run:
+        run.trained_steps(early)
+        _kill(run.actor("StubEngineActor"))
+        run.trained_steps(middle)
+        _kill(run.actor("EnvironmentActor"))
+        run.trained_steps(late)
+        _kill(run.actor("StubEngineActor"))
+        records = _finished_with_its_books_in_order(run, 40)
+    assert records.summary.restarts == 2
+    assert records.summary.groups.dropped == {}
+    assert "environment-0 was lost" in (run.run_dir / "logs" / "controller.log").read_text()
+
+
+def test_an_engine_killed_while_it_takes_weights_is_left_behind_and_comes_back(
+    start: Start,
+) -> None:
+    with start("mid-sync", STUB, "steps=9", "stub.sync_s=1") as run:
+        run.trained_steps(random.Random(12).randrange(2, 6))
+        _kill(run.actor("StubEngineActor"))  # a step was just trained: a second of sync begins
+        run.logged("sync.engine_left_behind")
+        records = _finished_with_its_books_in_order(run, 9)
+    assert records.summary.restarts == 1
+
+
+def test_an_embedded_engine_that_hangs_and_is_killed_takes_the_current_weights_again(
+    start: Start,
+) -> None:
+    with start("embedded", QUICKSTART, "steps=60", "groups_per_step=8") as run:
+        run.trained_steps(random.Random(13).randrange(5, 15))
+        engine = run.actor("EmbeddedEngineActor")
+        engine.suspend()  # it answers nothing, and holds up a sync or its groups
+        _kill(engine)
+        records = _finished_with_its_books_in_order(run, 60)
+    assert records.summary.restarts == 1
+
+
+def test_a_run_that_lost_its_trainer_fails_at_once_and_says_so(start: Start) -> None:
+    with start("no-trainer", STUB) as run:
+        run.trained_steps(3)
+        trainer = run.actor("StubTrainerActor")
+        _kill(trainer)
+        assert run.exit_code(within_s=20) == 1
+        line = run.err.splitlines()[0]
+        assert "ActorLost: trainer rank 0 was lost" in line
+        assert re.search(r"at step [4-9]\b", line)
+        assert f"its process {trainer.pid} was killed or crashed" in line
+        run.talks_to_people()
+        records = RunRecords.read(run.run_dir)
+        records.agree()
+        assert records.summary.outcome == "failed"
+        run.nothing_is_left()
+
+
+def test_a_run_that_lost_its_controller_fails_at_once_and_says_so(start: Start) -> None:
+    """The driver takes everything down; what the journal knew is in its summary."""
+    with start("no-controller", STUB) as run:
+        run.trained_steps(5)
+        _kill(run.actor("ControllerActor"))
+        assert run.exit_code(within_s=20) == 1
+        assert "ActorLost: controller was lost during the run" in run.err.splitlines()[0]
+        run.talks_to_people()
+        summary = RunRecords.read(run.run_dir).summary
+        assert summary.outcome == "failed"
+        assert summary.trainer_version >= 4
+        run.nothing_is_left()

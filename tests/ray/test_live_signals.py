@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the run ends in order, soon, and takes everything with it."""
+
+import signal
+import time
+
+import pytest
+
+from tests.ray.conftest import STUB, Start
+from tests.support.run_records import RunRecords
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group", "code"),
+    [
+        (signal.SIGINT, False, 130),
+        (signal.SIGINT, True, 130),  # as a terminal does it
+        (signal.SIGTERM, False, 143),
+    ],
+)
+def test_a_signal_ends_a_run_in_order(
+    start: Start, number: signal.Signals, *, whole_group: bool, code: int
+) -> None:
+    with start(f"{number.name}-{whole_group}", STUB) as run:
+        run.trained_steps(3)
+        signalled_at = time.time()
+        run.interrupt(number, whole_group=whole_group)
+        assert run.exit_code(within_s=20) == code
+        records = RunRecords.read(run.run_dir)
+        records.agree()
+        assert records.summary.outcome == "aborted"
+        assert records.summary.error is not None and number.name in records.summary.error
+        for name in ("summary.json", "journal/events.jsonl"):
+            assert (run.run_dir / name).stat().st_mtime < signalled_at + 2, name
+        run.talks_to_people()
+        run.nothing_is_left()
+
+
+def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
+    with start("early", STUB) as run:
+        run.process("gcs_server")
+        run.interrupt(signal.SIGINT, whole_group=True)
+        assert run.exit_code(within_s=20) == 130
+        assert "SIGINT before an orderly end" in run.out
+        run.talks_to_people()
+        run.nothing_is_left()

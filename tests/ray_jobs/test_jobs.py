@@ -1,0 +1,126 @@
+"""The two ways onto a cluster: Ray's own ``job submit``, and ``offbeat submit``."""
+
+import json
+import re
+import shlex
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_cluster import RAY, Cluster, free_ports, give_token, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def jobs(cluster: Cluster) -> list[str]:
+    with urllib.request.urlopen(f"{cluster.address}/api/jobs/", timeout=10) as reply:  # noqa: S310
+        return [job["submission_id"] for job in json.load(reply)]
+
+
+def said(text: str, word: str) -> str:
+    """What stands behind a word at the start of a line."""
+    match = re.search(rf"^  {word} +(.+)$", text, re.MULTILINE)
+    assert match, text
+    return match[1]
+
+
+def as_ray(command: str) -> list[str]:
+    """A command that was printed for a person, with the ``ray`` of this environment."""
+    first, *rest = shlex.split(command)
+    assert first == "ray"
+    return [RAY, *rest]
+
+
+def test_plain_ray_submits_a_run_that_succeeds(cluster: Cluster, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = cluster.run(
+        *(RAY, "job", "submit", "--address", cluster.address),
+        *("--working-dir", str(cluster.project), "--", sys.executable, "-m", "offbeat", "train"),
+        *("recipes/tiny.yaml", "steps=5", "--run-dir", str(run_dir)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "succeeded" in done.stdout + done.stderr
+    assert summary_of(run_dir)["outcome"] == "finished"
+    assert summary_of(run_dir)["steps"] == 5
+
+
+def test_submitting_twice_runs_once_and_says_how_to_follow(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    overrides = ("steps=5", f"run_dir={tmp_path / '{name}'}")
+    first, second = cluster.submit(*overrides), cluster.submit(*overrides)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    name = first.stdout.split()[0]
+    assert first.stdout.startswith(f"{name} submitted to {cluster.address}\n")
+    assert second.stdout.startswith(f"{name} was submitted before and is ")
+    assert first.stdout.splitlines()[1:] == second.stdout.splitlines()[1:]
+    assert jobs(cluster).count(name) == 1
+    followed = cluster.run(*as_ray(said(first.stdout, "follow")))
+    assert followed.returncode == 0
+    assert "5 in " in followed.stdout, "the summary is in the log that is followed"
+    run_dir = Path(said(first.stdout, "results"))
+    assert summary_of(run_dir)["outcome"] == "finished"
+    assert [path.name for path in tmp_path.iterdir()] == [run_dir.name]
+    trained = (run_dir / "logs" / "trained-rank0.jsonl").read_text().splitlines()
+    assert len(trained) == 5
+
+
+def test_a_stopped_job_ends_in_order_before_ray_kills_it(cluster: Cluster, tmp_path: Path) -> None:
+    submitted = cluster.submit(f"run_dir={tmp_path / '{name}'}")
+    run_dir = Path(said(submitted.stdout, "results"))
+    metrics = run_dir / "metrics.jsonl"
+    until(
+        lambda: metrics.exists() and metrics.stat().st_size > 0,
+        within_s=60,
+        what="the first steps of the job",
+    )
+    asked_at = time.monotonic()
+    stopped = cluster.run(*as_ray(said(submitted.stdout, "stop")))
+    assert "was stopped" in stopped.stdout + stopped.stderr
+    assert time.monotonic() - asked_at < 15, "several times what it takes on a busy machine"
+    summary = summary_of(run_dir)
+    assert summary["outcome"] == "aborted"
+    assert "SIGTERM" in summary["error"]
+    assert summary["steps"] >= 1
+    until(lambda: not cluster.actors(), within_s=20, what="the end of all actors")
+
+
+def test_an_address_where_nobody_answers_is_one_line_and_exit_code_2(cluster: Cluster) -> None:
+    (port,) = free_ports(1)
+    refused = cluster.submit("steps=5", address=f"http://127.0.0.1:{port}")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert f"http://127.0.0.1:{port}" in refused.stderr
+    assert "--address" in refused.stderr
+
+
+def test_a_cluster_without_tokens_takes_no_notice_of_one(cluster: Cluster, tmp_path: Path) -> None:
+    home = give_token(tmp_path / "home")
+    submitted = cluster.submit("steps=1", f"run_dir={tmp_path / '{name}'}", home=home)
+    assert submitted.returncode == 0, submitted.stderr
+    assert cluster.run(*as_ray(said(submitted.stdout, "stop"))).returncode == 0
+
+
+def test_a_token_in_the_home_directory_is_used(guarded: Cluster, tmp_path: Path) -> None:
+    submitted = guarded.submit("steps=5", f"run_dir={tmp_path / '{name}'}")
+    assert submitted.returncode == 0, submitted.stderr
+    run_dir = Path(said(submitted.stdout, "results"))
+    until((run_dir / "summary.json").exists, within_s=60, what="the end of the run")
+    assert summary_of(run_dir)["outcome"] == "finished"
+
+
+def test_a_cluster_with_tokens_refuses_who_has_none_in_one_line(
+    guarded: Cluster, tmp_path: Path
+) -> None:
+    refused = guarded.submit("steps=5", "seed=7", home=tmp_path)
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert ".ray/auth_token" in refused.stderr

@@ -1,0 +1,192 @@
+"""A run of the real command in a process of its own, seen as its operator sees it: from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+T = TypeVar("T")
+_LOOK_S = 0.02  # between two looks at something that has no way to call
+
+
+class NeverHappened(AssertionError):
+    """A real process did not do in time what the test waits for."""
+
+
+def until(
+    what: str,
+    looked_for: Callable[[], T | None],
+    *,
+    within_s: float,
+    explain: Callable[[], str] = str,
+) -> T:
+    """The first true value of ``looked_for``. The one place where a test waits in real time."""
+    give_up_at = time.monotonic() + within_s
+    while True:
+        if found := looked_for():
+            return found
+        if time.monotonic() > give_up_at:
+            raise NeverHappened(f"not within {within_s:g} s: {what}\n{explain()}")
+        time.sleep(_LOOK_S)
+
+
+class LiveRun:
+    """One ``offbeat`` command and everything it starts.
+
+    A context manager: whatever is left of it is killed at the end, so a failed test leaves nothing.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, run_dir: Path, cwd: Path) -> None:
+        """Start the command, as the leader of a process group of its own."""
+        self.run_dir = run_dir
+        self._texts = {1: cwd / f"{run_dir.name}.out", 2: cwd / f"{run_dir.name}.err"}
+        self._seen = set[psutil.Process]()
+        self._shared_memory = set[str]()  # files
+        command = [sys.executable, "-m", "offbeat", *arguments, "--run-dir", str(run_dir)]
+        self.started_at = time.monotonic()
+        with self._texts[1].open("wb") as out, self._texts[2].open("wb") as err:
+            self._driver = subprocess.Popen(
+                command, stdout=out, stderr=err, cwd=cwd, start_new_session=True
+            )
+        self._process = psutil.Process(self._driver.pid)
+
+    def __enter__(self) -> "LiveRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._look()
+        for process in (self._process, *self._seen):
+            if process.is_running():
+                process.kill()
+        self._driver.wait()
+
+    @property
+    def wall_s(self) -> float:
+        return time.monotonic() - self.started_at
+
+    @property
+    def out(self) -> str:
+        return self._texts[1].read_text()
+
+    @property
+    def err(self) -> str:
+        return self._texts[2].read_text()
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def until(self, what: str, looked_for: Callable[[], T | None], *, within_s: float = 60) -> T:
+        """``until``, for as long as the driver lives; keeps account of the processes of the run."""
+
+        def look() -> T | None:
+            self._look()
+            found = looked_for()
+            if not found and self._driver.poll() is not None:
+                raise NeverHappened(f"the run ended before: {what}\n{self._story()}")
+            return found
+
+        return until(what, look, within_s=within_s, explain=self._story)
+
+    def exit_code(self, *, within_s: float = 120) -> int:
+        """Of the command, once it has ended."""
+
+        def look() -> bool:
+            self._look()
+            return self._driver.poll() is not None
+
+        until("the command ends", look, within_s=within_s, explain=self._story)
+        return self._driver.returncode
+
+    def seconds_to_exit(self, *, within_s: float = 60) -> float:
+        """From now until the command has ended."""
+        began = time.monotonic()
+        self.exit_code(within_s=within_s)
+        return time.monotonic() - began
+
+    def trained_steps(self, steps: int) -> None:
+        """Wait until the trainer has applied this many steps."""
+        log = self.run_dir / "logs" / "trained-rank0.jsonl"
+        self.until(
+            f"{steps} trained steps",
+            lambda: log.exists() and log.read_bytes().count(b"\n") >= steps,
+        )
+        self._shared_memory |= set(chain.from_iterable(map(_shared_memory, self._seen)))
+
+    def logged(self, event: str, *, within_s: float = 60) -> str:
+        """Wait for a line of this event in the controller's log."""
+        log = self.run_dir / "logs" / "controller.log"
+
+        def look() -> str | None:
+            lines = log.read_text().splitlines() if log.exists() else []
+            return next((line for line in lines if f'"{event}"' in line), None)
+
+        return self.until(f"{event} in the controller's log", look, within_s=within_s)
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def actor(self, cls: str) -> psutil.Process:
+        """Wait for the living process of an actor class and return it."""
+        return self.process(f"ray::{cls}")
+
+    def process(self, title: str) -> psutil.Process:
+        """Wait for a living process with this in its title, and return it."""
+        return self.until(
+            f"a process {title}", lambda: next((p for p in self._seen if title in _title(p)), None)
+        )
+
+    def interrupt(self, number: signal.Signals, *, whole_group: bool = False) -> None:
+        """Signal the driver alone, as ``kill`` does, or its whole group, as a terminal does."""
+        self._look()
+        (os.killpg if whole_group else os.kill)(self._driver.pid, number)
+
+    def nothing_is_left(self, *, within_s: float = 30) -> float:
+        """Wait until no process and no shared memory of the run is left; how long it took."""
+        began = time.monotonic()
+        until("nothing is left of the run", lambda: not self._left(), within_s=within_s,
+              explain=lambda: f"left: {self._left()}")  # fmt: skip
+        return time.monotonic() - began
+
+    def talks_to_people(self) -> None:
+        """No traceback, nothing of Ray's own, few lines of error."""
+        said = self.out + self.err
+        noise = [word for word in ("Traceback", "(raylet)", "ray::", "(pid=") if word in said]
+        assert not noise, said
+        assert len(self.err.splitlines()) <= 4, self.err
+
+    def _left(self) -> list[str]:
+        processes = [f"{p.pid} {_title(p)}" for p in self._seen if _title(p)]
+        return processes + [file for file in self._shared_memory if Path(file).exists()]
+
+    def _look(self) -> None:
+        """Children are found by parentage, so they have to be seen while that holds."""
+        try:
+            self._seen.update(self._process.children(recursive=True))
+        except psutil.NoSuchProcess:
+            pass  # it ended; what was seen of it is known
+
+    def _story(self) -> str:
+        return f"stdout: {self.out[-2000:]}\nstderr: {self.err[-4000:]}"
+
+
+def _title(process: psutil.Process) -> str:
+    """What a living process calls itself; empty for one that is over."""
+    try:
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return " ".join(process.cmdline()) or process.name()
+    except psutil.NoSuchProcess:
+        pass
+    return ""
+
+
+def _shared_memory(process: psutil.Process) -> set[str]:
+    try:
+        maps = process.memory_maps()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return set()
+    return {m.path for m in maps if m.path.startswith("/dev/shm/")}  # noqa: S108 - looked at only

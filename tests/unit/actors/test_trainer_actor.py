@@ -1,0 +1,245 @@
+"""The trainer actor in this process, around a stub trainer."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.stub import StubTrainer
+from offbeat.actors.trainers.stub_actor import StubSource
+from offbeat.actors.trainers.trainer_actor import Advantages, TrainerActor, merged
+from offbeat.config.run import ModelConfig, RunConfig, StubConfig
+from offbeat.messages.failures import StaleFence, StepOutOfOrder, TrainStepFailed
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.transfer_queue.schema import Columns
+from offbeat.weight_sync.manifest import release_digest
+
+FENCE = Fence("run", 1)
+LOSS = LossSpec()
+Trained = Callable[[], list[dict[str, Any]]]
+
+
+def group(seed: int, *, valid: bool = True) -> Columns:
+    dice = np.random.default_rng(seed)
+    return {
+        "prompt_ids": dice.integers(0, 64, 3, dtype=np.int32),
+        "response_ids": dice.integers(0, 64, 4, dtype=np.int32),
+        "response_offsets": np.array([0, 2, 4], np.int64),
+        "loss_mask": np.full(4, valid),
+        "generation_logprobs": -dice.random(4, np.float32),
+    }
+
+
+class Breakable(StubTrainer):
+    """A stub trainer that raises what it is told to."""
+
+    breaks: Exception | None = None
+
+    def train_microbatch(
+        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
+    ) -> ChunkResult:
+        if self.breaks is not None:
+            raise self.breaks
+        return super().train_microbatch(key, groups, advantages)
+
+
+@pytest.fixture
+def trainer() -> Breakable:
+    return Breakable(StubConfig(), groups_per_step=2, sleep=lambda _: None)
+
+
+@pytest.fixture
+def actor(trainer: Breakable, tmp_path: Path) -> Iterator[TrainerActor]:
+    config = RunConfig(steps=5, model=ModelConfig(path="m"))
+    made = TrainerActor(TrainerSpec(config, "m", str(tmp_path)), trainer, StubSource(trainer))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    """The lines of the actor's own log."""
+    file = tmp_path / "logs" / "trained-rank0.jsonl"
+    return lambda: [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def chunk(actor: TrainerActor, key: StepKey, *ordinals: int, valid: bool = True) -> ChunkResult:
+    """One payload with a group for each ordinal."""
+    payload = [group(ordinal, valid=valid) for ordinal in ordinals]
+    places = tuple(((0, index),) for index in range(len(ordinals)))
+    advantages = [(0.5, -0.5)] * len(ordinals)
+    return actor.train_microbatch(FENCE, key, ordinals, advantages, places, payload)
+
+
+def prepare(actor: TrainerActor, *arguments: Any) -> Any:
+    method: Any = actor.prepare_logprobs  # to the type checker, Ray's mark makes it a remote one
+    return method(FENCE, *arguments)
+
+
+def step(
+    actor: TrainerActor, number: int, *chunks: tuple[int, ...], attempt: int = 1, valid: bool = True
+) -> StepResult:
+    key = StepKey(number, attempt, 0)
+    actor.begin_train_step(FENCE, key, LOSS)
+    for ordinals in chunks:
+        key = key.next()
+        chunk(actor, key, *ordinals, valid=valid)
+    return actor.finish_train_step(FENCE, key.next())
+
+
+def test_each_applied_step_is_one_line_with_its_groups(
+    actor: TrainerActor, trained: Trained
+) -> None:
+    step(actor, 1, (0, 1), (2,))
+    step(actor, 2, (3,))
+    assert trained() == [
+        {"step": 1, "attempt": 1, "ordinals": [0, 1, 2]},
+        {"step": 2, "attempt": 1, "ordinals": [3]},
+    ]
+    state = actor.state(FENCE)
+    assert (state.version, state.last_step, state.last_attempt) == (2, 2, 1)
+
+
+def test_a_repeated_key_counts_once(actor: TrainerActor, trained: Trained) -> None:
+    keys = [StepKey(1, 1, seq) for seq in range(3)]
+    for _ in range(2):
+        actor.begin_train_step(FENCE, keys[0], LOSS)
+    assert chunk(actor, keys[1], 0, 1) is chunk(actor, keys[1], 0, 1)
+    assert actor.finish_train_step(FENCE, keys[2]) is actor.finish_train_step(FENCE, keys[2])
+    assert trained() == [{"step": 1, "attempt": 1, "ordinals": [0, 1]}]
+    assert actor.state(FENCE).version == 1
+
+
+def test_a_begin_repeated_late_forgets_no_chunk(actor: TrainerActor, trained: Trained) -> None:
+    begin = StepKey(1, 1, 0)
+    actor.begin_train_step(FENCE, begin, LOSS)
+    chunk(actor, begin.next(), 0)
+    actor.begin_train_step(FENCE, begin, LOSS)
+    actor.finish_train_step(FENCE, begin.next().next())
+    assert trained()[0]["ordinals"] == [0]
+
+
+def test_a_group_trained_twice_shows_as_twice(actor: TrainerActor, trained: Trained) -> None:
+    step(actor, 1, (0, 1), (1,))
+    assert trained()[0]["ordinals"] == [0, 1, 1]
+
+
+def test_an_aborted_attempt_leaves_no_line_and_no_change(
+    actor: TrainerActor, trained: Trained
+) -> None:
+    before = actor.state(FENCE).digest
+    key = StepKey(1, 1, 0)
+    actor.begin_train_step(FENCE, key, LOSS)
+    chunk(actor, key.next(), 0, 1)
+    actor.abort_train_step(FENCE, key)
+    assert actor.state(FENCE).digest == before
+    with pytest.raises(StepOutOfOrder):
+        actor.finish_train_step(FENCE, key.next().next())
+    step(actor, 1, (1, 0), attempt=2)
+    assert trained() == [{"step": 1, "attempt": 2, "ordinals": [1, 0]}]
+
+
+def test_a_step_that_is_not_applied_leaves_no_line(actor: TrainerActor, trained: Trained) -> None:
+    assert not step(actor, 1, (0,), valid=False).applied
+    assert trained() == []
+    assert actor.state(FENCE).last_step == 0
+
+
+def test_a_failure_is_one_line_that_says_rank_step_call_and_place(
+    actor: TrainerActor, trainer: Breakable
+) -> None:
+    key = StepKey(1, 1, 0)
+    actor.begin_train_step(FENCE, key, LOSS)
+    trainer.breaks = MemoryError("out of memory\n  tried to allocate 2 GiB")
+    with pytest.raises(TrainStepFailed) as failed:
+        chunk(actor, key.next(), 0)
+    text = str(failed.value)
+    assert "\n" not in text
+    assert text.startswith("trainer rank 0 failed in microbatch of step 1: MemoryError: out of mem")
+    assert "(test_trainer_actor.py:" in text
+
+
+def test_a_failed_chunk_is_not_counted_when_it_succeeds_later(
+    actor: TrainerActor, trainer: Breakable, trained: Trained
+) -> None:
+    key = StepKey(1, 1, 0)
+    actor.begin_train_step(FENCE, key, LOSS)
+    trainer.breaks = MemoryError()
+    with pytest.raises(TrainStepFailed):
+        chunk(actor, key.next(), 7)
+    trainer.breaks = None
+    chunk(actor, key.next(), 0)
+    actor.finish_train_step(FENCE, key.next().next())
+    assert trained()[0]["ordinals"] == [0]
+
+
+def test_a_typed_failure_stays_itself(actor: TrainerActor, trainer: Breakable) -> None:
+    with pytest.raises(StepOutOfOrder):
+        actor.finish_train_step(FENCE, StepKey(1, 1, 1))
+    assert trainer.steps_applied == 0
+
+
+def test_every_call_of_a_replaced_controller_is_refused(actor: TrainerActor) -> None:
+    actor.state(Fence("run", 2))
+    key = StepKey(1, 1, 0)
+    calls: list[Callable[[], Any]] = [
+        lambda: actor.state(FENCE),
+        lambda: actor.weight_chunks(FENCE),
+        lambda: actor.publish_weights(FENCE, 0),
+        lambda: prepare(actor, LOSS, ()),
+        lambda: actor.begin_train_step(FENCE, key, LOSS),
+        lambda: chunk(actor, key.next(), 0),
+        lambda: actor.finish_train_step(FENCE, key.next()),
+        lambda: actor.abort_train_step(FENCE, key),
+        lambda: actor.save(FENCE, 0),
+    ]
+    for call in calls:
+        with pytest.raises(StaleFence):
+            call()
+
+
+def test_what_is_published_is_the_weights_and_their_digest(
+    actor: TrainerActor, trainer: Breakable
+) -> None:
+    step(actor, 1, (0,))
+    (manifest, digest), *chunks = actor.publish_weights(FENCE, 1)
+    assert len(chunks) == actor.weight_chunks(FENCE) == len(manifest.chunk_nbytes)
+    assert b"".join(each.tobytes() for each in chunks) == bytes.fromhex(trainer.weights_digest())
+    assert digest == release_digest(manifest, [each for _, each in StubSource(trainer).chunks()])
+
+
+def test_a_snapshot_does_not_follow_the_next_step(actor: TrainerActor) -> None:
+    _, before = actor.publish_weights(FENCE, 0)
+    kept = before.copy()
+    step(actor, 1, (0,))
+    assert np.array_equal(before, kept)
+
+
+def test_a_version_it_does_not_hold_is_not_published(actor: TrainerActor) -> None:
+    with pytest.raises(TrainStepFailed, match="publish of step 3: it holds version 0"):
+        actor.publish_weights(FENCE, 3)
+
+
+def test_prepared_columns_come_with_their_names_and_sizes(actor: TrainerActor) -> None:
+    loss = LossSpec(old_logprobs="policy", kl_coef=0.1)
+    payload = [group(0), group(1)]
+    (names, sizes), columns = prepare(actor, loss, (((0, 1),), ((0, 0),)), payload)
+    assert names == ("policy_logprobs", "reference_logprobs")
+    assert sizes == (32, 32)
+    assert np.array_equal(columns[0]["policy_logprobs"], payload[1]["generation_logprobs"])
+
+
+def test_a_groups_columns_are_gathered_from_all_its_payloads() -> None:
+    a, b, c = (np.array([i]) for i in range(3))
+    payloads = [[{"x": a}, {"x": b}], [{"y": c}]]
+    assert merged((((0, 1), (1, 0)), ((0, 0),)), payloads) == [{"x": b, "y": c}, {"x": a}]
+
+
+def test_a_checkpoint_is_named_by_its_step(actor: TrainerActor, tmp_path: Path) -> None:
+    actor.save(FENCE, 4)
+    assert (tmp_path / "checkpoints" / "step_4").is_dir()

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from offbeat.cli.dry import ENGINES, STEPS, TOKENS, dry
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+
+
+def name_of(recipe: Path) -> str:
+    return recipe.relative_to(ROOT / "recipes").as_posix()
+
+
+def check(dried: RunConfig) -> None:
+    assert (dried.trainer.backend, dried.generator.backend) == ("stub", "stub")
+    assert dried.environment.name == "stub"
+    assert dried.steps <= STEPS
+    assert dried.generator.engines <= ENGINES
+    assert dried.generator.sampling.max_new_tokens <= TOKENS
+    assert trainer_ranks(dried) == 1
+    assert dried.wandb.mode in ("disabled", "offline"), "nothing reaches a server"
+    reserved = (dried.trainer, dried.generator)
+    assert all(section.cpus == 0 and section.gpus == 0 for section in reserved)
+    assert all(section.device == "cpu" for section in reserved)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_every_recipe_can_be_dried(recipe: Path) -> None:
+    config = load_recipe(recipe, (), dry_run=True).config
+    dried = dry(config)
+    check(dried)
+    assert dried.name == f"{config.name}-dry"
+    kept = (
+        "groups_per_step",
+        "samples_per_group",
+        "sampler",
+        "algorithm",
+        "sync",
+        "buffer",
+        "seed",
+    )
+    assert all(getattr(dried, key) == getattr(config, key) for key in kept)
+
+
+def test_a_large_recipe_shrinks_to_what_a_laptop_bears() -> None:
+    recipe = ROOT / "recipes" / "quickstart.yaml"
+    large = (
+        *("steps=100000", "generator.engines=64", "generator.sampling.max_new_tokens=400"),
+        *("generator.gpus=8", "generator.device=cuda", "trainer.gpus=8", "trainer.device=cuda"),
+        *("environment.workers=32", "wandb.mode=online"),
+    )
+    dried = dry(load_recipe(recipe, large, dry_run=True).config)
+    check(dried)
+    assert (dried.steps, dried.generator.engines, dried.environment.workers) == (STEPS, ENGINES, 1)
+    assert dried.generator.sampling.max_new_tokens == TOKENS
+
+
+def test_a_small_recipe_stays_small() -> None:
+    recipe = ROOT / "recipes" / "quickstart.yaml"
+    small = load_recipe(recipe, ("steps=2", "wandb.mode=disabled"), dry_run=True).config
+    dried = dry(small)
+    assert (dried.steps, dried.generator.engines) == (2, small.generator.engines)
+    assert dried.generator.sampling == small.generator.sampling
+    assert dried.wandb.mode == "disabled"

@@ -1,0 +1,109 @@
+import asyncio
+
+import pytest
+
+from offbeat.controller.awaits import Awaits
+from offbeat.messages.failures import DeadlineExceeded
+from tests.support.virtual_time import run
+
+
+async def after(seconds: float, value: str = "done") -> str:
+    await asyncio.sleep(seconds)
+    return value
+
+
+def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
+    async def main() -> None:
+        awaits = Awaits()
+        reply = awaits.call("train pump", on="the trainer", deadline_s=5, reply=after(4, "reply"))
+        assert await reply == "reply"
+        assert awaits.oldest() == ""
+
+    run(main())
+
+
+def test_an_overdue_call_is_cancelled_and_names_who_waited_for_whom_and_how_long() -> None:
+    async def main() -> None:
+        awaits, reply = Awaits(), asyncio.ensure_future(after(60))
+        with pytest.raises(DeadlineExceeded) as overdue:
+            await awaits.call("sync of version 3", on="generator-1", deadline_s=2.5, reply=reply)
+        assert asyncio.get_running_loop().time() == 2.5
+        assert str(overdue.value) == (
+            "sync of version 3 waited for generator-1 longer than its deadline of 2.5 s"
+        )
+        assert reply.cancelled()
+        assert awaits.oldest() == ""
+
+    run(main())
+
+
+def test_a_timeout_of_the_callee_is_not_ours() -> None:
+    async def times_out() -> str:
+        await asyncio.sleep(1)
+        raise TimeoutError("the callee's own")
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match="the callee's own"):
+            await Awaits().call("a pump", on="an actor", deadline_s=2, reply=times_out())
+
+    run(main())
+
+
+def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
+    async def main() -> None:
+        awaits, reply = Awaits(), asyncio.ensure_future(after(60))
+        call = asyncio.ensure_future(awaits.call("a", on="b", deadline_s=9, reply=reply))
+        await asyncio.sleep(1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert reply.cancelled()
+        assert awaits.oldest() == ""
+
+    run(main())
+
+
+def test_a_remote_call_within_its_deadline_is_a_sign_of_life_and_other_waits_are_none() -> None:
+    async def main() -> None:
+        awaits = Awaits()
+        assert awaits.healthy_until == -float("inf")
+        waits = [
+            asyncio.ensure_future(each)
+            for each in (
+                awaits.local("a pump", on="room", until=asyncio.sleep(50)),
+                awaits.call("a probe", on="b", deadline_s=99, reply=after(50), background=True),
+            )
+        ]
+        await asyncio.sleep(1)
+        assert awaits.healthy_until == -float("inf")
+        waits += [
+            asyncio.ensure_future(awaits.call("c", on="d", deadline_s=s, reply=after(50)))
+            for s in (70, 80)
+        ]
+        await asyncio.sleep(1)
+        assert awaits.healthy_until == 81
+        await asyncio.gather(*waits)
+
+    run(main())
+
+
+def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
+    async def main() -> None:
+        awaits, loop = Awaits(), asyncio.get_running_loop()
+        assert awaits.describe(loop.time()) == "nobody waits for a remote call"
+        calls = list[asyncio.Future[str]]()
+        for number in range(5):
+            calls.append(
+                asyncio.ensure_future(
+                    awaits.call(f"pump {number}", on="x", deadline_s=99, reply=after(50))
+                )
+            )
+            await asyncio.sleep(1)
+        assert awaits.oldest() == "pump 0: x"
+        assert awaits.describe(loop.time()) == (
+            "pump 0 waits for x for 5 s; pump 1 waits for x for 4 s; pump 2 waits for x for 3 s; "
+            "2 more wait"
+        )
+        await asyncio.gather(*calls)
+
+    run(main())

@@ -1,0 +1,76 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from offbeat.controller.receipts import refusal
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+
+TASK = RolloutTask(Prompt(7, 0, 7, {}), 2, 2, "generator-0", 0, 60.0)
+HONEST = Receipt(
+    ordinal=7,
+    attempt=2,
+    engine="generator-0",
+    engine_incarnation="life-1",
+    rewards=(0.0, 1.0),
+    prompt_tokens=(3, 3),
+    response_tokens=(2, 4),
+    valid_tokens=(2, 4),
+    finish_reasons=("stop", "length"),
+    version_spans=(((5, 2),), ((5, 1), (6, 3))),
+    columns=("response_ids",),
+    payload_bytes=100,
+)
+
+
+def judged(bound_version: int = 5, trainer_version: int = 6, **forged: Any) -> str | None:
+    receipt = msgspec.structs.replace(HONEST, **forged)
+    return refusal(receipt, TASK, bound_version, trainer_version)
+
+
+def test_an_honest_receipt_may_enter() -> None:
+    assert judged() is None
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        ({"ordinal": 8}, "answer for ordinal 8 attempt 2, asked for ordinal 7 attempt 2"),
+        ({"attempt": 1}, "answer for ordinal 7 attempt 1"),
+        ({"rewards": (1.0,)}, "group of [1, 2] samples, asked for 2"),
+        ({"prompt_tokens": (3, 3, 3)}, "group of [2, 3] samples"),
+        ({"valid_tokens": ()}, "group of [0, 2] samples"),
+        ({"finish_reasons": ("stop",)}, "group of [1, 2] samples"),
+        ({"version_spans": (((5, 2),),)}, "group of [1, 2] samples"),
+        ({"rewards": (0.0, float("nan"))}, "are not all finite"),
+        ({"rewards": (float("inf"), 0.0)}, "are not all finite"),
+        ({"response_tokens": (0, 4), "version_spans": ((), ((5, 4),))}, "a sample without tokens"),
+        ({"prompt_tokens": (3, 0)}, "a sample without tokens"),
+        ({"version_spans": (((5, 2),), ((5, 3),))}, "do not cover 4 response tokens"),
+        ({"version_spans": (((4, 1), (5, 1)), ((5, 4),))}, "tokens of version 4: the engine had"),
+        (
+            {"version_spans": (((5, 2),), ((5, 1), (7, 3)))},
+            "version 7: the trainer has made only 6",
+        ),
+    ],
+)
+def test_a_forged_one_is_refused_with_what_is_wrong(forged: dict[str, Any], reason: str) -> None:
+    assert reason in (judged(**forged) or "")
+
+
+def test_a_token_exactly_at_either_bound_is_honest() -> None:
+    spans = (((5, 2),), ((6, 4),))
+    assert judged(version_spans=spans) is None
+    assert judged(bound_version=6, version_spans=spans) is not None
+    assert judged(trainer_version=5, version_spans=spans) is not None
+
+
+def test_a_group_of_the_right_shape_but_of_another_size_than_asked_is_refused() -> None:
+    one = {
+        name: getattr(HONEST, name)[:1]
+        for name in (
+            *("rewards", "prompt_tokens", "response_tokens", "valid_tokens"),
+            *("finish_reasons", "version_spans"),
+        )
+    }
+    assert judged(**one) == "group of [1] samples, asked for 2"
