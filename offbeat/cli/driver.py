@@ -37,7 +37,7 @@ from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import read_journal
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.report import render_summary
@@ -49,6 +49,7 @@ FAILED: Final = 1
 BAD_CONFIG: Final = 2
 _EXIT_OF_SIGNAL: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
+_SILENT_S: Final = 60.0  # a controller that answers nothing for so long is frozen
 _ABORT_S: Final = 10.0  # the controller gets this long to end in order once asked
 
 
@@ -149,13 +150,17 @@ def _watch(
     ended = controller.run.remote()
     signals.watched = True
     give_up_at: float | None = None
+    heard_at = time.monotonic()
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         if signals.received is not None and give_up_at is None:
             controller.abort.remote(signals.received.name)
             give_up_at = time.monotonic() + _ABORT_S
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
-        _show(controller, display)
+        if _show(controller, display):
+            heard_at = time.monotonic()
+        elif time.monotonic() > heard_at + _SILENT_S:
+            raise DeadlineExceeded("driver", "the controller's status", _SILENT_S)
     try:
         return Summary.from_json(cast("bytes", ray.get(ended)))
     except RayTaskError as error:
@@ -164,13 +169,15 @@ def _watch(
         raise lost(error, "controller", "the run") from None
 
 
-def _show(controller: Handle, display: ProgressDisplay) -> None:
+def _show(controller: Handle, display: ProgressDisplay) -> bool:
+    """True if the controller answered."""
     try:
         status = cast("bytes | None", ray.get(controller.status.remote(), timeout=_LOOK_S))
     except (GetTimeoutError, RayError):
-        return  # a controller that is gone ends the wait above with its own error
+        return False  # a controller that is gone ends the wait above with its own error
     if status is not None:
         display.update(msgspec.json.decode(status, type=Status))
+    return True
 
 
 def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str) -> Summary:

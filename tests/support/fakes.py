@@ -9,6 +9,7 @@ import msgspec
 
 from offbeat.messages.failures import (
     ActorLost,
+    EngineUnavailable,
     FailureKind,
     RolloutFailed,
     StepOutOfOrder,
@@ -51,6 +52,7 @@ class FakeGenerator:
     life: int = 1
     dead: bool = False
     silent: bool = False  # answers nothing, ever
+    broken: bool = False  # the process lives, the engine in it does not
     refuse_loads: int = 0
     lie_about_digest: bool = False
     loads: list[int] = field(default_factory=list[int])
@@ -68,11 +70,13 @@ class FakeGenerator:
         asyncio.get_running_loop().call_later(1.0, self._reborn)
 
     def _reborn(self) -> None:
-        self.dead, self.silent, self.life = False, False, self.life + 1
+        self.dead, self.silent, self.broken, self.life = False, False, False, self.life + 1
 
     async def _answer(self) -> None:
         if self.dead:
             raise ActorLost(self.name, "call", "the process is gone")
+        if self.broken:
+            raise EngineUnavailable(self.name, "answer", "a step raised", "Start another engine")
         if self.silent:
             await self.killed.wait()
             raise ActorLost(self.name, "call", "the process was killed")
@@ -132,6 +136,10 @@ class FakeRollouts:
         if engine.dead or engine.life != life:
             raise RolloutFailed(
                 FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "engine_lost", engine.name
+            )
+        if engine.broken:
+            raise RolloutFailed(
+                FailureKind.INFRASTRUCTURE, task.ordinal, 1, "engine_unavailable", engine.name
             )
         if faults := self.faults.get(task.ordinal):
             raise faults.pop(0)

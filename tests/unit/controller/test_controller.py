@@ -330,6 +330,23 @@ def test_a_silent_engine_is_replaced_while_the_others_go_on() -> None:
     assert world.generators["generator-1"].restarts == 1
 
 
+@pytest.mark.parametrize("moment_s", [3.3, 6.0, 9.1])
+def test_a_broken_engine_in_a_living_process_is_replaced(moment_s: float) -> None:
+    world = World()
+
+    async def main() -> None:
+        def break_it() -> None:
+            world.generators["generator-1"].broken = True
+
+        asyncio.get_running_loop().call_later(moment_s, break_it)
+        await world.controller().run()
+
+    run(main())
+    world.assert_books_agree()
+    assert world.generators["generator-1"].restarts == 1
+    assert world.generators["generator-1"].version == 10
+
+
 def test_an_engine_that_refuses_a_sync_serves_nothing_until_a_later_one_succeeds() -> None:
     world = World(engines=2)
     world.generators["generator-1"].refuse_loads = 1
@@ -521,3 +538,18 @@ def test_the_outcome_is_told_before_actors_are_closed() -> None:
     run(main())
     assert told == [(RunFailed, False)]
     assert world.trainer.closed
+
+
+def test_actors_are_closed_even_if_the_outcome_cannot_be_told() -> None:
+    world = World()
+
+    def full_disk(raised: BaseException | None) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="No space left"):
+            await world.controller().run(full_disk)
+
+    run(main())
+    assert world.trainer.closed
+    assert all(generator.closed for generator in world.generators.values())
