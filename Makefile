@@ -32,7 +32,7 @@ help:
 	@echo
 	@echo 'PYTHON=python3.12     another interpreter, 3.11 or newer'
 	@echo 'TORCH_INDEX=URL       where to fetch torch. Plain pip may choose a CUDA build of several GB; without a GPU use'
-	@echo '                      TORCH_INDEX=https://download.pytorch.org/whl/cpu'
+	@echo '                      the index of CPU builds that PyTorch names on its start page'
 
 run: $(RUN_STAMP)
 	$(BIN)/offbeat train recipes/quickstart.yaml $(ARGS)

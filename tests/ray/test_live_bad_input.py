@@ -1,11 +1,12 @@
 """What users get wrong: each ends with a message that names the value and the way out."""
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.ray.conftest import ROOT, STUB, Start
+from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -44,54 +45,59 @@ def test_an_actor_that_fits_no_machine_is_named_with_its_key(start: Start) -> No
 
 
 @pytest.fixture(scope="module")
-def rewards(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A data file whose first rows have a bad reward, and the settings that use it."""
-    directory = tmp_path_factory.mktemp("rewards")
-    (directory / "user_rewards.py").write_text(REWARD)
+def bad_rewards(
+    start: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, LiveRun]]:
+    """Two runs, by their drop budget, whose first three prompts get no usable reward."""
+    cwd = tmp_path_factory.mktemp("rewards")
+    (cwd / "user_rewards.py").write_text(REWARD)
     rows = [{"prompt": "1+2=", "bad": bad} for bad in ("nan", "raise", "hang")]
     rows += [{"prompt": f"{number}+1="} for number in range(9)] * 4
-    data = directory / "prompts.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = [
+    (cwd / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (
         "steps=4",
         "groups_per_step=4",
         "samples_per_group=2",
-        f"data.path={data}",
+        f"data.path={cwd / 'prompts.jsonl'}",
         "data.shuffle=false",
         "environment.name=function",
         "environment.target=user_rewards:reward",
+        "environment.options={}",
         "environment.reward_deadline_s=1",
         "rollout.data_retries=0",
-    ]
-    return directory, settings
+    )
+    with (
+        start("none", QUICKSTART, *settings, cwd=cwd) as none,
+        start("three", QUICKSTART, *settings, "rollout.drop_budget=3", cwd=cwd) as three,
+    ):
+        none.exit_code()
+        three.exit_code()
+        yield {0: none, 3: three}
 
 
-def test_a_bad_reward_ends_the_run_when_no_drop_is_allowed(
-    start: Start, rewards: tuple[Path, list[str]]
-) -> None:
-    cwd, settings = rewards
-    with start("bad-reward", STUB, *settings, cwd=cwd) as run:
-        assert run.exit_code() == 1
-        line = run.err.splitlines()[0]
-        assert "BudgetSpent: more than 0 dropped prompt groups (rollout.drop_budget)" in line
-        assert "reward_" in line
-        run.talks_to_people()
-        run.nothing_is_left()
+def test_a_bad_reward_ends_the_run_when_no_drop_is_allowed(bad_rewards: dict[int, LiveRun]) -> None:
+    run = bad_rewards[0]
+    assert run.exit_code() == 1
+    line = run.err.splitlines()[0]
+    assert "BudgetSpent: more than 0 dropped prompt groups (rollout.drop_budget)" in line
+    assert "reward_" in line
+    run.talks_to_people()
+    run.nothing_is_left()
 
 
 def test_bad_rewards_within_the_budget_are_counted_by_reason(
-    start: Start, rewards: tuple[Path, list[str]]
+    bad_rewards: dict[int, LiveRun],
 ) -> None:
     """One that raises, one that is NaN, one that hangs: none of them becomes a reward."""
-    cwd, settings = rewards
-    with start("few-bad", STUB, *settings, "rollout.drop_budget=3", cwd=cwd) as run:
-        assert run.exit_code() == 0
-        records = RunRecords.read(run.run_dir)
-        records.agree()
-        assert records.summary.groups.dropped == {
-            "reward_not_finite": 1,
-            "reward_raised": 1,
-            "reward_deadline": 1,
-        }
-        assert records.summary.groups.trained == 16
-        run.nothing_is_left()
+    run = bad_rewards[3]
+    assert run.exit_code() == 0
+    records = RunRecords.read(run.run_dir)
+    records.agree()
+    assert records.summary.groups.dropped == {
+        "reward_not_finite": 1,
+        "reward_raised": 1,
+        "reward_deadline": 1,
+    }
+    assert records.summary.groups.trained == 16
+    run.talks_to_people()
+    run.nothing_is_left()

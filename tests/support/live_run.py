@@ -1,5 +1,6 @@
 """A run of the real command in a process of its own, seen as its operator sees it: from outside."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import psutil
 
@@ -57,7 +58,7 @@ class LiveRun:
             )
         self._process = psutil.Process(self._driver.pid)
 
-    def __enter__(self) -> "LiveRun":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,6 +148,7 @@ class LiveRun:
 
     def nothing_is_left(self, *, within_s: float = 30) -> float:
         """Wait until no process and no shared memory of the run is left; how long it took."""
+        assert self._seen, "nothing of the run was ever seen"
         began = time.monotonic()
         until("nothing is left of the run", lambda: not self._left(), within_s=within_s,
               explain=lambda: f"left: {self._left()}")  # fmt: skip
@@ -165,10 +167,8 @@ class LiveRun:
 
     def _look(self) -> None:
         """Children are found by parentage, so they have to be seen while that holds."""
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended; what was seen of it is known
             self._seen.update(self._process.children(recursive=True))
-        except psutil.NoSuchProcess:
-            pass  # it ended; what was seen of it is known
 
     def _story(self) -> str:
         return f"stdout: {self.out[-2000:]}\nstderr: {self.err[-4000:]}"
@@ -178,7 +178,7 @@ def _title(process: psutil.Process) -> str:
     """What a living process calls itself; empty for one that is over."""
     try:
         if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            return " ".join(process.cmdline()) or process.name()
+            return " ".join(process.cmdline()).strip() or process.name()
     except psutil.NoSuchProcess:
         pass
     return ""
