@@ -33,15 +33,15 @@ def _finished_with_its_books_in_order(run: LiveRun, steps: int) -> RunRecords:
 def test_engines_and_environment_workers_come_back(start: Start) -> None:
     """Twice the only engine and once the only worker; every group in flight is sent out again."""
     early, middle, late = (random.Random(11).randrange(low, low + 8) for low in (3, 14, 25))
-    with start("come-back", STUB, "steps=40") as run:
+    with start("come-back", STUB, "steps=36") as run:
         run.trained_steps(early)
         _kill(run.actor("StubEngineActor"))
         run.trained_steps(middle)
         _kill(run.actor("EnvironmentActor"))
         run.trained_steps(late)
         _kill(run.actor("StubEngineActor"))
-        records = _finished_with_its_books_in_order(run, 40)
-    assert records.summary.restarts == 2
+        records = _finished_with_its_books_in_order(run, 36)
+    assert records.summary.restarts >= 2
     assert records.summary.groups.dropped == {}
     assert "environment-0 was lost" in (run.run_dir / "logs" / "controller.log").read_text()
 
@@ -49,24 +49,30 @@ def test_engines_and_environment_workers_come_back(start: Start) -> None:
 def test_an_engine_killed_while_it_takes_weights_is_left_behind_and_comes_back(
     start: Start,
 ) -> None:
-    with start("mid-sync", STUB, "steps=9", "stub.sync_s=1") as run:
-        run.trained_steps(random.Random(12).randrange(2, 6))
+    with start("mid-sync", STUB, "steps=7", "stub.sync_s=1") as run:
+        run.trained_steps(random.Random(12).randrange(2, 5))
         _kill(run.actor("StubEngineActor"))  # a step was just trained: a second of sync begins
         run.logged("sync.engine_left_behind")
-        records = _finished_with_its_books_in_order(run, 9)
-    assert records.summary.restarts == 1
+        records = _finished_with_its_books_in_order(run, 7)
+    assert records.summary.restarts >= 1
 
 
-def test_an_embedded_engine_that_hangs_and_is_killed_takes_the_current_weights_again(
-    start: Start,
-) -> None:
+def test_an_engine_that_hangs_is_replaced(start: Start) -> None:
+    """It answers no probe: the controller has it killed, and its groups are sent out again."""
+    with start("hang", STUB, "steps=12") as run:
+        run.trained_steps(3)
+        run.actor("StubEngineActor").suspend()
+        run.logged("engine.lost")
+        records = _finished_with_its_books_in_order(run, 12)
+    assert records.summary.restarts >= 1
+
+
+def test_an_embedded_engine_that_was_killed_takes_the_current_weights_again(start: Start) -> None:
     with start("embedded", QUICKSTART, "steps=60", "groups_per_step=8") as run:
         run.trained_steps(random.Random(13).randrange(5, 15))
-        engine = run.actor("EmbeddedEngineActor")
-        engine.suspend()  # it answers nothing, and holds up a sync or its groups
-        _kill(engine)
+        _kill(run.actor("EmbeddedEngineActor"))
         records = _finished_with_its_books_in_order(run, 60)
-    assert records.summary.restarts == 1
+    assert records.summary.restarts >= 1
 
 
 def test_a_run_that_lost_its_trainer_fails_at_once_and_says_so(start: Start) -> None:

@@ -104,12 +104,6 @@ class LiveRun:
         until("the command ends", look, within_s=within_s, explain=self._story)
         return self._driver.returncode
 
-    def seconds_to_exit(self, *, within_s: float = 60) -> float:
-        """From now until the command has ended."""
-        began = time.monotonic()
-        self.exit_code(within_s=within_s)
-        return time.monotonic() - began
-
     def trained_steps(self, steps: int) -> None:
         """Wait until the trainer has applied this many steps."""
         log = self.run_dir / "logs" / "trained-rank0.jsonl"
@@ -146,13 +140,11 @@ class LiveRun:
         self._look()
         (os.killpg if whole_group else os.kill)(self._driver.pid, number)
 
-    def nothing_is_left(self, *, within_s: float = 30) -> float:
-        """Wait until no process and no shared memory of the run is left; how long it took."""
+    def nothing_is_left(self, *, within_s: float = 30) -> None:
+        """Wait until no process and no shared memory of the run is left."""
         assert self._seen, "nothing of the run was ever seen"
-        began = time.monotonic()
         until("nothing is left of the run", lambda: not self._left(), within_s=within_s,
               explain=lambda: f"left: {self._left()}")  # fmt: skip
-        return time.monotonic() - began
 
     def talks_to_people(self) -> None:
         """No traceback, nothing of Ray's own, few lines of error."""
