@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from offbeat.actors.process import dump_stacks_on_signal
+
 
 class Hosted(Protocol):
     """A run as its host sees it."""
@@ -25,6 +27,7 @@ class ControllerActor:
     """
 
     def __init__(self, build: Callable[[], Hosted]) -> None:
+        dump_stacks_on_signal()
         self._build = build
         self._hosted: Hosted | None = None
         self._abort_reason: str | None = None

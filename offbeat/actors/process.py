@@ -15,6 +15,11 @@ def prepare(name: str, run_dir: str) -> None:
     Ray keeps Ctrl-C away from its workers.
     """
     atexit.register(configure_logging(name, Path(run_dir) / "logs").close)
+    dump_stacks_on_signal()
+
+
+def dump_stacks_on_signal() -> None:
+    """SIGUSR1 writes the stacks of all threads to stderr; unhandled, it would end the process."""
     faulthandler.register(signal.SIGUSR1)
 
 
