@@ -255,7 +255,6 @@ class TrainPump:
             payloads=tuple(self._state.queue.payloads(receipt.ordinal) for receipt in receipts),
             advantages=advantages,
             tokens=sum(receipt.tokens for receipt in receipts),
-            behaviour_versions=tuple(receipt.oldest_version for receipt in receipts),
         )
 
     # --- the end of a step -----------------------------------------------------------------------

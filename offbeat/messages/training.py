@@ -44,7 +44,6 @@ class Chunk(msgspec.Struct, frozen=True):
     payloads: tuple[tuple[Any, ...], ...]
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups
-    behaviour_versions: tuple[int, ...] = ()  # oldest weight version of each group
 
 
 class ChunkResult(msgspec.Struct, frozen=True):

@@ -181,7 +181,6 @@ class FakeTrainer:
     lose_at_step: int | None = None
     refuse_steps: set[int] = field(default_factory=set[int])
     aborted: list[int] = field(default_factory=list[int])
-    behaviour: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     chunks: list[int] = field(default_factory=list[int])  # tokens of each
     prepared: int = 0
     saved: list[int] = field(default_factory=list[int])
@@ -221,7 +220,6 @@ class FakeTrainer:
             self._maybe_fail(key, "microbatch")
             self.seq = key.seq
             self.open += chunk.ordinals
-            self.behaviour.append(chunk.behaviour_versions)
             self.chunks.append(chunk.tokens)
             return ChunkResult(4, 2, 1, self.step_s / 2)
 
