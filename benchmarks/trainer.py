@@ -53,7 +53,7 @@ def _median_step_s(
 ) -> float:
     times = list[float]()
     for step in range(1, steps + WARMUP + 1):
-        started, key = time.perf_counter(), StepKey(step, 1, 0)
+        started, key = time.perf_counter(), StepKey(step, step, 0)
         trainer.begin_train_step(key, LossSpec())
         trainer.train_microbatch(key.next(), groups, advantages)
         trainer.finish_train_step(key.next().next())

@@ -90,6 +90,8 @@ def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
 
 def _cause_of_death(error: BaseException) -> str:
     """Why a process is gone, in one line: Ray says it far behind its first."""
+    if isinstance(error, ActorUnavailableError):
+        return "its process was killed or crashed, or the network to it is cut"
     text = str(error)
     if not (ended := _EXIT.search(text)):
         return first_line(error)

@@ -18,6 +18,9 @@ class Hosted(Protocol):
         ...
 
     def abort(self, reason: str) -> None: ...
+    def control(self, command: bytes) -> None:
+        """Hand on what an operator asks, as JSON."""
+        ...
 
 
 class ControllerActor:
@@ -48,3 +51,8 @@ class ControllerActor:
         self._abort_reason = reason
         if self._hosted is not None:
             self._hosted.abort(reason)
+
+    async def control(self, command: bytes) -> None:
+        """Pause, resume, stop or abort; ignored before the run was built."""
+        if self._hosted is not None:
+            self._hosted.control(command)

@@ -20,6 +20,7 @@ from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import (
+    Checkpoint,
     Chunk,
     ChunkResult,
     LossSpec,
@@ -119,16 +120,24 @@ class RayGenerator:
 
 
 class RayTrainer:
-    """The trainer's rank 0; with one rank, all of it."""
+    """The trainer's rank 0; with one rank, all of it.
+
+    A rank that was killed comes back by itself, with the initial model. Until it is up, every call
+    raises ``ActorLost``; the first ``state`` that answers says it is. One that is being killed may
+    still answer calls for a moment: ``state`` does not take its word.
+    """
 
     def __init__(self, rank: Handle) -> None:
         self._rank = rank
         self._chunks = 0  # of a release; learnt from the first state
+        self._life = self._killed = ""  # names of process lives
 
     async def state(self, fence: Fence) -> TrainerState:
-        state: TrainerState = await self._reply(self._rank.state.remote(fence), "start")
-        self._chunks = await self._reply(self._rank.weight_chunks.remote(fence), "start")
-        return state
+        life, self._chunks = await self._reply(self._rank.about.remote(fence), "start")
+        if life == self._killed:
+            raise ActorLost("trainer rank 0", "start", f"{life} is being killed")
+        self._life = life
+        return await self._reply(self._rank.state.remote(fence), "start")
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         places, payloads = flat(chunk)
@@ -162,6 +171,16 @@ class RayTrainer:
 
     async def save(self, fence: Fence, step: int) -> None:
         await self._reply(self._rank.save.remote(fence, step), "save")
+
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        return await self._reply(self._rank.save_checkpoint.remote(fence, version), "checkpoint")
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        return await self._reply(self._rank.restore.remote(fence, at_most), "restore")
+
+    async def restart(self) -> None:
+        self._killed = self._life
+        ray.kill(self._rank, no_restart=False)
 
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):

@@ -70,7 +70,7 @@ def make_actors(spec: RunSpec) -> Actors:
     config, model_path = spec.config, spec.config.model.path
     trainer_cls = ray.remote(trainer_class(config.trainer.backend))
     trainer = trainer_cls.options(
-        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=0
+        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
     ).remote(TrainerSpec(config, model_path, str(spec.run_dir)))
     engine_cls = ray.remote(engine_class(config.generator.backend))
     engines: dict[str, Handle] = {}

@@ -1,10 +1,13 @@
 """The composition root inside the controller's process: config and actor handles -> a controller."""
 
+import asyncio
 import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import yaml
 
@@ -16,14 +19,18 @@ from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
-from offbeat.controller.journal import FileJournal
-from offbeat.controller.ports import Ports
-from offbeat.environments.factory import make_prompts
+from offbeat.controller.history import trained_steps
+from offbeat.controller.journal import open_journal, read_journal
+from offbeat.controller.ports import NoPayloads, Ports
+from offbeat.environments.factory import make_evaluation_prompts, make_prompts
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.trace import TraceFile
+
+JOURNAL: Final = "journal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,13 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     """Everything a run consists of, on the event loop that will run it."""
     config, run_dir = spec.config, spec.run_dir
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id)
-    journal = FileJournal(run_dir / "journal")
+    ledger, journal = open_journal(
+        run_dir / JOURNAL,
+        partial(asyncio.get_running_loop().run_in_executor, None),
+        snapshot_records=config.supervision.snapshot_records,
+    )
+    life = ledger.incarnation + 1
+    trace = TraceFile(run_dir / "trace.json", asyncio.get_running_loop().time)
     telemetry = run_telemetry(
         config.wandb,
         run_dir=run_dir,
@@ -64,23 +77,30 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         trainer=RayTrainer(actors.trainer),
         journal=journal,
         telemetry=telemetry,
+        trace=trace,
+        payloads=NoPayloads(),
+        evaluation=make_evaluation_prompts(config, spec.recipe_dir),
     )
     controller = Controller(
         config,
-        Fence(spec.run_id, 1),
+        Fence(spec.run_id, life),
         ports,
         sampler=build_sampler(config.sampler, config.groups_per_step),
         advantages=ESTIMATORS[config.algorithm.advantage],
         loss=loss_spec(config),
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),
+        ledger=ledger,
     )
+    if life > 1:
+        controller.progress.resume(trained_steps(read_journal(run_dir / JOURNAL)))
     return HostedRun(
         controller,
         run_id=spec.run_id,
         run_dir=run_dir,
         journal=journal,
         telemetry=telemetry,
+        trace=trace,
     )
 
 

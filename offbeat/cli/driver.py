@@ -15,6 +15,7 @@ from typing import Final, Literal, cast
 
 import msgspec
 import ray
+import structlog
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from rich.console import Console
 
@@ -29,21 +30,23 @@ from offbeat.cli.cluster import (
     start_ray,
     stop_ray,
 )
-from offbeat.cli.compose import RunSpec
+from offbeat.cli.compose import Actors, RunSpec
+from offbeat.cli.control import taken
 from offbeat.cli.dry import dry
 from offbeat.cli.hosted import SUMMARY
-from offbeat.cli.run_directory import RunDirUnusable, make_run_dir
+from offbeat.cli.run_directory import RunDirUnusable, make_run_dir, reopen_run_dir
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
-from offbeat.controller.journal import read_journal
+from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import Groups, Summary
 
+log = structlog.stdlib.get_logger()
 FINISHED: Final = 0
 FAILED: Final = 1
 BAD_CONFIG: Final = 2
@@ -81,18 +84,25 @@ class Signals:
             raise Interrupted(self.received.name)
 
 
-def drive(loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool) -> int:
+def drive(
+    loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool, resume: Path | None = None
+) -> int:
     """Run it to its end; the exit code."""
     console, errors = Console(), Console(stderr=True)
     config = dry(loaded.config) if dry_run else loaded.config
     if not dry_run and _cannot_work(config, run_dir, errors):
         return BAD_CONFIG
     try:
-        directory = make_run_dir(config, run_dir)
-    except RunDirUnusable as error:
-        errors.print(str(error), style="red", markup=False, highlight=False)
+        if resume is None:
+            directory = make_run_dir(config, run_dir)
+            run_id = f"{config.name}-{secrets.token_hex(4)}"
+        else:
+            directory = reopen_run_dir(config, resume)
+            run_id = recover(directory / "journal").run_id
+    except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
+        errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return BAD_CONFIG
-    spec = RunSpec(config, f"{config.name}-{secrets.token_hex(4)}", directory, loaded.recipe_dir)
+    spec = RunSpec(config, run_id, directory, loaded.recipe_dir)
     configure_logging("driver", directory / "logs", run_id=spec.run_id)
     console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
     signals = Signals()
@@ -135,12 +145,35 @@ def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
             check_room(spec)
             actors = make_actors(spec)
             handles += [actors.trainer, *actors.engines.values(), *actors.workers]
-            controller = make_controller(spec, actors)
-            handles.append(controller)
             with ProgressDisplay(console) as display:
-                return _watch(spec, controller, display, signals)
+                return _lives(spec, actors, handles, display, signals)
     finally:
         stop_ray(handles)
+
+
+def _lives(
+    spec: RunSpec,
+    actors: Actors,
+    handles: list[Handle],
+    display: ProgressDisplay,
+    signals: Signals,
+) -> Summary:
+    """One controller after another, until one of them reaches the end of the run.
+
+    All other actors live on: the next controller reads the journal and goes on with them.
+    """
+    budget = spec.config.supervision.controller_restart_budget
+    for left in range(budget, -1, -1):
+        controller = make_controller(spec, actors)
+        handles.append(controller)
+        try:
+            return _watch(spec, controller, display, signals)
+        except (ActorLost, DeadlineExceeded) as gone:
+            ray.kill(controller)  # a frozen one must not come back
+            if not left or signals.received is not None:
+                raise
+            log.warning("controller.lost", error=str(gone), restarts_left=left)
+    raise AssertionError("unreachable: the last life returns or raises")
 
 
 def _watch(
@@ -157,6 +190,8 @@ def _watch(
             give_up_at = time.monotonic() + _ABORT_S
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
+        for command in taken(spec.run_dir):
+            controller.control.remote(command)
         if _show(controller, display):
             heard_at = time.monotonic()
         elif time.monotonic() > heard_at + _SILENT_S:
@@ -193,7 +228,7 @@ def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str
         error=error,
         steps=ledger.trainer_version,
         trainer_version=ledger.trainer_version,
-        groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
+        groups=Groups(**ledger.counts(), dropped=ledger.totals.dropped),
         wall_s=0.0,
     )
     summary.write(path)
@@ -203,7 +238,7 @@ def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str
 def _journalled(run_dir: Path) -> Ledger:
     """Where every group was when the journal was last written."""
     journal = run_dir / "journal"
-    return Ledger.fold(read_journal(journal)) if journal.exists() else Ledger()
+    return recover(journal) if journal.exists() else Ledger()
 
 
 def _written(directory: Path) -> dict[str, Path]:
@@ -214,6 +249,7 @@ def _written(directory: Path) -> dict[str, Path]:
         "summary": SUMMARY,
         "wandb": "wandb",
         "journal": "journal",
+        "timeline": "trace.json",
         "rollouts": "rollouts",
         "model": "checkpoints",
         "logs": "logs",

@@ -8,10 +8,12 @@ from typing import Literal
 import msgspec
 import structlog
 
+from offbeat.controller.commands import Command
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.journal import FileJournal
 from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.trace import TraceFile
 
 log = structlog.stdlib.get_logger()
 _FLUSH_S = 1.5  # telemetry may take this long to catch up after an abnormal end
@@ -30,19 +32,23 @@ class HostedRun:
         run_dir: Path,
         journal: FileJournal,
         telemetry: Telemetry,
+        trace: TraceFile,
     ) -> None:
         self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
-        self._journal, self._telemetry = journal, telemetry
+        self._journal, self._telemetry, self._trace = journal, telemetry, trace
         self._outcome: Literal["finished", "aborted", "failed"] = "failed"
 
     async def run(self) -> bytes:
         """Go to the end; the summary as JSON. A failed run is an outcome here, not an error."""
         self._telemetry.start()
+        self._trace.start()
         with contextlib.suppress(RunFailed):  # it is in the summary
             await self._controller.run(on_ended=self._write_summary)
         finished = self._outcome == "finished"
         flush_s = _FINAL_FLUSH_S if finished else _FLUSH_S
-        await asyncio.get_running_loop().run_in_executor(None, self._telemetry.close, flush_s)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._telemetry.close, flush_s)
+        await loop.run_in_executor(None, self._trace.close, flush_s)
         return (self._run_dir / SUMMARY).read_bytes()
 
     def status(self) -> bytes:
@@ -50,6 +56,9 @@ class HostedRun:
 
     def abort(self, reason: str) -> None:
         self._controller.abort(reason)
+
+    def control(self, command: bytes) -> None:
+        self._controller.control(msgspec.json.decode(command, type=Command))
 
     def _write_summary(self, raised: BaseException | None) -> None:
         """Everything that must survive, on disk, before anything slow is done."""
@@ -61,7 +70,8 @@ class HostedRun:
             case _:
                 self._outcome = "failed"
                 log.error("run.failed", error=str(raised), exc_info=raised)
-        self._journal.close()
+        if not self._journal.close():
+            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
         self._controller.progress.summary(
             self._run_id,
             self._outcome,

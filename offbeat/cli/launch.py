@@ -19,7 +19,9 @@ ENVIRONMENT: Final = {
 """Set for this process and its actors before anything reads them; what is set already stays."""
 
 
-def launch(loaded: LoadedRecipe, *, run_dir: Path | None, dry_run: bool) -> int:
+def launch(
+    loaded: LoadedRecipe, *, run_dir: Path | None, dry_run: bool, resume: Path | None = None
+) -> int:
     """Run it; the exit code.
 
     0 finished, 1 failed, 2 bad configuration, 130 interrupted, 143 terminated.
@@ -29,4 +31,4 @@ def launch(loaded: LoadedRecipe, *, run_dir: Path | None, dry_run: bool) -> int:
     # Ray reads its variables when it is imported.
     from offbeat.cli.driver import drive
 
-    return drive(loaded, run_dir, dry_run=dry_run)
+    return drive(loaded, run_dir, dry_run=dry_run, resume=resume)

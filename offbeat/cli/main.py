@@ -62,22 +62,31 @@ def offbeat(
 
 @app.command()
 def train(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RECIPE", help="YAML recipe; with --resume, default: the run's own config."
+        ),
+    ] = None,
     overrides: OverridesArgument = None,
     run_dir: RunDirOption = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Run directory to go on from.")
+        Path | None,
+        typer.Option("--resume", help="Directory of a run to go on with; it is written on."),
     ] = None,
 ) -> None:
     """Train: one run on real actors."""
-    if resume is not None:
-        typer.echo(
-            f"--resume {resume}: this version writes a journal but cannot resume from it yet. "
-            "Leave --resume out to start a new run.",
-            err=True,
-        )
+    if resume is not None and run_dir is not None:
+        typer.echo(f"--resume {resume} and --run-dir {run_dir}: give one of them.", err=True)
         raise typer.Exit(BAD_USAGE)
-    _launch(recipe, overrides, run_dir, dry_run=False)
+    if resume is not None and recipe is not None and "=" in recipe.name and not recipe.exists():
+        recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, no recipe
+    if recipe is None:
+        if resume is None:
+            typer.echo("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml", err=True)
+            raise typer.Exit(BAD_USAGE)
+        recipe = resume / "config.yaml"
+    _launch(recipe, overrides, run_dir, dry_run=False, resume=resume)
 
 
 @app.command("dry-run")
@@ -89,7 +98,12 @@ def dry_run(
 
 
 def _launch(
-    recipe: Path, overrides: list[str] | None, run_dir: Path | None, *, dry_run: bool
+    recipe: Path,
+    overrides: list[str] | None,
+    run_dir: Path | None,
+    *,
+    dry_run: bool,
+    resume: Path | None = None,
 ) -> None:
     from offbeat.cli.reading import read_or_exit
 
@@ -97,7 +111,7 @@ def _launch(
 
     from offbeat.cli.launch import launch
 
-    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run))
+    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, resume=resume))
 
 
 @app.command()
@@ -136,6 +150,53 @@ def submit(
     raise SystemExit(submit_job(loaded, overrides or [], address, python))
 
 
+@app.command()
+def simulate(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Episodes to run.")] = 100,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Run this episode alone, and tell all about it.")
+    ] = None,
+    base: Annotated[
+        int | None, typer.Option("--base", help="First seed; default: drawn, and printed.")
+    ] = None,
+    faults: Annotated[
+        str,
+        typer.Option("--faults", help="none, engines, trainer, controller, network, data, all."),
+    ] = "all",
+) -> None:
+    """Run the controller in the deterministic simulator, and audit every episode."""
+    from offbeat.cli.reading import read_or_exit
+
+    loaded = read_or_exit(recipe, overrides, dry_run=True)
+
+    from offbeat.cli.simulate import simulate_recipe
+
+    raise SystemExit(simulate_recipe(loaded, recipe, seeds, seed, base, faults))
+
+
+@app.command()
+def control(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a live run.")],
+    command: Annotated[
+        str, typer.Argument(metavar="pause|resume|stop|abort", help="What it is to do.")
+    ],
+) -> None:
+    """Pause, resume, stop or abort a live run."""
+    from offbeat.cli.control import COMMANDS, leave
+    from offbeat.cli.run_directory import RunDirUnusable
+
+    if command not in COMMANDS:
+        typer.echo(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.", err=True)
+        raise typer.Exit(BAD_USAGE)
+    try:
+        leave(run, command)
+    except RunDirUnusable as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(BAD_USAGE) from error
+
+
 @config_app.command("explain")
 def config_explain(
     key: Annotated[
@@ -164,3 +225,34 @@ def config_show(
     from offbeat.cli.reading import read_or_exit, show
 
     typer.echo(show(read_or_exit(recipe, overrides), origins=origins), nl=False)
+
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command()
+def replay(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Fold a run's journal again, and hold it against what the run wrote. 1: they differ."""
+    from offbeat.cli.past_run import told_in_one_line
+    from offbeat.cli.replay import replay as replayed
+
+    with told_in_one_line():
+        found = replayed(run)
+    typer.echo(found.to_json() if as_json else found.to_text(), nl=False)
+    raise typer.Exit(0 if found.agrees else 1)
+
+
+@app.command()
+def why(
+    run: RunArgument,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="A prompt group: g-000412 or 412.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Tell the life of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
+    from offbeat.cli.past_run import told_in_one_line
+    from offbeat.cli.why import why as told
+
+    with told_in_one_line():
+        life = told(run, group)
+    typer.echo(life.to_json() if as_json else life.to_text(), nl=False)

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from offbeat.config.limits import max_group_bytes, sampler_reach
-from offbeat.config.rollouts import GeneratorConfig, InOrderConfig, ReadyFirstConfig
+from offbeat.config.rollouts import (
+    CustomSamplerConfig,
+    GeneratorConfig,
+    InOrderConfig,
+    WindowedConfig,
+)
 from offbeat.config.run import RunConfig
 from offbeat.config.training import TrainerConfig
 
@@ -82,7 +87,8 @@ def _lookahead_is_within_staleness(config: RunConfig) -> Iterator[Clash]:
 
 def _in_flight_is_reachable(config: RunConfig) -> Iterator[Clash]:
     asked, reach = config.rollout.max_in_flight, sampler_reach(config)
-    if asked is not None and asked > reach:
+    custom = isinstance(config.sampler, CustomSamplerConfig)  # only it knows its reach
+    if asked is not None and asked > reach and not custom:
         yield Clash(
             ("rollout.max_in_flight", "sampler.max_staleness", "groups_per_step"),
             f"rollout.max_in_flight={asked} can never be reached: sampler.name={config.sampler.name} with "
@@ -102,6 +108,37 @@ def _buffer_holds_the_groups_of_a_step(config: RunConfig) -> Iterator[Clash]:
             f"Set buffer.capacity_groups to {needed} or more, or leave it out: the sampler then admits "
             f"{sampler_reach(config)} groups.",
         )
+
+
+def _buffer_holds_what_is_over_sampled(config: RunConfig) -> Iterator[Clash]:
+    sampler, capacity = config.sampler, config.buffer.capacity_groups
+    if not isinstance(sampler, WindowedConfig) or capacity is None:
+        return
+    ratio, reach = sampler.over_sampling_ratio, sampler_reach(config)
+    if ratio > 1 and capacity < reach:
+        yield Clash(
+            ("sampler.over_sampling_ratio", "buffer.capacity_groups", "groups_per_step"),
+            f"sampler.over_sampling_ratio={ratio:g} cannot be reached with "
+            f"buffer.capacity_groups={capacity}: over-sampling admits {reach} groups at once, and "
+            "those without room in the buffer are never generated",
+            f"Set buffer.capacity_groups to {reach} or more, leave it out, or set "
+            "sampler.over_sampling_ratio to 1.",
+        )
+
+
+def _sampler_target_names_a_class(config: RunConfig) -> Iterator[Clash]:
+    sampler = config.sampler
+    if isinstance(sampler, CustomSamplerConfig) and not _names_an_object(sampler.target):
+        yield Clash(
+            ("sampler.target",),
+            f"sampler.target={sampler.target} does not name a class in a module",
+            "Write module:Class, as in samplers.mine:ShortestFirst.",
+        )
+
+
+def _names_an_object(target: str) -> bool:
+    module, _, name = target.partition(":")
+    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
@@ -159,11 +196,11 @@ def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
             "which engine serves a group, and with which weights, depends on who is free first",
             "Set generator.engines to 1, or generator.deterministic to false.",
         )
-    if isinstance(config.sampler, ReadyFirstConfig):
+    if not isinstance(config.sampler, InOrderConfig):
         yield Clash(
             ("generator.deterministic", "sampler.name"),
-            "generator.deterministic=true cannot hold with sampler.name=ready_first: batches are made "
-            "in the order groups happen to finish",
+            f"generator.deterministic=true cannot hold with sampler.name={config.sampler.name}: what a "
+            "batch is made of depends on when groups happen to finish",
             "Set sampler.name to in_order, or generator.deterministic to false.",
         )
 
@@ -175,6 +212,16 @@ def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
             f"samples_per_group=1 gives algorithm.advantage={config.algorithm.advantage} nothing to "
             "compare: a lone sample's advantage is 0, so nothing would be learned",
             "Set samples_per_group to 2 or more; 8 is a usual choice.",
+        )
+
+
+def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
+    if config.filters.zero_variance and config.samples_per_group == 1:
+        yield Clash(
+            ("filters.zero_variance", "samples_per_group"),
+            "filters.zero_variance=true refuses every group with samples_per_group=1: the reward of a "
+            "lone sample has no variance",
+            "Set samples_per_group to 2 or more, or filters.zero_variance to false.",
         )
 
 
@@ -239,6 +286,15 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
             ("data.path", "environment.name"),
             "environment.name=function has no prompts: a reward function makes none",
             "Set data.path to a JSON Lines file with a `prompt` or `messages` in each row.",
+        )
+
+
+def _eval_prompts_have_a_reader(config: RunConfig) -> Iterator[Clash]:
+    if config.eval.path is not None and config.environment.name == "arithmetic":
+        yield Clash(
+            ("eval.path", "environment.name"),
+            "eval.path is not used: environment.name=arithmetic makes its own prompts",
+            "Leave eval.path out: the first eval.prompts of the training source are scored.",
         )
 
 
@@ -316,15 +372,19 @@ _ALWAYS = (
     _lookahead_is_within_staleness,
     _in_flight_is_reachable,
     _buffer_holds_the_groups_of_a_step,
+    _buffer_holds_what_is_over_sampled,
+    _sampler_target_names_a_class,
     _buffer_holds_the_bytes_of_a_step,
     _backoff_grows,
     _a_response_leaves_room_for_its_prompt,
     _deterministic_decoding_has_one_order,
     _a_group_has_something_to_compare,
+    _a_filter_lets_something_through,
     _tis_has_policy_logprobs,
     _run_dir_can_be_filled_in,
     _user_code_is_named,
     _prompts_have_one_source,
+    _eval_prompts_have_a_reader,
 )
 _REAL_RUNS = (
     _stubs_come_together,

@@ -1,8 +1,9 @@
 """Numbers that follow from a config, and that several rooms have to agree on."""
 
+import math
 from typing import Final
 
-from offbeat.config.rollouts import InOrderConfig
+from offbeat.config.rollouts import InOrderConfig, WindowedConfig
 from offbeat.config.run import RunConfig
 
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
@@ -13,11 +14,17 @@ _OFFSET_BYTES: Final = 8
 
 
 def sampler_reach(config: RunConfig) -> int:
-    """Most prompt groups that can be admitted and not yet trained."""
+    """Most prompt groups that can be admitted and not yet trained.
+
+    Of a custom sampler only a guess, what the bound can train: it may have a reach of its own.
+    """
     sampler, ahead = config.sampler, config.sampler.max_staleness
     if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:
         ahead = min(sampler.max_lookahead, ahead)
-    return (ahead + 1) * config.groups_per_step
+    groups = (ahead + 1) * config.groups_per_step
+    if isinstance(sampler, WindowedConfig):
+        return math.ceil(sampler.over_sampling_ratio * groups)
+    return groups
 
 
 def max_group_bytes(config: RunConfig) -> int:

@@ -71,7 +71,70 @@ class ReadyFirstConfig(Config):
     """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
 
 
-SamplerConfig = Annotated[InOrderConfig | ReadyFirstConfig, Field(discriminator="name")]
+class WeightFifoConfig(Config):
+    """Train in order of weight version: no group is overtaken by one of newer weights."""
+
+    name: Literal["weight_fifo"]
+    """Which policy this is."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+
+
+class WindowedConfig(Config):
+    """Train any ready group within the window, generate more than is needed, discard what is late."""
+
+    name: Literal["windowed"]
+    """Which policy this is."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it: the window."""
+
+    over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.0
+    """Groups admitted at once, as a multiple of those the window can train."""
+
+    freshest_first: bool = False
+    """Train the newest weight versions first; off: arrival order."""
+
+    on_evicted: Literal["readmit", "drop"] = "readmit"
+    """A group that grew too old: roll its prompt out again, or drop it as ``stale``."""
+
+
+class CustomSamplerConfig(Config):
+    """A staleness policy of your own: a class with the methods of ``offbeat.sampler.policy.Sampler``."""
+
+    name: Literal["custom"]
+    """Which policy this is."""
+
+    target: str
+    """``module:Class``, importable from the working directory; called with ``groups_per_step``,
+    ``max_staleness`` and ``options`` as keyword arguments."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it; enforced at use."""
+
+    options: dict[str, Any] = {}
+    """Further keyword arguments of the class."""
+
+
+SamplerConfig = Annotated[
+    InOrderConfig | ReadyFirstConfig | WeightFifoConfig | WindowedConfig | CustomSamplerConfig,
+    Field(discriminator="name"),
+]
+
+
+class FilterConfig(Config):
+    """Finished groups that are not worth a place in a batch: dropped by reason, and replaced."""
+
+    zero_variance: bool = False
+    """Drop groups whose samples all got the same reward: they have no gradient (dynamic sampling)."""
+
+    max_truncated_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Drop groups of which more than this share of samples ran out of tokens. None: keep them."""
+
+    max_per_step: Annotated[int, Field(ge=1)] | None = None
+    """Groups filtered for one step before the next ones are kept whatever they are. None: ten times
+    ``groups_per_step``."""
 
 
 class BufferConfig(Config):
@@ -107,6 +170,10 @@ class RolloutConfig(Config):
 
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
     """replace: draw a fresh prompt so that the batch stays whole; shrink: train the smaller batch."""
+
+    min_step_batch_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Smallest batch that ``on_dropped_prompt: shrink`` may leave, as a share of ``groups_per_step``;
+    further dropped prompts of the step are replaced."""
 
     log: bool = True
     """Keep every finished group in ``rollouts/*.parquet``."""
@@ -163,6 +230,9 @@ class GeneratorConfig(Config):
 
     restart_budget: Annotated[int, Field(ge=0)] = 16
     """Restarts of engines over the run; one more ends it."""
+
+    request_strikes: Annotated[int, Field(ge=1)] = 3
+    """Requests in a row that fail on an engine whose probes answer, before its process is replaced."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
     """CPUs Ray reserves for each engine actor. 0 lets any machine schedule it."""

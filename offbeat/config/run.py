@@ -9,6 +9,7 @@ from offbeat.config.rollouts import (
     BufferConfig,
     DataConfig,
     EnvironmentConfig,
+    FilterConfig,
     GeneratorConfig,
     InOrderConfig,
     ReadyFirstConfig,
@@ -53,15 +54,48 @@ class SupervisionConfig(Config):
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Time each actor gets to close before it is killed."""
 
+    controller_restart_budget: Annotated[int, Field(ge=0)] = 3
+    """Times a controller that died is replaced, over the run; one more ends it."""
+
+    snapshot_records: Annotated[int, Field(ge=1)] = 20_000
+    """Journal records between two snapshots: what a new controller has to read at most."""
+
 
 class CheckpointConfig(Config):
-    """What is kept of the model."""
+    """What is kept of the model, and what a lost trainer goes back to."""
+
+    interval: Annotated[int, Field(ge=0)] = 100
+    """Steps between two checkpoints of the trainer's whole state; 0: none, a lost trainer starts
+    over. What is trained since the last one is lost with the trainer, and trained again."""
+
+    keep: Annotated[int, Field(ge=2)] = 2
+    """Checkpoints kept on disk, newest first."""
 
     final: bool = True
     """Write the trained model to ``checkpoints/step_N`` at the end, as a Hugging Face directory."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     """Time writing it may take."""
+
+
+class EvalConfig(Config):
+    """Scoring held-out prompts at one weight version."""
+
+    interval: Annotated[int, Field(ge=0)] = 0
+    """Steps between two evaluations; 0: none."""
+
+    path: RecipePath | None = None
+    """JSON Lines file with the prompts; relative to the recipe. None: the first ``prompts`` of the
+    training source, in its own order."""
+
+    prompts: Annotated[int, Field(ge=1)] = 64
+    """Prompts of one evaluation, at most."""
+
+    samples: Annotated[int, Field(ge=1)] = 1
+    """Samples of each prompt."""
+
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time one evaluation may hold its engine at the version it scores; then it is given up."""
 
 
 class StubConfig(Config):
@@ -131,8 +165,14 @@ class RunConfig(Config):
     sync: SyncConfig = SyncConfig()
     """Weight sync."""
 
+    filters: FilterConfig = FilterConfig()
+    """Which finished groups are not trained."""
+
+    eval: EvalConfig = EvalConfig()
+    """Scoring held-out prompts."""
+
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What is kept of the model."""
+    """What is kept of the model, and what a lost trainer goes back to."""
 
     supervision: SupervisionConfig = SupervisionConfig()
     """When to give up."""

@@ -110,10 +110,19 @@ def _combined(keys: list[Key]) -> Key:
         default = default_name(first.key.rpartition(".")[0])
     else:
         kind = " or ".join(dict.fromkeys(key.kind for key in keys))
-        default = ", ".join(f"{key.default} ({key.variants[0]})" for key in keys)
-        default = first.default if len({key.default for key in keys}) == 1 else default
+        default = _defaults(keys)
     variants = tuple(name for key in keys for name in key.variants)
     return replace(first, kind=kind, default=default, variants=variants)
+
+
+def _defaults(keys: list[Key]) -> str:
+    """``0 (in_order), 1 (ready_first, windowed)``; only the value where all agree."""
+    names = dict[str, list[str]]()
+    for key in keys:
+        names.setdefault(key.default, []).extend(key.variants)
+    if len(names) == 1:
+        return keys[0].default
+    return ", ".join(f"{default} ({', '.join(who)})" for default, who in names.items())
 
 
 def _name_of(section: type[BaseModel]) -> str:

@@ -79,6 +79,9 @@ class TrainerConfig(Config):
     step_retries: Annotated[int, Field(ge=0)] = 1
     """Times a step is aborted and tried again after a rank reported a failure."""
 
+    restart_budget: Annotated[int, Field(ge=0)] = 3
+    """Times the ranks are replaced and restored from a checkpoint, over the run; one more ends it."""
+
     max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
     """Steps in a row with a non-finite gradient that end the run."""
 
@@ -130,8 +133,9 @@ class AlgorithmConfig(Config):
 class SyncConfig(Config):
     """How generators come to serve new weights."""
 
-    mode: Literal["keep", "drain"] = "keep"
-    """keep: running samples go on with new weights; drain: wait for them first."""
+    mode: Literal["keep", "drain", "abort_stale"] = "keep"
+    """keep: running samples go on with new weights; drain: wait for them first; abort_stale: as keep,
+    but cancel those that will be too old by the time it is their turn."""
 
     interval: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps between two syncs."""

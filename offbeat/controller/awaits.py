@@ -1,18 +1,19 @@
 """Who waits for whom: every remote call in progress, its name and its deadline."""
 
 import asyncio
-from collections.abc import Awaitable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final, TypeVar
 
 from offbeat.messages.failures import DeadlineExceeded
 
 T = TypeVar("T")
-_SHOWN: Final = 3
+_SHOWN: Final = 6
+_NEVER: Final = float("inf")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Await:
     """One wait in progress. Times are of the event loop's clock."""
 
@@ -20,6 +21,7 @@ class Await:
     on: str
     since: float
     deadline: float  # inf for a wait on our own state: the watchdog judges it
+    background: bool = False  # it unblocks nobody: a probe of an engine that is well
 
 
 class Awaits:
@@ -44,7 +46,7 @@ class Awaits:
         Raises:
             DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
         """
-        with self._listed(who, on, float("inf") if background else deadline_s):
+        with self._listed(who, on, deadline_s, background=background):
             limit = asyncio.timeout(deadline_s)
             try:
                 async with limit:
@@ -56,14 +58,23 @@ class Awaits:
 
     async def local(self, who: str, *, on: str, until: Awaitable[None]) -> None:
         """Await a change of our own state under a name; the watchdog reports it when it stalls."""
-        with self._listed(who, on, float("inf")):
+        with self._listed(who, on, _NEVER):
             await until
+
+    async def pause(self, who: str, *, on: str, for_s: float) -> None:
+        """Back off; until it is over, the watchdog waits too."""
+        with self._listed(who, on, for_s):
+            await asyncio.sleep(for_s)
 
     @property
     def healthy_until(self) -> float:
-        """The latest deadline of any remote call in progress; -inf when there is none."""
-        ends = (entry.deadline for entry in self._open if entry.deadline != float("inf"))
-        return max(ends, default=-float("inf"))
+        """The latest deadline of any remote call or back-off in progress; -inf without any."""
+        ends = (
+            entry.deadline
+            for entry in self._open
+            if entry.deadline != _NEVER and not entry.background
+        )
+        return max(ends, default=-_NEVER)
 
     def oldest(self) -> str:
         """The longest wait, in a few words; empty when nobody waits."""
@@ -76,18 +87,34 @@ class Awaits:
 
     def describe(self, now: float) -> str:
         """The wait-for list, for a person."""
-        entries = list(self._open)
+        entries = [entry for entry in self._open if not entry.background]
         lines = [f"{e.who} waits for {e.on} for {now - e.since:.3g} s" for e in entries[:_SHOWN]]
-        if more := len(entries) - _SHOWN:
-            lines += [f"{more} more wait"] if more > 0 else []
+        if (more := len(entries) - _SHOWN) > 0:
+            lines += [f"{more} more wait"]
         return "; ".join(lines) or "nobody waits for a remote call"
 
-    @contextmanager
-    def _listed(self, who: str, on: str, deadline_s: float) -> Generator[None, None, None]:
+    def _listed(
+        self, who: str, on: str, deadline_s: float, *, background: bool = False
+    ) -> "_Listed":
         now = asyncio.get_running_loop().time()
-        entry = Await(who, on, now, now + deadline_s)
-        self._open[entry] = None
-        try:
-            yield
-        finally:
-            del self._open[entry]
+        return _Listed(self._open, Await(who, on, now, now + deadline_s, background))
+
+
+class _Listed:
+    """Holds an entry in the list while a block runs. A generator would cost three times as much."""
+
+    __slots__ = ("_entry", "_open")
+
+    def __init__(self, open_: dict[Await, None], entry: Await) -> None:
+        self._open, self._entry = open_, entry
+
+    def __enter__(self) -> None:
+        self._open[self._entry] = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del self._open[self._entry]

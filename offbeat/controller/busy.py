@@ -1,61 +1,118 @@
 """Who was busy and who waited for what: every moment of trainer and engines is attributed.
 
-What the controller sees is attributed by ``TimeAccount``; how long an actor really computed is its
-own word. So the time of an open call splits into compute and calls, and the time in which an engine
-had groups out into compute and episodes: environment, reward, transport.
+What the controller sees is attributed at once; how long an actor really computed is its own word.
+So the time of an open call splits into compute and calls, and the time in which an engine had
+groups out into compute, sync and episodes: environment, reward, transport.
 """
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from offbeat.controller.fleet import Engine, Health
 from offbeat.telemetry.time_accounting import (
+    CrowdAccount,
     GeneratorTime,
+    Laps,
     TimeAccount,
     TrainerTime,
-    added,
     fractions,
 )
 
+_OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
+_INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One engine, as far as its time goes. Seconds of the controller's clock."""
+
+    category: GeneratorTime | None  # None while it is without work: the fleet knows for what
+    since: float
+    busy_s: float  # as last reported
+    served: bool = False  # it has been HEALTHY
+    syncing: bool = False
+    out_s: float = 0.0  # with groups out, since the last report
+    evaluation_s: float = 0.0  # likewise
+
 
 class Busy:
-    """Time accounts of the trainer and of every engine, since their creation."""
+    """Time accounts of the trainer and of the whole fleet, since their creation.
+
+    ``trainer_seconds`` sums to the time since then, ``engine_seconds`` to that of all engines. A
+    change costs the same for ten engines and for ten thousand.
+    """
 
     def __init__(self, clock: Callable[[], float], engines: Mapping[str, Engine]) -> None:
+        self._clock = clock
         self._trainer = TimeAccount(clock, TrainerTime.STARTING)
-        self._engines = {name: TimeAccount(clock, GeneratorTime.STARTING) for name in engines}
-        self._fleet = engines
-        self._trainer_compute_s = 0.0
-        self._paused_s = 0.0
-        self._calls = 0
         self._idle: TrainerTime = TrainerTime.STARTING
+        self._trainer_compute_s = 0.0
+        self._calls = self._publishing = self._saving = self._incidents = 0
+        self._fleet = CrowdAccount(clock)
+        self._engines_wait: GeneratorTime = GeneratorTime.WAITING_GATE
+        self._without_work = 0
+        self._engine_compute_s = self._paused_s = self._sync_out_s = 0.0
+        self._seen = dict[str, _Seen]()
+        for engine in engines.values():
+            self._know(engine)
+        self._trainer_laps = Laps(TrainerTime.COMPUTE, TrainerTime.CALLS)
+        self._engine_laps = Laps(GeneratorTime.COMPUTE, GeneratorTime.SYNC, GeneratorTime.EPISODES)
 
     # --- the trainer -----------------------------------------------------------------------------
 
     def trainer_waits(self, category: TrainerTime) -> None:
-        """What the trainer waits for while no call to it is open."""
+        """What the trainer waits for while no call to it is open.
+
+        Until the first call of this, it is starting.
+        """
         self._idle = category
-        if not self._calls:
-            self._trainer.switch(category)
+        self._judge()
 
     def call_opened(self) -> None:
         self._calls += 1
-        self._trainer.switch(TrainerTime.COMPUTE)
+        self._judge()
 
     def call_answered(self) -> None:
         self._calls -= 1
-        if not self._calls:
-            self._trainer.switch(self._idle)
+        self._judge()
 
     def computed(self, compute_s: float) -> None:
         """The trainer says how long it computed in a step."""
         self._trainer_compute_s += compute_s
 
     @contextmanager
+    def publishing(self) -> Generator[None, None, None]:
+        """The trainer publishes its weights while the block runs; further calls wait behind."""
+        self._publishing += 1
+        self._judge()
+        try:
+            yield
+        finally:
+            self._publishing -= 1
+            self._judge()
+
+    @contextmanager
     def saving(self) -> Generator[None, None, None]:
         """The trainer writes a checkpoint while the block runs."""
-        with self._trainer.spending(TrainerTime.CHECKPOINT):
+        self._saving += 1
+        self._judge()
+        try:
             yield
+        finally:
+            self._saving -= 1
+            self._judge()
+
+    @contextmanager
+    def incident(self) -> Generator[None, None, None]:
+        """Something is being repaired while the block runs, whatever the trainer does in it."""
+        self._incidents += 1
+        self._judge()
+        try:
+            yield
+        finally:
+            self._incidents -= 1
+            self._judge()
 
     def trainer_seconds(self) -> dict[str, float]:
         seconds = self._trainer.seconds()
@@ -64,39 +121,120 @@ class Busy:
         return {
             **seconds,
             TrainerTime.COMPUTE: compute_s,
-            TrainerTime.CALLS: open_s - compute_s,
+            TrainerTime.CALLS: seconds.get(TrainerTime.CALLS, 0.0) + open_s - compute_s,
         }
+
+    def _judge(self) -> None:
+        """Blocks and calls overlap, and end in any order: the weightiest that is open counts."""
+        if self._incidents:
+            category = TrainerTime.INCIDENT
+        elif self._idle is TrainerTime.STARTING:
+            category = TrainerTime.STARTING
+        elif self._saving:
+            category = TrainerTime.CHECKPOINT
+        elif self._publishing:
+            category = TrainerTime.SYNC
+        elif self._calls:
+            category = TrainerTime.COMPUTE
+        else:
+            category = self._idle
+        if category != self._trainer.category:
+            self._trainer.switch(category)
 
     # --- engines ---------------------------------------------------------------------------------
 
     def engine_changed(self, engine: Engine) -> None:
-        """Its health or its number of outstanding groups changed."""
-        if engine.outstanding:
-            category = GeneratorTime.COMPUTE
-        elif engine.health is Health.HEALTHY:
-            category = GeneratorTime.WAITING_GATE
-        else:
-            category = GeneratorTime.STARTING
-        account = self._engines[engine.name]
-        if account.category != category:
-            account.switch(category)
+        """Its health, its outstanding groups, its pin, or what it reports may have changed."""
+        seen = self._seen.get(engine.name) or self._know(engine)
+        self._settle(seen)
+        if engine.busy_s != seen.busy_s:
+            self._reported(seen, engine.busy_s)
+        seen.served = seen.served or engine.health is Health.HEALTHY
+        self._enter(seen, _category(engine, seen))
+
+    def engines_wait(self, category: GeneratorTime) -> None:
+        """What engines that serve and have no groups out wait for, from now on.
+
+        Unless told otherwise, the gate. While a sync drains the fleet, for weights.
+        """
+        if category is not self._engines_wait:
+            self._fleet.switch(self._engines_wait, category, self._without_work)
+            self._engines_wait = category
+
+    @contextmanager
+    def syncing(self, engine: Engine) -> Generator[None, None, None]:
+        """An engine takes weights while the block runs. Meanwhile it may go on with its groups."""
+        seen = self._seen.get(engine.name) or self._know(engine)
+        self._settle(seen)
+        seen.syncing = True
+        self.engine_changed(engine)
+        try:
+            yield
+        finally:
+            self._settle(seen)
+            seen.syncing = False
+            self.engine_changed(engine)
 
     def paused(self, pause_s: float) -> None:
-        """An engine says how long it stood still for a weight sync."""
+        """An engine says how long it stood still for a weight sync.
+
+        Of time in ``syncing`` that it had groups out. Without groups all of that is sync already.
+        """
         self._paused_s += pause_s
 
     def engine_seconds(self) -> dict[str, float]:
         """Of all engines together."""
-        seconds = added(account.seconds() for account in self._engines.values())
-        out_s = seconds.get(GeneratorTime.COMPUTE, 0.0)
-        compute_s = min(out_s, sum(engine.busy_s for engine in self._fleet.values()))
-        paused_s = min(out_s - compute_s, self._paused_s)
+        seconds = self._fleet.seconds()
+        out_s = seconds.get(_OUT, 0.0)
+        compute_s = min(out_s, self._engine_compute_s)
+        paused_s = min(out_s - compute_s, self._paused_s, self._sync_out_s)
         return {
             **seconds,
             GeneratorTime.COMPUTE: compute_s,
-            GeneratorTime.SYNC: paused_s,
-            GeneratorTime.EPISODES: out_s - compute_s - paused_s,
+            GeneratorTime.SYNC: seconds.get(GeneratorTime.SYNC, 0.0) + paused_s,
+            GeneratorTime.EPISODES: seconds.get(GeneratorTime.EPISODES, 0.0)
+            + out_s
+            - compute_s
+            - paused_s,
         }
+
+    def _know(self, engine: Engine) -> _Seen:
+        seen = _Seen(GeneratorTime.STARTING, self._clock(), engine.busy_s)
+        self._seen[engine.name] = seen
+        self._fleet.add(GeneratorTime.STARTING)
+        return seen
+
+    def _settle(self, seen: _Seen) -> None:
+        """Note what the engine did until now."""
+        now = self._clock()
+        spent_s, seen.since = now - seen.since, now
+        if seen.category is _OUT:
+            seen.out_s += spent_s
+            self._sync_out_s += spent_s if seen.syncing else 0.0
+        elif seen.category is GeneratorTime.EVALUATION:
+            seen.evaluation_s += spent_s
+
+    def _reported(self, seen: _Seen, busy_s: float) -> None:
+        """The engine decoded since its last report; not all of that was for training."""
+        known_s = seen.out_s + seen.evaluation_s
+        share = seen.out_s / known_s if known_s else 1.0
+        self._engine_compute_s += (busy_s - seen.busy_s) * share
+        seen.busy_s, seen.out_s, seen.evaluation_s = busy_s, 0.0, 0.0
+
+    def _enter(self, seen: _Seen, category: GeneratorTime | None) -> None:
+        if category is not seen.category:
+            self._without_work += (category is None) - (seen.category is None)
+            self._fleet.switch(seen.category or self._engines_wait, category or self._engines_wait)
+            seen.category = category
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def lap(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of trainer and engines since the last lap, or creation: those of a step."""
+        return (
+            self._trainer_laps.take(self.trainer_seconds()),
+            self._engine_laps.take(self.engine_seconds()),
+        )
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
         """Of trainer and engines, since the first weights were served; each sums to 1."""
@@ -104,3 +242,18 @@ class Busy:
         trainer.pop(TrainerTime.STARTING, None)
         engines.pop(GeneratorTime.STARTING, None)
         return fractions(trainer), fractions(engines)
+
+
+def _category(engine: Engine, seen: _Seen) -> GeneratorTime | None:
+    """What the engine's time counts for; None: it serves and is without work."""
+    if not seen.served:
+        return GeneratorTime.STARTING
+    if engine.health in _INCIDENTS:
+        return GeneratorTime.INCIDENT
+    if engine.pinned:
+        return GeneratorTime.EVALUATION
+    if engine.outstanding:
+        return _OUT
+    if seen.syncing:
+        return GeneratorTime.SYNC
+    return GeneratorTime.WAITING_WEIGHTS if engine.health is Health.STALE else None

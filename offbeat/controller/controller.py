@@ -4,13 +4,14 @@
                     ^                                                         |
                     +------------------- admission reopens -------------------+
 
-    pump       waits for                          woken by
-    rollout    room within ``max_staleness``      a served version, a trained or dropped group
-    train      a chunk of ready groups            a committed group, the end of the prompts
-    sync       a release                          the train pump, after a step
-    engine     a reason to doubt its engine       a failed request, a background timer
-    watchdog   a silence nobody accounts for      its background timer
-    control    an abort                           ``abort()``
+    pump        waits for                          woken by
+    rollout     room within ``max_staleness``      a served version, a trained or dropped group
+    train       a chunk of ready groups            a committed group, the end of the prompts
+    sync        a release                          the train pump, after a step
+    evaluation  a version to score                 the train pump, every ``eval.interval`` steps
+    engine      a reason to doubt its engine       a failed request, a background timer
+    watchdog    a silence nobody accounts for      its background timer
+    control     a command                          ``control()``
 
 When the train pump returns, the run is over. When any pump raises, all are cancelled and the error
 leaves ``Controller.run``. No pump polls; no pump catches what it cannot repair.
@@ -18,38 +19,49 @@ leaves ``Controller.run``. No pump polls; no pump catches what it cannot repair.
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, ParamSpec
+from typing import Final, NoReturn, ParamSpec
 
 import structlog
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.busy import Busy
+from offbeat.controller.checkpoints import Checkpoints
+from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 from offbeat.controller.engines import EnginePump
 from offbeat.controller.errors import RunAborted, RunFailed, RunStalled, leaves
+from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.fleet import Fleet
-from offbeat.controller.ledger import Ledger
+from offbeat.controller.gang import Gang
+from offbeat.controller.ledger import Ledger, Place
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.ports import Generator, Ports, Rollouts, Trainer
 from offbeat.controller.progress import Progress
+from offbeat.controller.recovery import Recovery
+from offbeat.controller.retries import RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
-from offbeat.controller.training import Advantages, TrainPump
+from offbeat.controller.train_step import Advantages, TrainStep
+from offbeat.controller.training import TrainPump
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
+from offbeat.messages.groups import group_id
 from offbeat.messages.training import LossSpec
 from offbeat.sampler.policy import Sampler
 
 P = ParamSpec("P")
-_GRACE_S = 1.0
+_GRACE_S: Final = 1.0
+_DEADLOCK_LOOK_S: Final = 10.0
 log = structlog.stdlib.get_logger()
 
 
 class Controller:
     """The only owner of run state. Actors are called and answer; they never call back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the seams of a run, by name
         self,
         config: RunConfig,
         fence: Fence,
@@ -60,37 +72,64 @@ class Controller:
         loss: LossSpec,
         max_group_bytes: int,
         rng: random.Random,
+        ledger: Ledger | None = None,
     ) -> None:
-        """Make it on the event loop that will run it; the loop's clock is the run's."""
+        """Make it on the event loop that will run it; the loop's clock is the run's.
+
+        Args:
+            config: The run.
+            fence: Names the run and this life of its controller; actors refuse lower ones.
+            ports: Everything outside.
+            sampler: The staleness policy.
+            advantages: From the rewards of a group to its samples' advantages.
+            loss: Of every step.
+            max_group_bytes: Most bytes the columns of one group can take.
+            rng: Jitter of back-offs.
+            ledger: The fold of the journal, when the run has had a controller before.
+        """
         self._config, self._ports = config, ports
         clock = asyncio.get_running_loop().time
-        fleet = Fleet(ports.generators)
-        busy = Busy(clock, fleet.engines)
-        self.state = RunState(config, fence, Ledger(ports.journal.append), fleet, sampler, busy)
-        self.progress = Progress(self.state, clock)
-        self._sync = WeightSync(self.state, ports.trainer, ports.generators)
+        fleet = Fleet(ports.generators, request_strikes=config.generator.request_strikes)
+        ledger = ledger or Ledger()
+        ledger.record = ports.journal.append
+        state = self.state = RunState(
+            config,
+            fence,
+            ledger,
+            fleet,
+            sampler,
+            Busy(clock, fleet.engines),
+            trace=ports.trace,
+            reached=ports.failpoints,
+        )
+        self.progress = Progress(state, clock)
+        self._gang = gang = Gang(state, ports.trainer)
+        self._sync = WeightSync(state, gang, ports.generators)
         self._rollout_pump = RolloutPump(
-            self.state,
+            state,
             ports.prompts,
             ports.rollouts,
+            RetryPolicy(state, rng),
             max_group_bytes=max_group_bytes,
-            rng=rng,
         )
+        self._evaluation = Evaluation(state, ports.evaluation, ports.rollouts, ports.telemetry)
+        self._recovery = Recovery(state, gang, self._sync, self._rollout_pump, ports.payloads)
         self._train_pump = TrainPump(
-            self.state,
-            ports.trainer,
+            state,
+            gang,
+            TrainStep(state, gang, self._sync, ports.journal, advantages=advantages, loss=loss),
             self._sync,
-            journal=ports.journal,
-            advantages=advantages,
-            loss=loss,
+            recovery=self._recovery,
+            checkpoints=Checkpoints(state, gang),
+            evaluation=self._evaluation,
             on_step=self._step_done,
-            evict_stale=self._rollout_pump.evict_stale,
+            sweep=self._rollout_pump.sweep,
         )
         self._engine_pumps = [
-            EnginePump(self.state, generator, self._sync) for generator in ports.generators.values()
+            EnginePump(state, generator, self._sync) for generator in ports.generators.values()
         ]
+        self._inbox = deque[Command]()
         self._cause: BaseException | None = None
-        self._abort: RunAborted | None = None
 
     async def run(self, on_ended: Callable[[BaseException | None], None] = lambda _: None) -> None:
         """Train to the end. Every way out of here has closed the actors.
@@ -102,15 +141,15 @@ class Controller:
         Raises:
             RunFailed: A pump raised, or ``abort`` was called.
         """
-        self.state.moved()
         raised: BaseException | None = None
         try:
+            await self._open()
             async with asyncio.TaskGroup() as pumps:
                 helpers = [
                     pumps.create_task(self._recorded(pump), name=name)
                     for name, pump in self._helpers().items()
                 ]
-                train = pumps.create_task(self._recorded(self._train), name="train pump")
+                train = pumps.create_task(self._recorded(self._train_pump.run), name="train pump")
                 await self._outlive(train)
                 for helper in helpers:
                     helper.cancel()
@@ -122,6 +161,9 @@ class Controller:
             raised = cancelled
             self.state.enter(Phase.ABORTED)
             raise
+        except OffbeatError as failure:
+            raised = self._ended(BaseExceptionGroup("journal", [failure]))
+            raise raised from failure
         finally:
             self.progress.ended()
             try:
@@ -129,18 +171,21 @@ class Controller:
             finally:
                 await self._close()
 
-    def stop(self) -> None:
-        """End normally after the step in progress, with the groups it has claimed so far.
-
-        Call from the event loop.
-        """
-        self.state.stopping = True
+    def control(self, command: Command) -> None:
+        """Do as an operator asks: pause, resume, stop or abort. Call from the event loop."""
+        self._inbox.append(command)
         self.state.moved()
 
     def abort(self, reason: str) -> None:
         """End now; groups in flight are lost. Call from the event loop."""
-        self._abort = RunAborted(reason)
-        self.state.moved()
+        self.control(Abort(reason))
+
+    async def _open(self) -> None:
+        """Begin this life, in a way that the next one will know of, before any actor hears of it."""
+        state = self.state
+        state.moved()
+        state.ledger.open(state.fence.run_id, state.fence.incarnation)
+        await self._ports.journal.barrier()
 
     # --- pumps -----------------------------------------------------------------------------------
 
@@ -148,6 +193,7 @@ class Controller:
         pumps: dict[str, Callable[[], Awaitable[None]]] = {
             "rollout pump": self._rollout_pump.run,
             "sync pump": self._sync.run,
+            "evaluation pump": self._evaluation.run,
             "watchdog": self._watchdog,
             "control": self._control,
         }
@@ -155,49 +201,38 @@ class Controller:
             pumps[f"engine {name}"] = pump.run
         return pumps
 
-    async def _train(self) -> None:
-        """Bring the trainer up, serve its first weights, train."""
-        state = self.state
-        answer = await state.call(
-            "start of the trainer",
-            on="its first answer (is there room for it in the cluster?)",
-            deadline_s=self._config.trainer.start_deadline_s,
-            reply=self._ports.trainer.state(state.fence),
-        )
-        log.info("trainer.ready", ranks=answer.ranks, parameters=answer.parameters)
-        await self._sync.ask(state.ledger.trainer_version)
-        await self._sync.settled()
-        state.serving_since = asyncio.get_running_loop().time()
-        state.enter(Phase.RUNNING)
-        await self._train_pump.run()
-        await self._save_model()
-
-    async def _save_model(self) -> None:
-        """Keep the trained model; a run without an applied step has none."""
-        version, checkpoint = self.state.ledger.trainer_version, self._config.checkpoint
-        if not (checkpoint.final and version):
-            return
-        with self.state.busy.saving():
-            await self.state.call(
-                f"checkpoint of step {version}",
-                on="the trainer",
-                deadline_s=checkpoint.deadline_s,
-                reply=self._ports.trainer.save(self.state.fence, version),
-            )
-
     async def _watchdog(self) -> NoReturn:
+        """A run that nothing can move any more ends at once, one that is silent for too long soon."""
         state, limit = self.state, self._config.supervision.stall_timeout_s
         clock = asyncio.get_running_loop().time
+        seen = -1.0
         while True:
+            now, idle = clock(), state.awaits.healthy_until
             # A call at its deadline ends by itself, and says more than a stall does.
-            healthy_until = max(state.moved_at + limit, state.awaits.healthy_until + _GRACE_S)
-            if (now := clock()) >= healthy_until:
+            stuck = now >= max(state.moved_at + limit, idle + _GRACE_S)
+            nobody_acts = idle == -float("inf") and seen == state.moved_at
+            if (stuck or nobody_acts) and not state.paused:
                 raise RunStalled(now - state.moved_at, self._where(), state.awaits.describe(now))
-            await asyncio.sleep(healthy_until - now)  # the earliest moment of a stall
+            seen = state.moved_at
+            await asyncio.sleep(min(_DEADLOCK_LOOK_S, limit))
 
     async def _control(self) -> NoReturn:
-        await self.state.changed.wait_for(lambda: self._abort is not None)
-        raise self._abort or RunAborted("asked")
+        """The inbox of the operator's commands."""
+        state = self.state
+        while True:
+            await state.changed.wait_for(lambda: bool(self._inbox))
+            command = self._inbox.popleft()
+            log.info("run.command", command=type(command).__name__)
+            match command:
+                case Pause():
+                    state.paused = True
+                case Resume():
+                    state.paused = False
+                case Stop():
+                    state.stopping = True
+                case Abort():
+                    raise RunAborted(command.reason)
+            state.moved()
 
     def _step_done(self, measures: StepMeasures) -> None:
         busy = self.progress.step_done(measures)
@@ -206,11 +241,11 @@ class Controller:
     def _where(self) -> str:
         state = self.state
         oldest = min(
-            (group for group in state.ledger.groups.values() if group.engine),
+            (group for group in state.ledger.groups.values() if group.place is Place.IN_FLIGHT),
             default=None,
             key=lambda group: group.ordinal,
         )
-        held = f"; oldest group {oldest.ordinal} on {oldest.engine}" if oldest else ""
+        held = f"; oldest in flight {group_id(oldest.ordinal)} on {oldest.engine}" if oldest else ""
         return f"step {state.step}: {state.ledger}; engines: {state.fleet}{held}"
 
     # --- the end ---------------------------------------------------------------------------------

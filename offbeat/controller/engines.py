@@ -21,8 +21,10 @@ from offbeat.messages.failures import ActorLost, DeadlineExceeded, EngineUnavail
 
 log = structlog.stdlib.get_logger()
 PROBE_INTERVAL_S: Final = 2.0
+_PROBES_PER_S: Final = 200  # of the whole fleet at most: a probe costs the loop about a millisecond
 PROBE_DEADLINE_S: Final = 10.0
 _RETRY_S: Final = 0.25
+_ASKED: Final = 5  # times, within the deadline of a start
 _SYNC_STRIKES: Final = 3  # failed catch-up syncs before the process is replaced
 
 
@@ -33,6 +35,8 @@ class EnginePump:
         self._state, self._generator, self._sync = state, generator, sync
         self._name = generator.name
         self._gone = False  # the process ended by itself: its owner starts a new one unasked
+        fleet_size = len(state.fleet.engines)
+        self._probe_interval_s = max(PROBE_INTERVAL_S, fleet_size / _PROBES_PER_S)
 
     async def run(self) -> NoReturn:
         while True:
@@ -66,26 +70,27 @@ class EnginePump:
         )
 
     async def _first_answer(self) -> None:
+        patience_s = self._state.config.generator.start_deadline_s / _ASKED
         while True:
             try:
-                state = await self._generator.state(self._state.fence)
-            except (ActorLost, EngineUnavailable):
+                async with asyncio.timeout(patience_s):  # a lost call is asked again
+                    state = await self._generator.state(self._state.fence)
+            except (ActorLost, EngineUnavailable, TimeoutError):
                 await asyncio.sleep(_RETRY_S)
-            else:
-                self._state.fleet.heard(state)
-                self._state.moved()
+                continue
+            if self._state.fleet.heard(state):
+                self._state.engine_moved(self._name)
                 return
+            await asyncio.sleep(_RETRY_S)  # the process that was given up still answers
 
     async def _catch_up(self) -> bool:
         """Bring a STALE engine to the current release; False when it has to be replaced."""
-        state, engine = self._state, self._state.fleet.engines[self._name]
+        state = self._state
         for _ in range(_SYNC_STRIKES):
-            await state.until(
-                f"{self._name}", "the first weights", lambda: self._sync.release is not None
-            )
-            if engine.health is Health.HEALTHY or await self._sync.catch_up(self._name):
+            await self._sync.first_release(self._name)
+            if await self._sync.catch_up(self._name):
                 return True
-            await asyncio.sleep(_RETRY_S)
+            await state.awaits.pause(self._name, on="another sync", for_s=_RETRY_S)
             if not await self._probe():
                 return False
         return False
@@ -96,17 +101,19 @@ class EnginePump:
         while True:
             await self._doubt_or_timer()
             incarnation = engine.incarnation
-            if not await self._probe():
+            if self._name in self._state.condemned or not await self._probe():
                 return
-            replaced = engine.incarnation != incarnation
-            if (replaced or engine.health is Health.STALE) and not await self._catch_up():
+            behind = engine.health is Health.STALE or self._sync.is_behind(engine)
+            if (engine.incarnation != incarnation or behind) and not await self._catch_up():
                 return
 
     async def _doubt_or_timer(self) -> None:
-        engine = self._state.fleet.engines[self._name]
+        engine, doubts = self._state.fleet.engines[self._name], self._state.doubts[self._name]
         try:
-            async with asyncio.timeout(PROBE_INTERVAL_S):
-                await self._state.changed.wait_for(lambda: engine.health is not Health.HEALTHY)
+            async with asyncio.timeout(self._probe_interval_s):
+                await doubts.wait_for(
+                    lambda: engine.health is not Health.HEALTHY or self._sync.is_behind(engine)
+                )
         except TimeoutError:
             pass  # the background probe timer
 
@@ -126,16 +133,22 @@ class EnginePump:
             log.warning("engine.lost", engine=self._name, error=str(failure))
             return False
         state.fleet.heard(answer)
-        state.changed.notify()
+        state.busy.engine_changed(state.fleet.engines[self._name])
+        state.changed.notify()  # not ``moved``: a probe is no progress
         return True
 
     async def _restart(self) -> None:
         state, budget = self._state, self._state.config.generator.restart_budget
         state.fleet.dead(self._name)
-        if state.fleet.restarts >= budget:
+        state.condemned.discard(self._name)
+        state.trace.mark(
+            ("engine", self._name), "lost", asyncio.get_running_loop().time(), gone=self._gone
+        )
+        if state.engines_replaced >= budget:
             raise BudgetSpent("engine restarts", budget, "generator.restart_budget", self._name)
+        state.engines_replaced += 1
         if not self._gone:
             await self._generator.restart()
         state.fleet.restarting(self._name)
         self._gone = False
-        state.moved()
+        state.engine_moved(self._name)

@@ -32,6 +32,32 @@ class BudgetSpent(OffbeatError):
         return f"more than {self.budget} {self.what} ({self.key}); the last one: {self.last}"
 
 
+class TrainerLost(OffbeatError):
+    """A rank is gone, late, or no longer what the books say: the gang has to be replaced."""
+
+    def __init__(self, during: str, detail: str) -> None:
+        super().__init__(during, detail)
+        self.during, self.detail = during, detail
+
+    def __str__(self) -> str:
+        return f"the trainer was lost in {self.during}: {self.detail}"
+
+
+class TrainerAhead(OffbeatError):
+    """The trainer holds a step that the journal never meant to take."""
+
+    def __init__(self, trainer: str, journal: str) -> None:
+        super().__init__(trainer, journal)
+        self.trainer, self.journal = trainer, journal
+
+    def __str__(self) -> str:
+        return (
+            f"the trainer is at {self.trainer}, the journal at {self.journal}: they are not of one "
+            "run, or the journal was cut by more than a crash does. Resume on new actors, from a "
+            "checkpoint"
+        )
+
+
 class EmptyBatch(OffbeatError):
     """Every prompt of a step was dropped: there is nothing to train."""
 

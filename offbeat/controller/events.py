@@ -1,12 +1,46 @@
-"""The moves of prompt groups, as records: the ledger is their fold, the journal their file."""
+"""The moves of prompt groups, as records: the ledger is their fold, the journal their file.
+
+Encoded as arrays: a field may be added at the end of a record, with a default, and older journals
+still read. Any other change raises ``SCHEMA``.
+"""
+
+from typing import Final
 
 import msgspec
 
 from offbeat.messages.groups import Receipt
 
+SCHEMA: Final = 2
+"""Version of these records; a journal of another one is refused."""
 
-class Event(msgspec.Struct, frozen=True, tag=True):
-    """One mutation of the ledger."""
+
+class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One record of the journal."""
+
+
+# --- lives of the controller -----------------------------------------------------------------------
+
+
+class Opened(Event, frozen=True):
+    """A controller began; the first record of each of its lives."""
+
+    run_id: str
+    incarnation: int
+
+
+class Rewound(Event, frozen=True):
+    """The trainer was restored to an older version: a new lineage begins.
+
+    What was trained since goes back to admitted. So does a ready group with a token of an abandoned
+    version: the number will mean other weights.
+    """
+
+    to_version: int
+    lineage: int
+    reason: str
+
+
+# --- prompt groups ---------------------------------------------------------------------------------
 
 
 class Admitted(Event, frozen=True):
@@ -30,7 +64,7 @@ class Returned(Event, frozen=True):
 
     ordinal: int
     attempt: int
-    kind: str  # infrastructure | data | evicted
+    kind: str  # infrastructure | data | evicted | cancelled | recovered
     reason: str
 
 
@@ -61,6 +95,10 @@ class Dropped(Event, frozen=True):
     ordinal: int
     reason: str
     shrinks: int
+    filtered: bool = False  # by a filter, as asked; not a failure
+
+
+# --- steps and weights -----------------------------------------------------------------------------
 
 
 class StepIntent(Event, frozen=True):
@@ -75,6 +113,7 @@ class StepApplied(Event, frozen=True):
     """Binds step, version, trained groups and the frontier of the prompt source."""
 
     step: int
+    attempt: int
     version: int
     ordinals: tuple[int, ...]
     frontier: int  # ordinals drawn so far
@@ -88,6 +127,13 @@ class StepRefused(Event, frozen=True):
     reason: str
 
 
+class Checkpointed(Event, frozen=True):
+    """The trainer's whole state of this version is on disk, complete and verified."""
+
+    version: int
+    digest: str
+
+
 class Released(Event, frozen=True):
     """The trainer published a version; generators that serve it have acked this digest."""
 
@@ -95,8 +141,20 @@ class Released(Event, frozen=True):
     digest: str
 
 
+class Served(Event, frozen=True):
+    """An engine acked a release: from here on it may be given work."""
+
+    engine: str
+    incarnation: str
+    epoch: int
+    version: int
+    digest: str
+
+
 AnyEvent = (
-    Admitted
+    Opened
+    | Rewound
+    | Admitted
     | Dispatched
     | Returned
     | Committed
@@ -106,5 +164,7 @@ AnyEvent = (
     | StepIntent
     | StepApplied
     | StepRefused
+    | Checkpointed
     | Released
+    | Served
 )

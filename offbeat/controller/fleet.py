@@ -1,10 +1,16 @@
 """Which engines may serve, and which one serves next. Pure: no I/O, no clock, no asyncio."""
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
+from offbeat.controller.pool import Pool
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import EngineState, WeightsAck
+
+_NAMED: Final = 8  # engines that a line for people spells out
 
 
 class Health(enum.StrEnum):
@@ -14,23 +20,65 @@ class Health(enum.StrEnum):
     STALE = "stale"  # alive, without verified weights of this run
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # a request failed: a probe decides
-    DEAD = "dead"
+    DEAD = "dead"  # given up; nothing it still says is listened to
+
+
+_MOVES: Final[Mapping[Health, frozenset[Health]]] = {
+    Health.RESTARTING: frozenset({Health.STALE, Health.DEAD}),
+    Health.STALE: frozenset({Health.HEALTHY, Health.DEAD}),
+    Health.HEALTHY: frozenset({Health.SUSPECT, Health.STALE, Health.DEAD}),
+    Health.SUSPECT: frozenset({Health.HEALTHY, Health.STALE, Health.DEAD}),
+    Health.DEAD: frozenset({Health.RESTARTING}),
+}
+_UP: Final = frozenset({Health.HEALTHY, Health.SUSPECT})
+_ALIVE: Final = _UP | {Health.STALE}
+
+
+class IllegalHealth(OffbeatError):
+    """An engine was to become what it cannot become from what it is."""
+
+    def __init__(self, engine: str, was: str, wanted: str) -> None:
+        super().__init__(engine, was, wanted)
+        self.engine, self.was, self.wanted = engine, was, wanted
+
+    def __str__(self) -> str:
+        legal = ", ".join(sorted(_MOVES[Health(self.was)]))
+        return f"{self.engine} cannot become {self.wanted}: it is {self.was}, next may be {legal}"
+
+
+class NothingOutstanding(OffbeatError):
+    """A group was given back that the engine never had, or had given back already."""
+
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine)
+        self.engine = engine
+
+    def __str__(self) -> str:
+        return f"{self.engine} has no groups out: each that it took is given back once"
 
 
 @dataclass(slots=True)
 class Engine:
-    """One engine, as the controller believes it to be."""
+    """One engine, as the controller believes it to be. Only its fleet changes it."""
 
     name: str
     health: Health = Health.RESTARTING
     incarnation: str = ""
-    version: int = -1  # acked by this incarnation; -1 for none
-    outstanding: int = 0  # prompt groups
+    version: int = -1  # acked by this incarnation since the last rewind; -1 for none
+    outstanding: int = 0  # prompt groups, over all incarnations
+    pinned: bool = False  # to its version, for an evaluation
+    strikes: int = 0  # requests failed in a row, of this incarnation
     restarts: int = 0
+    former: set[str] = field(default_factory=set[str])  # incarnations before this one
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
     tokens: int = 0  # generated, likewise
     reported_busy_s: float = 0.0  # of this incarnation alone
     reported_tokens: int = 0
+
+    @property
+    def doubted(self) -> bool:
+        """It may not be given work, and its pump has something to find out."""
+        return self.health is not Health.HEALTHY
 
     def account(self, state: EngineState | WeightsAck) -> None:
         """Add what this incarnation has done since it last reported."""
@@ -38,102 +86,262 @@ class Engine:
         self.tokens += state.tokens - self.reported_tokens
         self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
 
+    def reborn(self, incarnation: str) -> None:
+        """Another process answers under this name."""
+        if self.incarnation:
+            self.former.add(self.incarnation)
+        self.incarnation, self.version, self.strikes = incarnation, -1, 0
+        self.reported_busy_s, self.reported_tokens = 0.0, 0
+
+    def __str__(self) -> str:
+        pinned = ", pinned" if self.pinned else ""
+        return f"{self.name} {self.health} v{self.version} ({self.outstanding} groups{pinned})"
+
 
 class Fleet:
     """Health and routing of all engines.
 
     STALE becomes HEALTHY only by ``acked``: a completed, verified sync of the living incarnation.
-    ``serving_version`` is the lowest version acked by a HEALTHY engine; with none of them serving
-    it stays where it was.
+    News that comes too late, of a former incarnation or of an engine given up, changes nothing; a
+    move that the table does not have raises ``IllegalHealth``.
+
+    ``serving_version`` is the lowest version acked by a HEALTHY engine, those that are pinned left
+    aside while others serve; with none serving it stays where it was. Nothing here looks at all
+    engines but ``in_sync_set``, ``serving``, ``pin``, ``rewound`` and ``str``.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], request_strikes: int = 3) -> None:
+        """``request_strikes``: requests failed in a row after which an engine must be replaced."""
         self.engines = {name: Engine(name) for name in names}
         self.serving_version = 0
+        self.restarts = 0  # of all engines
+        self._request_strikes = request_strikes
+        self._routed = Pool[Engine]()  # HEALTHY
+        self._pinned = Pool[Engine]()  # HEALTHY and pinned
+        self._newest = -1  # version released, or acked by any engine, since the last rewind
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{e.name} {e.health} v{e.version} ({e.outstanding} groups)"
-            for e in self.engines.values()
-        )
+        engines = list(self.engines.values())
+        if len(engines) <= _NAMED:
+            return ", ".join(map(str, engines))
+        counts = Counter(engine.health for engine in engines)
+        doubted = [str(engine) for engine in engines if engine.doubted][:_NAMED]
+        return ", ".join([f"{counts[health]} {health}" for health in Health] + doubted)
+
+    # --- routing ---------------------------------------------------------------------------------
 
     @property
     def serving(self) -> list[Engine]:
-        """The engines that may be given work."""
+        """The HEALTHY engines, in the order they were named."""
         return [e for e in self.engines.values() if e.health is Health.HEALTHY]
 
     @property
-    def restarts(self) -> int:
-        return sum(engine.restarts for engine in self.engines.values())
+    def serving_count(self) -> int:
+        """How many engines are HEALTHY."""
+        return len(self._routed) + len(self._pinned)
 
     def pick(self) -> Engine | None:
-        """The HEALTHY engine with the least outstanding groups; None when there is none."""
-        return min(self.serving, key=lambda engine: engine.outstanding, default=None)
+        """The HEALTHY engine with the least outstanding groups; None when there is none.
+
+        Equals take turns. A pinned one is picked only when no other serves.
+        """
+        return self._routed.idlest or self._pinned.idlest
 
     def in_sync_set(self) -> list[str]:
-        """Engines that take part in the next weight sync."""
-        takes_part = (Health.HEALTHY, Health.STALE, Health.SUSPECT)
-        return [e.name for e in self.engines.values() if e.health in takes_part]
+        """Engines that take part in the next weight sync: alive and not pinned."""
+        return [e.name for e in self.engines.values() if e.health in _ALIVE and not e.pinned]
 
     def took(self, name: str) -> None:
-        self.engines[name].outstanding += 1
+        """A group goes to this engine."""
+        self._load(self.engines[name], 1)
 
     def gave_back(self, name: str) -> None:
-        self.engines[name].outstanding -= 1
+        """A group that this engine took came back, failed, or was cancelled.
 
-    def heard(self, state: EngineState) -> None:
-        """An engine answered a probe.
+        Raises:
+            NothingOutstanding: It has none.
+        """
+        engine = self.engines[name]
+        if not engine.outstanding:
+            raise NothingOutstanding(name)
+        self._load(engine, -1)
+
+    # --- news of one engine ----------------------------------------------------------------------
+
+    def heard(self, state: EngineState) -> bool:
+        """An engine answered a probe; False: the answer came too late and changed nothing.
 
         A new incarnation is STALE whatever it says it serves. The same one is cleared of suspicion
-        if it still serves what it acked.
+        if it still serves what it acked. An engine given up is not heard until ``restarting``, and
+        then only in a new incarnation.
         """
         engine = self.engines[state.name]
+        if engine.health is Health.DEAD or state.incarnation in engine.former:
+            return False
         if state.incarnation != engine.incarnation:
-            engine.restarts += bool(engine.incarnation)
-            engine.incarnation, engine.version = state.incarnation, -1
-            engine.reported_busy_s, engine.reported_tokens = 0.0, 0
-            engine.health = Health.STALE
+            self._reborn(engine, state.incarnation)
+        elif engine.health is Health.RESTARTING:
+            return False
         elif engine.health is Health.SUSPECT:
             served = state.version == engine.version and engine.version >= 0
-            engine.health = Health.HEALTHY if served else Health.STALE
+            self._become(engine, Health.HEALTHY if served else Health.STALE)
         engine.account(state)
-        self._reconsider()
+        return True
 
     def acked(self, ack: WeightsAck) -> bool:
-        """An engine verified and serves a version. False: the ack is of another process life."""
+        """An engine verified and serves a version, and is HEALTHY.
+
+        False, and nothing changes: the ack is of another process life, of an engine given up, or of
+        a version below one that this life has acked since the last rewind. A pin to another version
+        ends.
+        """
         engine = self.engines[ack.engine]
-        if ack.incarnation != engine.incarnation or engine.health in (
-            Health.DEAD,
-            Health.RESTARTING,
+        if (
+            ack.incarnation != engine.incarnation
+            or engine.health not in _ALIVE
+            or ack.version < engine.version
         ):
             return False
+        self._leave(engine)
+        engine.pinned = engine.pinned and ack.version == engine.version
         engine.version, engine.health = ack.version, Health.HEALTHY
+        self._newest = max(self._newest, ack.version)
+        self._enter(engine)
         engine.account(ack)
-        self._reconsider()
         return True
 
     def suspect(self, name: str) -> None:
-        """A request to this engine failed; no work for it until a probe answers."""
-        if self.engines[name].health is Health.HEALTHY:
-            self.engines[name].health = Health.SUSPECT
-            self._reconsider()
+        """No work for this engine until a probe answers or a sync succeeds."""
+        engine = self.engines[name]
+        if engine.health is Health.HEALTHY:
+            self._become(engine, Health.SUSPECT)
+
+    def request_failed(self, name: str, incarnation: str | None = None) -> bool:
+        """A request to this engine failed or was late. True: its process must be replaced.
+
+        That is so once ``request_strikes`` have failed in a row, however well its probes answer.
+        Requests to a former incarnation, or to an engine given up, say nothing about the process
+        that answers now.
+
+        Args:
+            name: The engine.
+            incarnation: Whom the request was sent to; the living one unless told.
+        """
+        engine = self.engines[name]
+        if engine.health not in _ALIVE or incarnation not in (None, engine.incarnation):
+            return False
+        engine.strikes += 1
+        self.suspect(name)
+        return engine.strikes >= self._request_strikes
+
+    def request_answered(self, name: str, incarnation: str | None = None) -> None:
+        """A request to this engine was answered: failures in a row count from 0 again."""
+        engine = self.engines[name]
+        if incarnation in (None, engine.incarnation):
+            engine.strikes = 0
 
     def stale(self, name: str) -> None:
         """A sync of this engine failed: it must not serve until one succeeds."""
-        if self.engines[name].health in (Health.HEALTHY, Health.SUSPECT):
-            self.engines[name].health = Health.STALE
-            self._reconsider()
+        engine = self.engines[name]
+        if engine.health in _UP:
+            self._become(engine, Health.STALE)
 
     def dead(self, name: str) -> None:
-        self.engines[name].health = Health.DEAD
-        self._reconsider()
+        """This engine is given up, from whatever it was."""
+        self._become(self.engines[name], Health.DEAD)
 
     def restarting(self, name: str) -> None:
-        """A new process life was asked for."""
-        engine = self.engines[name]
-        engine.health, engine.version = Health.RESTARTING, -1
-        self._reconsider()
+        """A new process life was asked for.
 
-    def _reconsider(self) -> None:
-        if serving := self.serving:
-            self.serving_version = min(engine.version for engine in serving)
+        Raises:
+            IllegalHealth: The engine is not DEAD: its groups would be lost unnoticed.
+        """
+        engine = self.engines[name]
+        self._become(engine, Health.RESTARTING)
+        engine.version = -1
+
+    # --- evaluations and rewinds -----------------------------------------------------------------
+
+    def pin(self, version: int) -> str | None:
+        """Hold an engine at exactly ``version``; None when no HEALTHY unpinned one serves it.
+
+        It takes no training groups and does not count for ``serving_version``, unless it is all
+        that serves, and is left out of syncs. The pin ends by ``unpin``, or as soon as the engine
+        can no longer be trusted to serve that version; ``Engine.pinned`` says so.
+        """
+        engine = next((e for e in self._routed if e.version == version), None)
+        if engine is None:
+            return None
+        self._repin(engine, pinned=True)
+        return engine.name
+
+    def unpin(self, name: str) -> None:
+        """The evaluation is over; a pin that has ended already is left alone.
+
+        An engine behind what was released or acked meanwhile is STALE: the syncs passed it by.
+        """
+        engine = self.engines[name]
+        if engine.pinned:
+            self._repin(engine, pinned=False)
+            if engine.version < self._newest:
+                self._become(engine, Health.STALE)
+
+    def released(self, version: int) -> None:
+        """A version was published. An engine pinned below it will need a sync when it is unpinned."""
+        self._newest = max(self._newest, version)
+
+    def rewound(self, to_version: int) -> None:
+        """The trainer is back at an older version: version numbers mean other weights from here on.
+
+        No engine serves until it acks a release anew, whatever it acked before; pins end.
+        ``serving_version`` is ``to_version``. An ack of a release of before must not be handed in
+        any more: only its caller can tell.
+        """
+        for engine in self.engines.values():
+            if engine.health in _UP:
+                self._become(engine, Health.STALE)
+            engine.version = -1
+        self._newest, self.serving_version = -1, to_version
+
+    # --- every change goes through here ----------------------------------------------------------
+
+    def _reborn(self, engine: Engine, incarnation: str) -> None:
+        self.restarts += bool(engine.incarnation)
+        engine.restarts += bool(engine.incarnation)
+        self._become(engine, Health.STALE)
+        engine.reborn(incarnation)
+
+    def _become(self, engine: Engine, health: Health) -> None:
+        """Change its health by a legal move; to stay as it is is none, and changes nothing."""
+        if health is engine.health:
+            return
+        if health not in _MOVES[engine.health]:
+            raise IllegalHealth(engine.name, engine.health, health)
+        self._leave(engine)
+        engine.health = health
+        engine.pinned = engine.pinned and health in _UP
+        self._enter(engine)
+
+    def _repin(self, engine: Engine, *, pinned: bool) -> None:
+        self._leave(engine)
+        engine.pinned = pinned
+        self._enter(engine)
+
+    def _load(self, engine: Engine, change: int) -> None:
+        if engine.health is not Health.HEALTHY:
+            engine.outstanding += change
+            return
+        pool = self._pinned if engine.pinned else self._routed
+        pool.remove(engine)
+        engine.outstanding += change
+        pool.add(engine)
+
+    def _leave(self, engine: Engine) -> None:
+        if engine.health is Health.HEALTHY:
+            (self._pinned if engine.pinned else self._routed).remove(engine)
+
+    def _enter(self, engine: Engine) -> None:
+        if engine.health is Health.HEALTHY:
+            (self._pinned if engine.pinned else self._routed).add(engine)
+        if pool := self._routed or self._pinned:
+            self.serving_version = pool.oldest_version

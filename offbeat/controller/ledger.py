@@ -1,19 +1,22 @@
-"""Where every prompt group is. Pure: no I/O, no clock, no asyncio."""
+"""Where every prompt group is, and the only moves between the places. Pure: no I/O, clock, asyncio."""
 
-import enum
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from typing import Self
 
+from offbeat.controller.books import Books, Group, Place, Snapshot
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
+    Checkpointed,
     Claimed,
     Committed,
     Dispatched,
     Dropped,
+    Opened,
     Released,
     Returned,
+    Rewound,
+    Served,
     StepApplied,
     StepIntent,
     StepRefused,
@@ -21,16 +24,8 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
+from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.policy import NEVER
-
-
-class Place(enum.StrEnum):
-    """The places of a group that is neither trained nor dropped."""
-
-    ADMITTED = "admitted"
-    IN_FLIGHT = "in_flight"
-    READY = "ready"
-    TRAINING = "training"
 
 
 class IllegalMove(OffbeatError):
@@ -44,87 +39,80 @@ class IllegalMove(OffbeatError):
         return f"cannot {self.move} {group_id(self.ordinal)}: it is {self.place}, attempt {self.attempt}"
 
 
-@dataclass(slots=True)
-class Group:
-    """One prompt group between admission and its end."""
+class CannotRewind(OffbeatError):
+    """The books do not reach back to the version that the trainer was restored to."""
 
-    ordinal: int
-    stamp: int  # target step, or NEVER
-    place: Place = Place.ADMITTED
-    attempt: int = 0  # of the last dispatch
-    engine: str = ""
-    bound_version: int = -1  # no token is older; -1 while admitted
-    receipt: Receipt | None = None
-    tokens: int = 0  # of the receipt
-    failures: Counter[str] = field(default_factory=Counter[str])  # by kind
+    def __init__(self, trainer_version: int, to_version: int, in_flight: int) -> None:
+        super().__init__(trainer_version, to_version, in_flight)
+        self.trainer_version, self.to_version, self.in_flight = (
+            trainer_version,
+            to_version,
+            in_flight,
+        )
 
-
-@dataclass(slots=True)
-class Totals:
-    """Counts over the whole run."""
-
-    drawn: int = 0
-    trained: int = 0
-    evicted: int = 0
-    retried: Counter[str] = field(default_factory=Counter[str])  # by reason
-    dropped: Counter[str] = field(default_factory=Counter[str])  # by reason
+    def __str__(self) -> str:
+        return (
+            f"cannot rewind from version {self.trainer_version} to {self.to_version} with "
+            f"{self.in_flight} groups in flight: which groups were trained since is not known. "
+            "Restore a newer checkpoint, or start a new run from the old one's model"
+        )
 
 
 def _discard(event: AnyEvent) -> None:
     """The journal of a ledger that needs none."""
 
 
-class Ledger:
+class Ledger(Books):
     """Follows each group from admission to its end. It records; the sampler decides.
 
-    Between calls every drawn ordinal is in one place only::
-
-        drawn = admitted + in_flight + ready + training + trained + dropped
-
-    ``trainer_version`` rises by one per applied step and never otherwise. Every mutation is one
-    event, handed to ``record`` after it was applied; the state is the fold of the events.
+    Every mutation is one event, handed to ``record`` after it was applied: the state is the fold of
+    the events. An illegal move raises ``IllegalMove`` and changes nothing.
     """
 
     def __init__(self, record: Callable[[AnyEvent], None] = _discard) -> None:
-        self._record = record
-        self.groups: dict[int, Group] = {}
-        self.ready: dict[int, Group] = {}  # in arrival order
-        self.training: dict[int, Group] = {}  # in claim order
-        self.totals = Totals()
-        self.trainer_version = 0
-        self.digest: str | None = None  # of the weights last published
-        self.in_flight = 0
-        self.admitted = 0
-        self.ready_tokens = 0  # prompt and response tokens of the ready groups
-        self.versions: dict[int, int] = {}  # in flight or ready, by bound version
-        self.stamped: dict[int, int] = {}  # admitted, in flight or ready, by target step
-        self.shrunk: dict[int, int] = {}  # by step, from the one in progress on
+        super().__init__()
+        self.record = record
 
     @classmethod
-    def fold(cls, events: Iterable[AnyEvent]) -> "Ledger":
-        """The ledger that these events lead to."""
+    def fold(cls, events: Iterable[AnyEvent], snapshot: Snapshot | None = None) -> Self:
+        """The ledger that these events lead to, from a snapshot on if there is one."""
         ledger = cls()
+        if snapshot is not None:
+            ledger.load(snapshot)
         for event in events:
-            ledger._apply(event)
+            ledger.apply(event)
         return ledger
 
-    def counts(self) -> dict[str, int]:
-        """Groups by place; with trained and dropped they sum to drawn."""
-        return {
-            "drawn": self.totals.drawn,
-            "admitted": self.admitted,
-            "in_flight": self.in_flight,
-            "ready": len(self.ready),
-            "training": len(self.training),
-            "trained": self.totals.trained,
-        }
+    def groups_at(self, place: Place) -> list[int]:
+        """Ordinals of the groups at a place, ascending. Looks at all of them: not for a hot path."""
+        return sorted(ordinal for ordinal, group in self.groups.items() if group.place is place)
 
-    def __str__(self) -> str:
-        dropped = self.totals.dropped.total()
-        return (
-            f"{self.admitted} groups admitted, {self.in_flight} in flight, {len(self.ready)} ready, "
-            f"{len(self.training)} training, {self.totals.trained} trained, {dropped} dropped"
-        )
+    # --- lives of the controller, versions of the trainer ----------------------------------------
+
+    def open(self, run_id: str, incarnation: int) -> None:
+        """A controller takes over; its first record."""
+        self._do(Opened(run_id, incarnation))
+
+    def checkpointed(self, version: int, digest: str) -> None:
+        """The trainer's state of ``version`` can be restored from now on."""
+        self._do(Checkpointed(version, digest))
+
+    def rewind(self, to_version: int, reason: str) -> list[int]:
+        """The trainer is back at an older version; returns the ordinals to be rolled out again.
+
+        No group is in flight any more: the caller has cancelled them.
+
+        Raises:
+            CannotRewind: That far back the trained groups are not known any more.
+        """
+        made = set(range(to_version + 1, self.trainer_version + 1))
+        if self.in_flight or to_version > self.trainer_version or made - self.history.keys():
+            raise CannotRewind(self.trainer_version, to_version, self.in_flight)
+        waiting = set(self.groups_at(Place.ADMITTED))
+        self._do(Rewound(to_version, self.lineage + 1, reason))
+        return [ordinal for ordinal in self.groups_at(Place.ADMITTED) if ordinal not in waiting]
+
+    # --- prompt groups ---------------------------------------------------------------------------
 
     def admit(self, stamp: int) -> int:
         """Draw the next prompt; returns its ordinal."""
@@ -139,10 +127,17 @@ class Ledger:
         return group.attempt
 
     def retry(self, ordinal: int, kind: str, reason: str) -> Group:
-        """A rollout failed; the group is admitted again. Its failures are counted by kind."""
+        """A rollout failed or was cancelled; the group is admitted again. Counted by kind."""
         group = self._at("retry", ordinal, Place.IN_FLIGHT)
         self._do(Returned(ordinal, group.attempt, kind, reason))
         return group
+
+    def recover(self, ordinal: int, reason: str) -> None:
+        """What a former controller had in flight or ready is lost; the group is admitted again."""
+        group = self._known("recover", ordinal)
+        if group.place not in (Place.IN_FLIGHT, Place.READY):
+            raise IllegalMove("recover", ordinal, group.place, group.attempt)
+        self._do(Returned(ordinal, group.attempt, "recovered", reason))
 
     def commit(self, receipt: Receipt) -> None:
         """The group is ready. The caller has checked the receipt."""
@@ -158,28 +153,48 @@ class Ledger:
 
     def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[Group]:
         """The groups enter the open step, in this order."""
-        claimed = [self._at("claim", ordinal, Place.READY) for ordinal in ordinals]
-        self._do(Claimed(step, attempt, tuple(group.ordinal for group in claimed)))
-        return claimed
+        claimed = dict[int, Group]()
+        for ordinal in ordinals:
+            group = self._at("claim", ordinal, Place.READY)
+            if ordinal in claimed:
+                raise IllegalMove("claim", ordinal, "claimed already", group.attempt)
+            claimed[ordinal] = group
+        self._do(Claimed(step, attempt, tuple(claimed)))
+        return list(claimed.values())
 
     def unclaim(self, step: int, attempt: int) -> None:
         """The open step was aborted: all its groups are ready again."""
         self._do(Unclaimed(step, attempt))
 
-    def drop(self, ordinal: int, reason: str, *, shrink: bool) -> None:
-        """Give a prompt up, from wherever it is. With ``shrink`` its step goes without it."""
+    def drop(
+        self,
+        ordinal: int,
+        reason: str,
+        *,
+        shrink: bool = False,
+        step: int | None = None,
+        filtered: bool = False,
+    ) -> None:
+        """Give a prompt up, from wherever it is but training.
+
+        With ``shrink`` a step goes without it: its own, else ``step``, else the one in progress.
+        """
         group = self._known("drop", ordinal)
-        step = group.stamp if group.stamp != NEVER else self.trainer_version + 1
-        self._do(Dropped(ordinal, reason, step if shrink else 0))
+        if group.place is Place.TRAINING:
+            raise IllegalMove("drop", ordinal, group.place, group.attempt)
+        shrinks = step or self.trainer_version + 1
+        if group.stamp != NEVER:
+            shrinks = group.stamp
+        self._do(Dropped(ordinal, reason, shrinks if shrink else 0, filtered))
 
     def intend(self, step: int, attempt: int) -> None:
         """The groups in training are about to be finished."""
         self._do(StepIntent(step, attempt, tuple(self.training)))
 
-    def applied(self, step: int) -> int:
+    def applied(self, step: int, attempt: int) -> int:
         """The step over the groups in training was applied; returns the version it made."""
         version = self.trainer_version + 1
-        self._do(StepApplied(step, version, tuple(self.training), self.totals.drawn))
+        self._do(StepApplied(step, attempt, version, tuple(self.training), self.totals.drawn))
         return version
 
     def refused(self, step: int, attempt: int, reason: str) -> None:
@@ -189,6 +204,10 @@ class Ledger:
     def released(self, version: int, digest: str) -> None:
         """The trainer's weights of this version were published."""
         self._do(Released(version, digest))
+
+    def served(self, ack: WeightsAck) -> None:
+        """An engine verified a release and serves it."""
+        self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
 
     def _at(self, move: str, ordinal: int, place: Place) -> Group:
         group = self._known(move, ordinal)
@@ -203,108 +222,5 @@ class Ledger:
         return group
 
     def _do(self, event: AnyEvent) -> None:
-        self._apply(event)
-        self._record(event)
-
-    def _apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
-        match event:
-            case Admitted():
-                self.totals.drawn += 1
-                self.groups[event.ordinal] = Group(event.ordinal, event.stamp)
-                self.admitted += 1
-                _add(self.stamped, event.stamp, 1)
-            case Dispatched():
-                group = self.groups[event.ordinal]
-                self._leave(group)
-                group.attempt, group.engine = event.attempt, event.engine
-                self._enter(group, Place.IN_FLIGHT, event.version)
-            case Returned():
-                group = self.groups[event.ordinal]
-                self._leave(group)
-                group.receipt, group.tokens = None, 0
-                group.failures[event.kind] += 1
-                if event.kind == "evicted":
-                    self.totals.evicted += 1
-                else:
-                    self.totals.retried[event.reason] += 1
-                self._enter(group, Place.ADMITTED, -1)
-            case Committed():
-                group = self.groups[event.receipt.ordinal]
-                self._leave(group)
-                group.receipt, group.tokens = event.receipt, event.receipt.tokens
-                self._enter(group, Place.READY, event.receipt.oldest_version)
-            case Claimed():
-                for ordinal in event.ordinals:
-                    group = self.groups[ordinal]
-                    self._leave(group)
-                    self._enter(group, Place.TRAINING, group.bound_version)
-            case Unclaimed():
-                for group in list(self.training.values()):
-                    self._leave(group)
-                    self._enter(group, Place.READY, group.bound_version)
-            case Dropped():
-                self._leave(self.groups.pop(event.ordinal))
-                self.totals.dropped[event.reason] += 1
-                if event.shrinks:
-                    _add(self.shrunk, event.shrinks, 1)
-            case StepIntent():
-                pass
-            case StepApplied():
-                self._end_step()
-                self.totals.trained += len(event.ordinals)
-                self.trainer_version = event.version
-                self.shrunk = {s: n for s, n in self.shrunk.items() if s > event.step}
-            case Released():
-                self.digest = event.digest
-            case StepRefused():
-                self.totals.dropped[event.reason] += self._end_step()
-
-    def _end_step(self) -> int:
-        ended = len(self.training)
-        for ordinal in self.training:
-            del self.groups[ordinal]
-        self.training.clear()
-        return ended
-
-    def _leave(self, group: Group) -> None:
-        """Take a group out of its place's indices."""
-        match group.place:
-            case Place.ADMITTED:
-                self.admitted -= 1
-            case Place.IN_FLIGHT:
-                self.in_flight -= 1
-                _add(self.versions, group.bound_version, -1)
-            case Place.READY:
-                del self.ready[group.ordinal]
-                self.ready_tokens -= group.tokens
-                _add(self.versions, group.bound_version, -1)
-            case Place.TRAINING:
-                del self.training[group.ordinal]
-        if group.place is not Place.TRAINING:
-            _add(self.stamped, group.stamp, -1)
-
-    def _enter(self, group: Group, place: Place, bound_version: int) -> None:
-        group.place, group.bound_version = place, bound_version
-        match place:
-            case Place.ADMITTED:
-                self.admitted += 1
-            case Place.IN_FLIGHT:
-                self.in_flight += 1
-                _add(self.versions, bound_version, 1)
-            case Place.READY:
-                self.ready[group.ordinal] = group
-                self.ready_tokens += group.tokens
-                _add(self.versions, bound_version, 1)
-            case Place.TRAINING:
-                self.training[group.ordinal] = group
-        if place is not Place.TRAINING:
-            _add(self.stamped, group.stamp, 1)
-
-
-def _add(counts: dict[int, int], key: int, change: int) -> None:
-    """Count, keeping no zeros: the dictionaries stay as small as what they describe."""
-    total = counts.get(key, 0) + change
-    if total:
-        counts[key] = total
-    else:
-        del counts[key]
+        self.apply(event)
+        self.record(event)

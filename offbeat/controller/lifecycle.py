@@ -15,6 +15,7 @@ class Phase(enum.StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     SYNCING = "syncing"  # generators take new weights
+    REWINDING = "rewinding"  # the trainer is replaced and restored
     FINISHED = "finished"
     ABORTED = "aborted"  # someone asked
     FAILED = "failed"  # something broke
@@ -22,9 +23,10 @@ class Phase(enum.StrEnum):
 
 _ENDED: Final = frozenset({Phase.ABORTED, Phase.FAILED})
 _MOVES: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.STARTING: _ENDED | {Phase.RUNNING},
-    Phase.RUNNING: _ENDED | {Phase.SYNCING, Phase.FINISHED},
-    Phase.SYNCING: _ENDED | {Phase.RUNNING},
+    Phase.STARTING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
+    Phase.RUNNING: _ENDED | {Phase.SYNCING, Phase.REWINDING, Phase.FINISHED},
+    Phase.SYNCING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
+    Phase.REWINDING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
 }
 
 

@@ -62,8 +62,8 @@ class StepMeasures:
             "queue/ready_groups": len(state.ledger.ready),
             "queue/in_flight_groups": state.ledger.in_flight,
             "queue/bytes": state.queue.bytes_held,
-            "rollout/retries": state.ledger.totals.retried.total(),
-            "rollout/dropped": state.ledger.totals.dropped.total(),
+            "rollout/retries": sum(state.ledger.totals.retried.values()),
+            "rollout/dropped": sum(state.ledger.totals.dropped.values()),
         }
 
     @property

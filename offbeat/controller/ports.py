@@ -8,13 +8,15 @@ classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``Train
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
+    Checkpoint,
     Chunk,
     ChunkResult,
     LossSpec,
@@ -23,6 +25,8 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+
+Lane = tuple[Literal["pump", "engine", "rank", "group"], str]
 
 
 class PromptSource(Protocol):
@@ -79,6 +83,24 @@ class Trainer(Protocol):
         """Write the model as it is after ``step`` into the run's checkpoints, whole or not at all."""
         ...
 
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        """Write everything ``restore`` needs of this version to disk, whole or not at all.
+
+        The answer comes once it is complete and durable. No step is open.
+        """
+        ...
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        """Go back to the newest checkpoint that verifies, of version ``at_most`` or older.
+
+        Without one the ranks hold the initial model: version 0. No step is open afterwards.
+        """
+        ...
+
+    async def restart(self) -> None:
+        """Kill all ranks; whoever owns them starts new ones. Returns without waiting for that."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -100,6 +122,52 @@ class Telemetry(Protocol):
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
 
 
+class Trace(Protocol):
+    """Where the run's timeline goes. Never blocks, never raises.
+
+    A lane is ``(kind, name)``: a pump, an engine, a trainer rank, or a prompt group. Times are of the
+    event loop's clock, in seconds. Spans of one lane may overlap.
+    """
+
+    def span(
+        self, lane: Lane, name: str, start_s: float, end_s: float, **facts: str | float
+    ) -> None:
+        """Something that took from ``start_s`` to ``end_s``."""
+        ...
+
+    def mark(self, lane: Lane, name: str, at_s: float, **facts: str | float) -> None:
+        """Something that happened at one moment: a fault, a served version."""
+        ...
+
+
+class Payloads(Protocol):
+    """What is left of the payloads that a former controller held."""
+
+    def readable(self, receipt: Receipt) -> object | None:
+        """A handle of the payload that this very receipt vouches for; None when it is gone.
+
+        Ordinal and attempt alone do not name it: a dispatch that a crash forgot is made again.
+        """
+        ...
+
+
+class NoTrace:
+    """Keeps no timeline."""
+
+    def span(
+        self, lane: Lane, name: str, start_s: float, end_s: float, **facts: str | float
+    ) -> None: ...
+    def mark(self, lane: Lane, name: str, at_s: float, **facts: str | float) -> None: ...
+
+
+class NoPayloads:
+    """Payloads live and die with the controller that holds them."""
+
+    def readable(self, receipt: Receipt) -> object | None:
+        del receipt
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything outside the controller."""
@@ -110,3 +178,7 @@ class Ports:
     trainer: Trainer
     journal: Journal
     telemetry: Telemetry
+    trace: Trace
+    payloads: Payloads
+    failpoints: Failpoints = no_failpoints
+    evaluation: PromptSource | None = None  # prompts that are scored, never trained

@@ -2,16 +2,23 @@
 
 import contextlib
 import platform
+import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from offbeat.controller.history import TrainedStep
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
 from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import Groups, Summary
-from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
+from offbeat.telemetry.time_accounting import (
+    GeneratorTime,
+    TrainerTime,
+    busy_metrics,
+    verdict,
+)
 from offbeat.telemetry.windows import RewardWindow
 
 
@@ -29,7 +36,17 @@ class Progress:
         self._first_step_at = self._started_at
         self._last: StepMeasures | None = None
         self._verdict = ""
-        self._seen: tuple[dict[str, float], dict[str, float]] = ({}, {})
+
+    def resume(self, steps: Iterable[TrainedStep]) -> None:
+        """Take in what former controllers of the run have trained."""
+        for step in steps:
+            rewards = [reward for receipt in step.receipts for reward in receipt.rewards]
+            self.rewards.add(statistics.fmean(rewards))
+            self.staleness.update(
+                step.version - 1 - min(version for version, _ in spans)
+                for receipt in step.receipts
+                for spans in receipt.version_spans
+            )
 
     def ended(self) -> None:
         self._ended_at = self._clock()
@@ -48,20 +65,14 @@ class Progress:
         return self._busy_metrics(measures)
 
     def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
-        trainer, engines = self._state.busy.trainer_seconds(), self._state.busy.engine_seconds()
-        lap = _difference(trainer, self._seen[0]), _difference(engines, self._seen[1])
-        self._seen = trainer, engines
+        trainer, engines = self._state.busy.lap()
         self._verdict = verdict(
-            lap[0],
-            lap[1],
+            trainer,
+            engines,
             generate_s=measures.mean_of("generate_s"),
             reward_s=measures.mean_of("reward_s"),
         )
-        trainer_share, engine_share = fractions(lap[0]), fractions(lap[1])
-        return {
-            "busy/trainer_fraction": trainer_share.get(TrainerTime.COMPUTE, 0.0),
-            "busy/generator_fraction": engine_share.get(GeneratorTime.COMPUTE, 0.0),
-        }
+        return busy_metrics(trainer, engines)
 
     def status(self) -> Status:
         """Where the run is now."""
@@ -137,7 +148,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _difference(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in now.items()}

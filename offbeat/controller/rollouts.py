@@ -2,32 +2,36 @@
 
     waits for                        woken by
     room for one more group          a served version, a claimed, trained or dropped group
-    a group to dispatch again        a failed rollout after its back-off, an eviction
+    a group to dispatch again        a failed rollout after its back-off, an eviction, a rewind
 
 A prompt is drawn only once admitted. A failed rollout never becomes a reward: it is retried, or
 dropped with a reason, or it ends the run.
 """
 
 import asyncio
-import math
-import random
-from collections import deque
-from collections.abc import Callable
-from typing import NoReturn
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple, NoReturn
 
-import structlog
-
-from offbeat.controller.errors import BudgetSpent
+from offbeat.config.rollouts import WindowedConfig
+from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import Engine
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import Place
+from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import PromptSource, Rollouts
 from offbeat.controller.receipts import refusal
+from offbeat.controller.retries import RetryPolicy
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, FailureKind, RolloutFailed
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask, group_id
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.sampler.filters import GroupFilter
+from offbeat.sampler.policy import NEVER
 
-log = structlog.stdlib.get_logger()
-OnCommit = Callable[[Receipt], None]
+
+class _Running(NamedTuple):
+    task: "asyncio.Task[None]"
+    engine: str
+    incarnation: str  # the process life that was asked
 
 
 class RolloutPump:
@@ -38,18 +42,22 @@ class RolloutPump:
         state: RunState,
         prompts: PromptSource,
         workers: Rollouts,
+        retries: RetryPolicy,
         *,
         max_group_bytes: int,
-        rng: random.Random,
     ) -> None:
         self._state, self._prompts, self._workers = state, prompts, workers
-        self._max_group_bytes, self._rng = max_group_bytes, rng
-        self._again: deque[int] = deque()  # admitted already, to be dispatched once more
-        self._failures_in_row = 0
+        self._retries, self._max_group_bytes = retries, max_group_bytes
+        self._due: list[tuple[int, int]] = []  # heap of waiting groups: (stamp, ordinal)
+        self._is_due = set[int]()  # those in the heap, each once
+        self._running: dict[int, _Running] = {}
         config = state.config
+        self._filter = GroupFilter(config.filters, config.groups_per_step)
         self._max_in_flight = config.rollout.max_in_flight or state.sampler.reach
         self._capacity_groups = config.buffer.capacity_groups or state.sampler.reach
         self._capacity_bytes = int(config.buffer.capacity_mb * 2**20)
+        sampler = config.sampler
+        self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
 
     async def run(self) -> NoReturn:
         """Never returns: the end of the prompts ends only the drawing."""
@@ -57,13 +65,16 @@ class RolloutPump:
         async with asyncio.TaskGroup() as rollouts:
             while True:
                 await state.until("rollout pump", "room for a prompt group", self._can_dispatch)
-                while self._can_dispatch():
-                    self._dispatch_one(rollouts)
+                self._dispatch_one(rollouts)
                 state.moved()
 
     def again(self, ordinal: int) -> None:
-        """Dispatch an admitted group once more; it has left its engine or the buffer."""
-        self._again.append(ordinal)
+        """Dispatch an admitted group once more, as soon as its policy lets it."""
+        if ordinal in self._is_due:
+            return
+        self._is_due.add(ordinal)
+        stamp = self._state.ledger.groups[ordinal].stamp
+        heapq.heappush(self._due, (stamp if stamp != NEVER else 0, ordinal))
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -71,28 +82,59 @@ class RolloutPump:
         state = self._state
         return (
             state.gate_open
-            and not state.stopping
+            and not (state.stopping or state.paused)
+            and state.lifecycle.phase is not Phase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
             and state.fleet.pick() is not None
-            and (bool(self._again) or self._may_admit())
+            and self._has_room(0)
+            and (self._next_due() is not None or self._may_admit())
         )
 
-    def _may_admit(self) -> bool:
+    def _has_room(self, waiting: int) -> bool:
+        """The buffer could take one more group of the largest size, behind those that wait.
+
+        A fresh prompt leaves those that wait their room: they may be what the step in progress waits
+        for. Only a prompt for that very step goes before them.
+        """
         state, ledger = self._state, self._state.ledger
-        if state.exhausted or len(ledger.groups) >= self._capacity_groups:
+        if len(ledger.groups) - ledger.admitted + waiting >= self._capacity_groups:
             return False
-        promised = (ledger.admitted + ledger.in_flight + 1) * self._max_group_bytes
-        if state.queue.bytes_held + promised > self._capacity_bytes:
+        promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
+        return state.queue.bytes_held + promised <= self._capacity_bytes
+
+    def _next_due(self) -> int | None:
+        """The waiting group that is first in turn, if its policy lets it go now."""
+        state, groups = self._state, self._state.ledger.groups
+        while self._due:
+            group = groups.get(self._due[0][1])
+            if group is None or group.place is not Place.ADMITTED:
+                self._pop_due()  # it went its way meanwhile
+                continue
+            return group.ordinal if state.sampler.may_dispatch(state.view, group) else None
+        return None
+
+    def _pop_due(self) -> int:
+        _, ordinal = heapq.heappop(self._due)
+        self._is_due.remove(ordinal)
+        return ordinal
+
+    def _may_admit(self) -> bool:
+        state = self._state
+        config, ledger = state.config, state.ledger
+        if state.exhausted:
             return False
-        left = (state.config.steps - state.step) * state.config.groups_per_step + state.quota
-        view = state.view()
-        return view.outstanding < left and state.sampler.admit(view) is not None
+        later = sum(ledger.shrunk.values()) - ledger.shrunk.get(state.step, 0)
+        left = (config.steps - state.step) * config.groups_per_step + state.quota - later
+        if ledger.outstanding >= left:
+            return False
+        stamp = state.sampler.admit(state.view)
+        return stamp is not None and (stamp == state.step or self._has_room(ledger.admitted))
 
     def _dispatch_one(self, rollouts: asyncio.TaskGroup) -> None:
         """Send out one group: one that comes again, or a fresh prompt."""
         state = self._state
         engine = state.fleet.pick()
-        ordinal = self._again.popleft() if self._again else self._draw()
+        ordinal = self._draw() if self._next_due() is None else self._pop_due()
         if ordinal is None or engine is None:
             return
         prompt = self._prompts.prompt(ordinal)
@@ -100,17 +142,23 @@ class RolloutPump:
             raise LookupError(f"the prompt source no longer has ordinal {ordinal}, drawn before")
         attempt = state.ledger.dispatch(ordinal, engine.name, engine.version)
         state.fleet.took(engine.name)
-        self._state.busy.engine_changed(engine)
+        state.busy.engine_changed(engine)
+        state.reached(Failpoint.DISPATCHED)
         task = self._task(prompt, attempt, engine)
-        rollouts.create_task(self._rollout(task), name=group_id(ordinal))
+        running = rollouts.create_task(self._rollout(task), name=task.group_id)
+        self._running[ordinal] = _Running(running, engine.name, engine.incarnation)
 
     def _draw(self) -> int | None:
         state = self._state
         if self._prompts.prompt(state.ledger.totals.drawn) is None:
             state.exhausted = True
             return None
-        stamp = state.sampler.admit(state.view())
-        return None if stamp is None else state.ledger.admit(stamp)
+        stamp = state.sampler.admit(state.view)
+        if stamp is None:
+            return None
+        ordinal = state.ledger.admit(stamp)
+        state.reached(Failpoint.ADMITTED)
+        return ordinal
 
     def _task(self, prompt: Prompt, attempt: int, engine: Engine) -> RolloutTask:
         config = self._state.config
@@ -119,7 +167,7 @@ class RolloutPump:
             attempt=attempt,
             samples=config.samples_per_group,
             engine=engine.name,
-            seed=_group_seed(config.seed, prompt.ordinal, attempt),
+            seed=group_seed(config.seed, prompt.ordinal),
             deadline_s=config.rollout.deadline_s,
         )
 
@@ -127,6 +175,8 @@ class RolloutPump:
 
     async def _rollout(self, task: RolloutTask) -> None:
         state = self._state
+        clock = asyncio.get_running_loop().time
+        since = clock()
         try:
             receipt, payload = await state.call(
                 f"rollout {task.group_id}",
@@ -135,17 +185,30 @@ class RolloutPump:
                 reply=self._workers.rollout(state.fence, task),
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
-            self._gave_back(task)
-            await self._failed(task, failure)
+            life = self._settled(task.ordinal)
+            self._trace(task, since, "failed")
+            await self._failed(task, failure, life)
         else:
-            self._gave_back(task)
-            await self._commit(task, receipt, payload)
+            state.reached(Failpoint.ANSWERED)
+            life = self._settled(task.ordinal)
+            self._trace(task, since, "answered")
+            await self._commit(task, receipt, payload, life)
 
-    def _gave_back(self, task: RolloutTask) -> None:
-        self._state.fleet.gave_back(task.engine)
-        self._state.busy.engine_changed(self._state.fleet.engines[task.engine])
+    def _settled(self, ordinal: int) -> str:
+        """The engine is done with this group, one way or another; returns the life that was asked."""
+        running = self._running.pop(ordinal)
+        self._state.fleet.gave_back(running.engine)
+        self._state.busy.engine_changed(self._state.fleet.engines[running.engine])
+        return running.incarnation
 
-    async def _commit(self, task: RolloutTask, receipt: Receipt, payload: object) -> None:
+    def _trace(self, task: RolloutTask, since: float, outcome: str) -> None:
+        now, trace = asyncio.get_running_loop().time(), self._state.trace
+        trace.span(("group", task.group_id), outcome, since, now, attempt=task.attempt)
+        trace.span(("engine", task.engine), task.group_id, since, now, attempt=task.attempt)
+
+    async def _commit(
+        self, task: RolloutTask, receipt: Receipt, payload: object, life: str
+    ) -> None:
         state = self._state
         group = state.ledger.groups[task.ordinal]
         problem = refusal(receipt, task, group.bound_version, state.ledger.trainer_version)
@@ -153,96 +216,76 @@ class RolloutPump:
             failure = RolloutFailed(
                 FailureKind.DATA, task.ordinal, task.attempt, "refused_at_commit", problem
             )
-            await self._failed(task, failure)
+            await self._failed(task, failure, life)
             return
-        self._failures_in_row = 0
-        state.queue.put(task.ordinal, task.attempt, receipt.columns, receipt.payload_bytes, payload)
-        state.ledger.commit(receipt)
-        self.evict_stale()
+        self._retries.answered(task, life)
+        unwanted = self._filter.refusal(receipt, state.step)
+        if unwanted:
+            state.ledger.drop(task.ordinal, unwanted, filtered=True)
+        else:
+            state.queue.put(
+                task.ordinal, task.attempt, receipt.columns, receipt.payload_bytes, payload
+            )
+            state.ledger.commit(receipt)
+            state.reached(Failpoint.COMMITTED)
+            self._evict()
         state.moved()
-
-    def evict_stale(self) -> None:
-        """Ready groups past the bound go back: their prompts are rolled out again."""
-        state = self._state
-        for ordinal in state.sampler.stale(state.view()):
-            state.queue.clear((ordinal,))
-            state.ledger.evict(ordinal, "stale")
-            self.again(ordinal)
-
-    # --- failures --------------------------------------------------------------------------------
 
     async def _failed(
-        self, task: RolloutTask, failure: RolloutFailed | ActorLost | DeadlineExceeded
+        self, task: RolloutTask, failure: RolloutFailed | ActorLost | DeadlineExceeded, life: str
     ) -> None:
-        """Retry, drop or end the run, by the kind of failure."""
-        kind, reason = _classify(failure)
-        if kind is FailureKind.BUG:
-            raise failure
-        state, limits = self._state, self._state.config.rollout
-        group = state.ledger.retry(task.ordinal, kind, reason)
-        log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
-        if kind is FailureKind.DATA:
-            if group.failures[kind] > limits.data_retries:
-                self._drop(group, reason, failure)
-            else:
-                self.again(task.ordinal)
-            state.moved()
+        """Retry at once, retry after a back-off, or drop: the policy says which, or ends the run."""
+        state = self._state
+        wait_s = self._retries.after(task, failure, life)
+        state.moved()
+        if wait_s is None:
             return
-        if not isinstance(failure, RolloutFailed) or reason in (
-            "engine_lost",
-            "engine_unavailable",
-        ):
-            state.fleet.suspect(task.engine)
-        self._failures_in_row += 1
-        self._within_budgets(group, failure)
-        state.moved()
-        await asyncio.sleep(self._backoff_s(group.failures[kind]))
-        self.again(task.ordinal)
-        state.moved()
+        if wait_s:
+            who = f"retry of {task.group_id}"
+            await state.awaits.pause(who, on="its back-off", for_s=wait_s)
+        group = state.ledger.groups.get(task.ordinal)
+        if group is not None and group.place is Place.ADMITTED:
+            self.again(task.ordinal)
+            state.moved()
 
-    def _within_budgets(self, group: Group, failure: Exception) -> None:
-        limits = self._state.config.rollout
-        if group.failures[FailureKind.INFRASTRUCTURE] > limits.infrastructure_retries:
-            raise BudgetSpent(
-                f"retries of {group_id(group.ordinal)}",
-                limits.infrastructure_retries,
-                "rollout.infrastructure_retries",
-                str(failure),
-            ) from failure
-        if self._failures_in_row >= limits.consecutive_failures:
-            raise BudgetSpent(
-                "infrastructure failures in a row",
-                limits.consecutive_failures,
-                "rollout.consecutive_failures",
-                str(failure),
-            ) from failure
+    # --- what grew too old -----------------------------------------------------------------------
 
-    def _drop(self, group: Group, reason: str, failure: Exception) -> None:
-        state, limits = self._state, self._state.config.rollout
-        state.ledger.drop(group.ordinal, reason, shrink=limits.on_dropped_prompt == "shrink")
-        log.warning("group.dropped", group=group_id(group.ordinal), reason=reason)
-        if state.ledger.totals.dropped.total() > limits.drop_budget:
-            raise BudgetSpent(
-                "dropped prompt groups", limits.drop_budget, "rollout.drop_budget", str(failure)
-            ) from failure
+    def sweep(self, *, foreseen: bool) -> None:
+        """After a new version: what can no longer be trained in time is rolled out again.
 
-    def _backoff_s(self, failures: int) -> float:
-        limits = self._state.config.rollout
-        longest = min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
-        return longest * self._rng.uniform(0.5, 1.0)
+        Ready groups leave the buffer; groups in flight are cancelled, not burned to their end.
+        ``foreseen`` cancels also those that will be too old when it is their turn.
+        """
+        state = self._state
+        self._evict()
+        self.cancel(state.sampler.doomed(state.view, foreseen=foreseen), "stale")
 
+    def _evict(self) -> None:
+        state = self._state
+        for ordinal in state.sampler.stale(state.view):
+            state.queue.clear((ordinal,))
+            if self._drops_evicted:
+                state.ledger.drop(ordinal, "stale", filtered=True)
+            else:
+                state.ledger.evict(ordinal, "stale")
+                self.again(ordinal)
+            state.moved()
 
-def _classify(failure: RolloutFailed | ActorLost | DeadlineExceeded) -> tuple[FailureKind, str]:
-    match failure:
-        case RolloutFailed():
-            return failure.kind, failure.reason
-        case ActorLost():
-            return FailureKind.INFRASTRUCTURE, "actor_lost"
-        case DeadlineExceeded():
-            return FailureKind.INFRASTRUCTURE, "deadline"
+    def cancel(self, ordinals: Iterable[int], reason: str) -> None:
+        """Stop these groups in flight; their prompts are admitted again."""
+        for ordinal in ordinals:
+            task = self._running[ordinal].task
+            self._settled(ordinal)
+            self._state.ledger.retry(ordinal, "cancelled", reason)
+            task.cancel()
+            self.again(ordinal)
+            self._state.moved()
+
+    def cancel_all(self, reason: str) -> None:
+        """Stop every group in flight."""
+        self.cancel(list(self._running), reason)
 
 
-def _group_seed(seed: int, ordinal: int, attempt: int) -> int:
-    """Seed of one attempt of one group; an infrastructure retry draws the same samples again."""
-    del attempt
+def group_seed(seed: int, ordinal: int) -> int:
+    """Seed of a group: every attempt of it draws the same samples again."""
     return (seed * 0x9E3779B97F4A7C15 + ordinal * 0xD1B54A32D192ED03) % 2**63

@@ -8,15 +8,20 @@ from typing import TypeVar
 from offbeat.config.run import RunConfig
 from offbeat.controller.awaits import Awaits
 from offbeat.controller.busy import Busy
+from offbeat.controller.errors import TrainerLost
+from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle, Phase
+from offbeat.controller.ports import Trace
 from offbeat.controller.signal import Signal
+from offbeat.controller.view import LedgerView
 from offbeat.messages.fences import Fence
-from offbeat.sampler.policy import Sampler, View
+from offbeat.sampler.policy import Sampler
 from offbeat.transfer_queue.index import QueueIndex
 
 T = TypeVar("T")
+_LANES = ("rollout pump", "train pump", "sync pump", "evaluation pump")
 
 
 @dataclass(slots=True)
@@ -33,15 +38,27 @@ class RunState:
     fleet: Fleet
     sampler: Sampler
     busy: Busy
+    trace: Trace
+    reached: Failpoints
     queue: QueueIndex = field(default_factory=QueueIndex)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     awaits: Awaits = field(default_factory=Awaits)
     changed: Signal = field(default_factory=Signal)
+    doubts: dict[str, Signal] = field(default_factory=dict[str, Signal])  # by engine
+    condemned: set[str] = field(default_factory=set[str])  # engines to be replaced, strikes spent
+    engines_replaced: int = 0  # processes given up, over the run
     moved_at: float = 0.0  # event loop's clock
     exhausted: bool = False  # the prompt source is at its end
     stopping: bool = False  # finish the step in progress, then end
+    paused: bool = False  # an operator asked; the step in progress goes on to its end
     gate_open: bool = True  # rollouts may be dispatched
+    trainer_lost: TrainerLost | None = None  # found by another pump than the train pump
     serving_since: float | None = None  # event loop's clock at the first served weights
+    view: LedgerView = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.view = LedgerView(self.ledger, self.fleet, lambda: self.quota)
+        self.doubts = {name: Signal() for name in self.fleet.engines}
 
     @property
     def step(self) -> int:
@@ -52,32 +69,32 @@ class RunState:
     def quota(self) -> int:
         """Groups the step in progress still needs."""
         ledger = self.ledger
-        shrunk = ledger.shrunk.get(self.step, 0)
+        shrunk = ledger.shrunk.get(ledger.trainer_version + 1, 0)
         return self.config.groups_per_step - shrunk - len(ledger.training)
 
-    def view(self) -> View:
-        """The ledger as the sampler sees it."""
-        ledger = self.ledger
-        return View(
-            trainer_version=ledger.trainer_version,
-            serving_version=self.fleet.serving_version,
-            quota=self.quota,
-            waiting=ledger.admitted,
-            versions=ledger.versions,
-            stamped=ledger.stamped,
-            shrunk=ledger.shrunk,
-            ready=ledger.ready.values(),
-        )
+    @property
+    def first_of_life(self) -> int:
+        """Where this incarnation's step attempts and sync epochs begin: above all former ones."""
+        return self.fence.incarnation << 20
 
     def moved(self) -> None:
         """Call after every change: the watchdog sees progress, every waiter looks again."""
         self.moved_at = asyncio.get_running_loop().time()
         self.changed.notify()
 
+    def engine_moved(self, name: str) -> None:
+        """Call after every change of an engine: its pump looks again, its time is accounted."""
+        self.busy.engine_changed(self.fleet.engines[name])
+        self.doubts[name].notify()
+        self.moved()
+
     async def until(self, who: str, on: str, predicate: Callable[[], bool]) -> None:
         """Wait for our own state to change, under a name."""
         if not predicate():
+            clock = asyncio.get_running_loop().time
+            since = clock()
             await self.awaits.local(who, on=on, until=self.changed.wait_for(predicate))
+            self.trace.span(("pump", who if who in _LANES else "train pump"), on, since, clock())
 
     async def call(
         self,
@@ -92,6 +109,11 @@ class RunState:
         return await self.awaits.call(
             who, on=on, deadline_s=deadline_s, reply=reply, background=background
         )
+
+    def check_trainer(self) -> None:
+        """Raise what another pump found out about the trainer."""
+        if self.trainer_lost is not None:
+            raise self.trainer_lost
 
     def enter(self, phase: Phase) -> None:
         self.lifecycle.enter(phase)

@@ -10,24 +10,30 @@ engine up to date. An engine that does not ack in time is STALE and serves nothi
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
 
-from offbeat.controller.fleet import Health
+from offbeat.controller.errors import TrainerLost
+from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.fleet import Engine, Health
+from offbeat.controller.gang import Gang
 from offbeat.controller.lifecycle import Phase
-from offbeat.controller.ports import Generator, Trainer
+from offbeat.controller.ports import Generator
+from offbeat.controller.signal import Signal
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
     DeadlineExceeded,
     EngineUnavailable,
     StaleFence,
+    TrainStepFailed,
     WeightSyncFailed,
 )
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.telemetry.time_accounting import GeneratorTime
 
 log = structlog.stdlib.get_logger()
 _LEFT_BEHIND = (ActorLost, DeadlineExceeded, EngineUnavailable, WeightSyncFailed, StaleFence)
@@ -57,43 +63,54 @@ class WeightSync:
     def __init__(
         self,
         state: RunState,
-        trainer: Trainer,
+        gang: Gang,
         generators: Mapping[str, Generator],
     ) -> None:
-        self._state, self._trainer, self._generators = state, trainer, generators
+        self._state, self._gang, self._generators = state, gang, generators
         self._lock = asyncio.Lock()
-        self._epoch = 0
+        self._epoch = state.first_of_life  # an engine refuses those of former controllers
         self._asked: int | None = None  # version to publish; None once its snapshot is made
         self._busy = False  # a release is being made or travels
+        self._released = Signal()
         self.release: WeightRelease | None = None
         self.report: SyncReport | None = None  # of the last release all engines were offered
+
+    # --- what the train pump calls ---------------------------------------------------------------
 
     async def ask(self, version: int) -> None:
         """Have the trainer's weights released, as they are now.
 
         Returns once the trainer has been called, or while an earlier release still travels: the
         call follows then. Mode ``drain`` returns when the release is served.
+
+        Raises:
+            TrainerLost: The trainer could not make a release.
         """
-        state = self._state
         self._asked = version
-        state.moved()
-        await state.until(
-            "train pump", "the call for a snapshot", lambda: self._busy or self._asked is None
-        )
-        if state.config.sync.mode == "drain":
+        self._state.moved()
+        await self._until("the call for a snapshot", lambda: self._busy or self._asked is None)
+        if self._state.config.sync.mode == "drain":
             await self.settled()
 
     async def snapshot_made(self) -> None:
         """Return once no snapshot is owed: the weights may change."""
-        await self._state.until(
-            "train pump", "the snapshot of the last step", lambda: self._asked is None
-        )
+        await self._until("the snapshot of the last step", lambda: self._asked is None)
 
     async def settled(self) -> None:
         """Return once every living engine was offered the release, and took it or was left behind."""
-        await self._state.until(
-            "train pump", "the weight sync", lambda: self._asked is None and not self._busy
-        )
+        await self._until("the weight sync", lambda: self._asked is None and not self._busy)
+
+    def forget(self) -> None:
+        """The trainer goes back: no release stands, and what still travels counts for nothing."""
+        self._asked, self.release = None, None
+        self._state.moved()
+
+    async def _until(self, on: str, predicate: Callable[[], bool]) -> None:
+        state = self._state
+        await state.until("train pump", on, lambda: predicate() or state.trainer_lost is not None)
+        state.check_trainer()
+
+    # --- the pump --------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
         """The sync pump: makes each release and offers it to the engines."""
@@ -101,39 +118,77 @@ class WeightSync:
         while True:
             await state.until("sync pump", "a version to publish", lambda: self._asked is not None)
             release = await self._publish(self._asked or 0)
-            if state.config.sync.mode == "drain":
-                await self._drain()
-            async with self._lock:
-                acks = await self._sync(state.fleet.in_sync_set(), release)
-            self.report = _report(release, acks)
+            if release is not None:
+                if state.config.sync.mode == "drain":
+                    await self._drain()
+                async with self._lock:
+                    acks = await self._sync(state.fleet.in_sync_set(), release)
+                self.report = _report(release, acks)
             self._busy, state.gate_open = False, True
+            state.busy.engines_wait(GeneratorTime.WAITING_GATE)
             if state.lifecycle.phase is Phase.SYNCING:
                 state.enter(Phase.RUNNING)
+            for engine in state.fleet.serving:
+                if self.is_behind(engine):
+                    state.doubts[engine.name].notify()
             state.moved()
 
-    async def _publish(self, version: int) -> WeightRelease:
-        state = self._state
+    async def _publish(self, version: int) -> WeightRelease | None:
+        """Have the trainer make a release. None: it could not, and the train pump is told."""
+        state, trainer = self._state, self._gang.trainer
         self._busy = True
         if state.lifecycle.phase is Phase.RUNNING:
             state.enter(Phase.SYNCING)
         state.moved()
-        self.release = await state.call(
-            f"publish of version {version}",
-            on="the trainer",
-            deadline_s=state.config.sync.deadline_s,
-            reply=self._trainer.publish_weights(state.fence, version),
-        )
-        self._asked = None
-        state.ledger.released(version, self.release.digest)
+        state.reached(Failpoint.PUBLISHING)
+        who = f"publish of version {version}"
+        lineage = state.ledger.lineage
+        try:
+            with state.busy.publishing():
+                release = await self._gang.call(
+                    who,
+                    lambda: trainer.publish_weights(state.fence, version),
+                    state.config.sync.deadline_s,
+                )
+        except (TrainerLost, TrainStepFailed) as failure:
+            if state.ledger.lineage == lineage and self._asked is not None:
+                lost = failure if isinstance(failure, TrainerLost) else None
+                state.trainer_lost = lost or TrainerLost(who, str(failure))
+            self._asked = None
+            return None
+        if self._asked is None or state.ledger.lineage != lineage:
+            return None  # forgotten meanwhile
+        self._asked, self.release = None, release
+        state.ledger.released(version, release.digest)
+        state.fleet.released(version)
+        self._released.notify()
         state.moved()
-        return self.release
+        state.reached(Failpoint.PUBLISHED)
+        return release
+
+    async def first_release(self, who: str) -> None:
+        """Return once there is a release for an engine to take."""
+        if self.release is None:
+            until = self._released.wait_for(lambda: self.release is not None)
+            await self._state.awaits.local(who, on="weights to serve", until=until)
+
+    def is_behind(self, engine: Engine) -> bool:
+        """It serves an older release, and no sync is on its way to it."""
+        release = self.release
+        return (
+            release is not None
+            and not (self._busy or engine.pinned)
+            and engine.health is Health.HEALTHY
+            and engine.version != release.version
+        )
 
     async def catch_up(self, name: str) -> bool:
         """Bring one engine to the current release. False: it did not take it."""
         async with self._lock:
             if self.release is None:
                 return False
-            if self._state.fleet.engines[name].health is Health.HEALTHY:
+            engine = self._state.fleet.engines[name]
+            if engine.health is Health.HEALTHY and engine.version == self.release.version:
                 return True  # the sync that held the lock served it as well
             acks = await self._sync([name], self.release)
         return acks[0] is not None
@@ -142,10 +197,12 @@ class WeightSync:
         """Close the gate and wait for every group in flight."""
         state = self._state
         state.gate_open = False
+        state.busy.engines_wait(GeneratorTime.WAITING_WEIGHTS)
         await state.until("weight sync", "rollouts in flight", lambda: state.ledger.in_flight == 0)
 
     async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
         self._epoch += 1
+        self._state.reached(Failpoint.TRANSFERRING)
         async with asyncio.TaskGroup() as transfers:
             tasks = [
                 transfers.create_task(
@@ -159,25 +216,35 @@ class WeightSync:
 
     async def _sync_one(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
         """One engine's part; None when it is left behind as STALE."""
-        state = self._state
+        state, clock = self._state, asyncio.get_running_loop().time
+        since = clock()
         try:
-            ack = await state.call(
-                f"sync of version {release.version}",
-                on=name,
-                deadline_s=state.config.sync.deadline_s,
-                reply=self._generators[name].load_weights(state.fence, epoch, release),
-            )
+            with state.busy.syncing(state.fleet.engines[name]):
+                ack = await state.call(
+                    f"sync of version {release.version}",
+                    on=name,
+                    deadline_s=state.config.sync.deadline_s,
+                    reply=self._generators[name].load_weights(state.fence, epoch, release),
+                )
             _check_ack(ack, release)
         except _LEFT_BEHIND as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
             state.fleet.stale(name)
-            state.moved()
+            state.engine_moved(name)
             return None
-        accepted = state.fleet.acked(ack)
+        if release is not self.release or not state.fleet.acked(ack):
+            # Weights of an abandoned lineage, or taken by a process that is gone by now.
+            state.fleet.stale(name)
+            state.engine_moved(name)
+            return None
+        state.ledger.served(ack)
         state.busy.paused(ack.pause_s)
-        state.busy.engine_changed(state.fleet.engines[name])
-        state.moved()
-        return ack if accepted else None
+        state.engine_moved(name)
+        state.trace.span(
+            ("engine", name), f"weights v{release.version}", since, clock(), pause_s=ack.pause_s
+        )
+        state.reached(Failpoint.ACKED)
+        return ack
 
 
 def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:

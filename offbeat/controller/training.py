@@ -1,94 +1,131 @@
-"""The train pump: streams ready groups into the trainer's split step, one optimizer step at a time.
+"""The train pump: one optimizer step after another, until the last one or the end of the prompts.
 
     waits for                              woken by
-    a chunk of ready groups                a committed group, a dropped one, the end of the prompts
-    the trainer                            its replies
-    the snapshot of the step before        the trainer; the acks of the release before that
+    what the step waits for                see offbeat.controller.train_step
+    the acks of the release before last    the engines, through the sync pump
+    a trainer to be replaced               the cluster
 
-    claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
-
-Calls of a step are queued, not awaited one by one: the trainer refuses whatever follows a failed
-one, because its key is then not the next.
+A lost rank takes the whole gang with it: all ranks are replaced and restored from the last
+checkpoint, and what was trained since is rolled out and trained again: a rewind.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
-from offbeat.controller.errors import BudgetSpent, EmptyBatch, leaves
-from offbeat.controller.ledger import Group
+from offbeat.controller.checkpoints import Checkpoints
+from offbeat.controller.errors import BudgetSpent, TrainerLost, leaves
+from offbeat.controller.evaluation import Evaluation
+from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.gang import Gang, lost_step
+from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
-from offbeat.controller.ports import Journal, Trainer
+from offbeat.controller.recovery import Recovery
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
+from offbeat.controller.train_step import TrainStep
 from offbeat.messages.failures import StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import StepKey
-from offbeat.messages.groups import Receipt
-from offbeat.messages.training import Chunk, LossSpec, StepResult
+from offbeat.messages.training import StepResult
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
-T = TypeVar("T")
-Advantages = Callable[[tuple[float, ...]], tuple[float, ...]]
-_QUEUED_CALLS = 3  # unanswered trainer calls at most: one running, the rest ready to run
+
+
+class Sweep(Protocol):
+    """Takes back what can no longer be trained in time."""
+
+    def __call__(self, *, foreseen: bool) -> None: ...
 
 
 class TrainPump:
-    """Takes the run from version 0 to its last step."""
+    """Takes the run from where it stands to its last step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
         self,
         state: RunState,
-        trainer: Trainer,
+        gang: Gang,
+        step: TrainStep,
         sync: WeightSync,
         *,
-        journal: Journal,
-        advantages: Advantages,
-        loss: LossSpec,
+        recovery: Recovery,
+        checkpoints: Checkpoints,
+        evaluation: Evaluation,
         on_step: Callable[[StepMeasures], None],
-        evict_stale: Callable[[], None],
+        sweep: Sweep,
     ) -> None:
-        self._state, self._trainer, self._sync = state, trainer, sync
-        self._journal, self._advantages, self._loss = journal, advantages, loss
-        self._on_step, self._evict_stale = on_step, evict_stale
+        self._state, self._gang, self._one_step, self._sync = state, gang, step, sync
+        self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
+        self._on_step, self._sweep = on_step, sweep
         self._not_applied_in_row = 0
-        trainer_config = state.config.trainer
-        self._min_tokens = (
-            trainer_config.min_tokens_per_chunk
-            or trainer_config.max_tokens_per_microbatch * trainer_config.data_parallel
-        )
-        self._whole_batches = state.config.generator.deterministic
-        self._queued = 0
-        self._attempts = 0  # begins so far, over all steps: no key is ever used twice
+        self._attempts = state.first_of_life  # begins, over all steps: no key is ever used twice
+        self._replaced = 0
 
     async def run(self) -> None:
         """Return after the last step, at the end of the prompts, or when asked to stop."""
+        try:
+            await self._start()
+        except TrainerLost as lost:
+            await self._rewind(lost)
+        self._state.serving_since = asyncio.get_running_loop().time()
+        while True:
+            try:
+                await self._until_done()
+            except TrainerLost as lost:
+                await self._rewind(lost)
+            else:
+                return
+
+    async def _start(self) -> None:
+        """Find the place where the run stands, and serve the weights of it."""
+        await self._recovery.start()
+        await self._serve()
+        self._state.enter(Phase.RUNNING)
+
+    async def _until_done(self) -> None:
         state = self._state
         while state.step <= state.config.steps and not state.stopping:
+            await self._while_paused()
             measures = StepMeasures(state.step, asyncio.get_running_loop().time())
             result = await self._step(measures)
             if result is None:
                 break
             if result.applied:
-                await self._sync_if_due(measures)
-            self._state.busy.computed(result.compute_s)
+                await self._after_version(measures)
+            state.busy.computed(result.compute_s)
             measures.close(result, state, self._sync.report)
             self._on_step(measures)
         await self._sync.settled()
+        await self._evaluation.settled()
+        await self._checkpoints.save_model()
 
-    async def _sync_if_due(self, measures: StepMeasures) -> None:
+    async def _while_paused(self) -> None:
         state = self._state
-        version, steps = state.ledger.trainer_version, state.config.steps
-        if version % state.config.sync.interval and version < steps:
-            return
-        self._state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
-        with measures.timed("sync"):
-            await self._sync.ask(version)
-        self._state.busy.trainer_waits(TrainerTime.OTHER)
-        self._evict_stale()
+        if state.paused:
+            state.busy.trainer_waits(TrainerTime.WAITING_GATE)
+            asked = "an operator to resume or stop"
+            await state.until("train pump", asked, lambda: not state.paused or state.stopping)
+
+    async def _after_version(self, measures: StepMeasures) -> None:
+        """Weights, checkpoint, evaluation: what is due at this version."""
+        state = self._state
+        version = state.ledger.trainer_version
+        evaluation_due = self._evaluation.is_due(version)
+        last = version >= state.config.steps
+        sync_due = evaluation_due or last or version % state.config.sync.interval == 0
+        self._sweep(foreseen=sync_due and state.config.sync.mode == "abort_stale")
+        if sync_due:
+            state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
+            with measures.timed("sync"):
+                await self._sync.ask(version)
+            state.busy.trainer_waits(TrainerTime.CONTROLLER)
+        if self._checkpoints.is_due(version):
+            with measures.timed("checkpoint"):
+                await self._checkpoints.save(version)
+        if evaluation_due:
+            self._evaluation.ask(version)
 
     # --- one step --------------------------------------------------------------------------------
 
@@ -97,195 +134,92 @@ class TrainPump:
         state, step = self._state, self._state.step
         for retry in range(state.config.trainer.step_retries + 1):
             self._attempts += 1
-            attempt = self._attempts
-            measures.restart(attempt)
+            key = StepKey(step, self._attempts, 0)
+            measures.restart(self._attempts)
             try:
-                return await self._attempt(StepKey(step, attempt, 0), measures)
+                result = await self._one_step.attempt(key, measures)
             except BaseExceptionGroup as group:
                 failure = _repairable(group)
                 if failure is None:
                     raise
-                log.warning("step.aborted", step=step, attempt=attempt, error=str(failure))
-                await self._abort(StepKey(step, attempt, 0))
+                log.warning("step.aborted", step=step, attempt=key.attempt, error=str(failure))
+                await self._abort(key)
                 if retry == state.config.trainer.step_retries:
-                    raise failure from group
+                    what = f"failed attempts at step {step}"
+                    raise BudgetSpent(what, retry, "trainer.step_retries", str(failure)) from group
+            else:
+                return None if result is None else self._counted(result)
         raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def _attempt(self, key: StepKey, measures: StepMeasures) -> StepResult | None:
-        state, begun = self._state, False
-        async with asyncio.TaskGroup() as calls:
-            while ordinals := await self._next_chunk(measures):
-                groups = state.ledger.claim(ordinals, key.step, key.attempt)
-                state.moved()
-                if not begun:
-                    begun = True
-                    begin = partial(self._trainer.begin_train_step, state.fence, key, self._loss)
-                    await self._queue(calls, f"begin of step {key.step}", begin)
-                key = key.next()
-                chunk = await self._prepared(groups, measures)
-                call = partial(self._trainer.train_microbatch, state.fence, key, chunk)
-                await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
-            if not begun:
-                return None
-            with measures.timed("sync"):
-                await self._sync.snapshot_made()
-            finish = await self._finish(calls, key.next())
-            # Stay inside until it is answered: a task that fails while its group is being left
-            # leaves its parent marked as cancelled (CPython 3.11).
-            await asyncio.wait([finish])
-        return self._conclude(key, finish.result())
-
-    async def _finish(self, calls: asyncio.TaskGroup, key: StepKey) -> "asyncio.Task[StepResult]":
-        """Queue ``finish``, once the journal would remember that it was meant to happen."""
-        self._state.ledger.intend(key.step, key.attempt)
-        await self._journal.barrier()
-        call = partial(self._trainer.finish_train_step, self._state.fence, key)
-        return await self._queue(calls, f"finish of step {key.step}", call)
-
-    async def _queue(
-        self, calls: asyncio.TaskGroup, who: str, call: Callable[[], Awaitable[T]]
-    ) -> "asyncio.Task[T]":
-        """Send the next call of the step as soon as few enough are unanswered; keeps the order."""
-        state = self._state
-        await state.until(who, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS)
-        self._queued += 1
-        deadline_s = state.config.trainer.step_deadline_s * self._queued  # those before it included
-
-        async def send() -> T:
-            self._state.busy.call_opened()
-            try:
-                return await state.call(who, on="the trainer", deadline_s=deadline_s, reply=call())
-            finally:
-                self._state.busy.call_answered()
-                self._queued -= 1
-                state.moved()
-
-        return calls.create_task(send(), name=who)
 
     async def _abort(self, key: StepKey) -> None:
         """Drop the open step: gradients gone, groups ready again, the version as it was."""
-        state = self._state
-        await state.call(
-            f"abort of step {key.step}",
-            on="the trainer",
-            deadline_s=state.config.trainer.step_deadline_s,
-            reply=self._trainer.abort_train_step(state.fence, key),
-        )
-        state.ledger.unclaim(key.step, key.attempt)
-        self._evict_stale()
-        state.moved()
-
-    # --- chunks ----------------------------------------------------------------------------------
-
-    async def _next_chunk(self, measures: StepMeasures) -> list[int]:
-        """Ordinals to train next; empty when the step is complete or nothing more can come."""
-        state = self._state
-        self._state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
-        with measures.timed("wait_groups"):
-            await state.until("train pump", "ready groups", self._chunk_or_end)
-        self._state.busy.trainer_waits(TrainerTime.OTHER)
-        if state.quota <= 0 or state.stopping:
-            return []
-        return state.sampler.select(state.view())
-
-    def _chunk_or_end(self) -> bool:
-        state, ledger = self._state, self._state.ledger
-        quota = state.quota
-        if quota <= 0:
-            if not ledger.training:
-                raise EmptyBatch(state.step)
-            return True
-        if state.stopping and not ledger.training:
-            return True
-        last = self._no_more_can_come()
-        enough = len(ledger.ready) >= quota or (
-            ledger.ready_tokens >= self._min_tokens and not self._whole_batches
-        )
-        if not (enough or last):
-            return False
-        selected = state.sampler.select(state.view())
-        if len(selected) >= quota or last:
-            return True
-        tokens = sum(ledger.ready[ordinal].tokens for ordinal in selected)
-        return tokens >= self._min_tokens and not self._whole_batches
-
-    def _no_more_can_come(self) -> bool:
-        ledger = self._state.ledger
-        return self._state.exhausted and not ledger.in_flight and not ledger.admitted
-
-    async def _prepared(self, groups: Sequence[Group], measures: StepMeasures) -> Chunk:
-        """The chunk to send: staleness checked again, extra logprobs and advantages in place."""
-        state = self._state
-        oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness
-        receipts = list[Receipt]()
-        for group in groups:
-            if group.receipt is None or group.bound_version < oldest_allowed:
-                raise AssertionError(f"{group} was claimed past the staleness bound")
-            receipts.append(group.receipt)
-        with measures.timed("advantage"):
-            advantages = tuple(self._advantages(receipt.rewards) for receipt in receipts)
-        measures.add(receipts, advantages, state.ledger.trainer_version)
-        if self._loss.needs_policy_logprobs or self._loss.needs_reference_logprobs:
-            with measures.timed("prepare_logprobs"):
-                await self._prepare_logprobs(receipts)
-        return self._chunk(receipts, advantages)
-
-    async def _prepare_logprobs(self, receipts: Sequence[Receipt]) -> None:
-        """Have the trainer write the columns that the loss needs and the groups do not have."""
-        state = self._state
-        chunk = self._chunk(receipts, ())
-        prepared = await state.call(
-            f"prepare_logprobs of step {state.step}",
-            on="the trainer",
-            deadline_s=state.config.trainer.step_deadline_s,
-            reply=self._trainer.prepare_logprobs(state.fence, chunk, self._loss),
-        )
-        for receipt, nbytes, payload in zip(
-            receipts, prepared.payload_bytes, prepared.payloads, strict=True
-        ):
-            state.queue.add_columns(
-                receipt.ordinal, receipt.attempt, prepared.columns, nbytes, payload
+        state, trainer = self._state, self._gang.trainer
+        state.reached(Failpoint.ABORTING)
+        with state.busy.incident():
+            await self._gang.call(
+                f"abort of step {key.step}",
+                lambda: trainer.abort_train_step(state.fence, key),
+                state.config.trainer.step_deadline_s,
             )
-
-    def _chunk(
-        self, receipts: Sequence[Receipt], advantages: tuple[tuple[float, ...], ...]
-    ) -> Chunk:
-        return Chunk(
-            ordinals=tuple(receipt.ordinal for receipt in receipts),
-            payloads=tuple(self._state.queue.payloads(receipt.ordinal) for receipt in receipts),
-            advantages=advantages,
-            tokens=sum(receipt.tokens for receipt in receipts),
-        )
-
-    # --- the end of a step -----------------------------------------------------------------------
-
-    def _conclude(self, key: StepKey, result: StepResult) -> StepResult:
-        """Enter the step into the books: synchronous, directly after the trainer's answer."""
-        state = self._state
-        trained = tuple(state.ledger.training)
-        if result.applied:
-            self._not_applied_in_row = 0
-            state.ledger.applied(key.step)
-        else:
-            self._not_applied_in_row += 1
-            state.ledger.refused(key.step, key.attempt, "step_not_applied")
-            log.warning("step.not_applied", step=key.step, reason=result.reason)
-        state.queue.clear(trained)
+        state.ledger.unclaim(key.step, key.attempt)
+        self._sweep(foreseen=False)
         state.moved()
-        limit = state.config.trainer.max_steps_not_applied
+
+    def _counted(self, result: StepResult) -> StepResult:
+        """Let a step pass that was not applied, but not too many in a row."""
+        self._not_applied_in_row = 0 if result.applied else self._not_applied_in_row + 1
+        limit = self._state.config.trainer.max_steps_not_applied
         if self._not_applied_in_row >= limit:
+            version = self._state.ledger.trainer_version
             raise BudgetSpent(
-                f"steps in a row not applied (last good version {state.ledger.trainer_version})",
+                f"steps in a row not applied (last good version {version})",
                 limit - 1,
                 "trainer.max_steps_not_applied",
                 result.reason,
             )
         return result
 
+    # --- rewind ----------------------------------------------------------------------------------
+
+    async def _rewind(self, lost: TrainerLost) -> None:
+        """Replace the gang, restore it, and take the run back to what it holds then."""
+        state, budget = self._state, self._state.config.trainer.restart_budget
+        self._replaced += 1
+        if self._replaced > budget:
+            what = "replacements of the trainer"
+            raise BudgetSpent(what, budget, "trainer.restart_budget", str(lost)) from lost
+        log.warning("trainer.lost", step=state.step, error=str(lost))
+        state.reached(Failpoint.REWINDING)
+        state.enter(Phase.REWINDING)
+        with state.busy.incident():
+            try:
+                await self._gang.replace()
+                await self._recovery.rewind(str(lost))
+                state.trainer_lost = None
+                await self._serve()
+            except TrainerLost as again:
+                state.trainer_lost = None
+                await self._rewind(again)
+                return
+        state.enter(Phase.RUNNING)
+
+    async def _serve(self) -> None:
+        """Have the engines serve what the trainer holds."""
+        await self._sync.ask(self._state.ledger.trainer_version)
+        await self._sync.settled()
+
 
 def _repairable(group: BaseExceptionGroup[BaseException]) -> TrainStepFailed | None:
-    """The failure an abort and a retry may heal; None when anything else went wrong too."""
+    """The failure an abort and a retry may heal; None when anything else went wrong too.
+
+    Raises:
+        TrainerLost: Only a new gang can heal it.
+    """
     failures = list(leaves(group))
-    first = next((each for each in failures if isinstance(each, TrainStepFailed)), None)
-    survivable = (TrainStepFailed, StepOutOfOrder)
-    return first if all(isinstance(each, survivable) for each in failures) else None
+    if any(
+        not isinstance(each, TrainStepFailed | StepOutOfOrder | TrainerLost) for each in failures
+    ):
+        return None
+    if lost := lost_step(failures):
+        raise lost from group
+    return next(each for each in failures if isinstance(each, TrainStepFailed))

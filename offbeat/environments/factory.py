@@ -64,6 +64,21 @@ def make_prompts(config: RunConfig, base_dir: Path) -> PromptSource:
     )
 
 
+def make_evaluation_prompts(config: RunConfig, base_dir: Path) -> PromptSource | None:
+    """The prompts of ``eval``, in their own order; None when nothing is to be scored.
+
+    Raises:
+        PromptFileError: The file cannot be used.
+    """
+    evaluation = config.eval
+    if not evaluation.interval:
+        return None
+    if evaluation.path is not None:
+        path = base_dir / evaluation.path
+        return JsonlPrompts(path, shuffle=False, seed=config.seed, epochs=1)
+    return make_prompts(config, base_dir)
+
+
 def make_environment(
     config: EnvironmentConfig, tokenizer: Tokenizer | None, working_dir: Path
 ) -> Environment:

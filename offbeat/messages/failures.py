@@ -131,6 +131,20 @@ class TrainStepFailed(OffbeatError):
         )
 
 
+class CheckpointFailed(OffbeatError):
+    """A checkpoint could not be written or taken up. Those that were complete still are."""
+
+    def __init__(self, rank: int, version: int, detail: str) -> None:
+        super().__init__(rank, version, detail)
+        self.rank, self.version, self.detail = rank, version, detail
+
+    def __str__(self) -> str:
+        return (
+            f"trainer rank {self.rank} failed at its checkpoint of version {self.version}: "
+            f"{self.detail}"
+        )
+
+
 class WeightSyncFailed(OffbeatError):
     """A generator did not take the weights; it must not serve until a full sync succeeds."""
 

@@ -30,6 +30,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
     engine: str  # which engine serves it
     seed: int  # of this group; sample i uses (seed, i)
     deadline_s: float
+    evaluation: bool = False  # scored and reported, never trained; ordinals are of its own source
 
     @property
     def ordinal(self) -> int:
@@ -39,8 +40,13 @@ class RolloutTask(msgspec.Struct, frozen=True):
     def group_id(self) -> str:
         return group_id(self.prompt.ordinal)
 
+    @property
+    def request_prefix(self) -> str:
+        """Of its requests to the engine; unique among the tasks an engine serves at once."""
+        return f"{'eval-' if self.evaluation else ''}{self.prompt.ordinal}-{self.attempt}"
 
-class Receipt(msgspec.Struct, frozen=True):
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """A finished group as its producer vouches for it: schema, lengths and finiteness checked.
 
     Columnar tuples have one entry a sample. ``payload_bytes`` counts the packed columns.

@@ -81,6 +81,15 @@ class TrainerState(msgspec.Struct, frozen=True):
     digest: str  # of the weights
 
 
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that is complete on disk."""
+
+    version: int
+    digest: str  # of the weights
+    nbytes: int
+    write_s: float
+
+
 class PreparedColumns(msgspec.Struct, frozen=True):
     """What ``prepare_logprobs`` wrote: one further payload a group, in the order of the chunk."""
 

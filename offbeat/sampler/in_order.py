@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from offbeat.sampler.policy import View, past_bound
+from offbeat.sampler.policy import OutstandingGroup, View, doomed_in_flight, past_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,7 @@ class InOrder:
 
     def admit(self, view: View) -> int | None:
         step = view.trainer_version + 1
-        last = min(
-            step + self.max_lookahead,
-            view.serving_version + self.max_staleness + 1,
-        )
+        last = self._last_step(view)
         if step <= last and view.stamped.get(step, 0) < view.quota:
             return step
         for target in range(step + 1, last + 1):
@@ -35,10 +32,26 @@ class InOrder:
                 return target
         return None
 
+    def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
+        return group.stamp <= self._last_step(view)
+
     def select(self, view: View) -> list[int]:
-        step = view.trainer_version + 1
-        due = sorted(group.ordinal for group in view.ready if group.stamp == step)
-        return due[: view.quota]
+        oldest = view.trainer_version - self.max_staleness
+        stamped = view.ready_for.get(view.trainer_version + 1, {}).values()
+        due = sorted(group.ordinal for group in stamped if group.bound_version >= oldest)
+        return due[: max(0, view.quota)]
 
     def stale(self, view: View) -> list[int]:
         return past_bound(view, self.max_staleness)
+
+    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+        """A group is in time for its own step or late for it: no other group changes that."""
+        del foreseen
+        return doomed_in_flight(view, self.max_staleness)
+
+    def _last_step(self, view: View) -> int:
+        """The last step that a group sampled now would be in time for, within the look-ahead."""
+        return min(
+            view.trainer_version + 1 + self.max_lookahead,
+            view.serving_version + 1 + self.max_staleness,
+        )

@@ -1,15 +1,14 @@
 """What a staleness policy sees, and what it may say."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-NEVER = -1
+NEVER: Final = -1
 """The stamp of a group that is bound to no particular step."""
 
 
-class ReadyGroup(Protocol):
-    """A group that could be trained now."""
+class OutstandingGroup(Protocol):
+    """A group that is not trained yet. It is in flight or ready, or waits to be dispatched."""
 
     @property
     def ordinal(self) -> int: ...
@@ -20,27 +19,82 @@ class ReadyGroup(Protocol):
 
     @property
     def bound_version(self) -> int:
-        """Weight version of its oldest token."""
+        """Weight version that no token of it is older than; -1 while it waits."""
+        ...
+
+    @property
+    def arrival(self) -> int:
+        """Rises with every commit: ready groups compare by when they came in."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The ledger as a policy sees it. Versions are weight versions; counts are prompt groups."""
+Groups = Mapping[int, OutstandingGroup]
+"""By ordinal, in the order they came into this mapping."""
 
-    trainer_version: int
-    serving_version: int  # lowest version a serving generator samples under
-    quota: int  # groups the step in progress still needs
-    waiting: int  # admitted, not at an engine: will be sampled at serving_version or later
-    versions: Mapping[int, int]  # groups in flight or ready, by the version that bounds them
-    stamped: Mapping[int, int]  # groups still to be claimed, by target step
-    shrunk: Mapping[int, int]  # groups a step goes without, by step
-    ready: Iterable[ReadyGroup]  # in arrival order
+
+class View(Protocol):
+    """The run as a policy sees it: live, and read only. Versions are weight versions.
+
+    Everything here is kept up to date with each move of a group, so a policy that looks at what it
+    needs costs the same whether a hundred groups are outstanding or a hundred thousand.
+    """
+
+    @property
+    def trainer_version(self) -> int: ...
+    @property
+    def serving_version(self) -> int:
+        """Lowest version that a serving generator samples under."""
+        ...
+
+    @property
+    def quota(self) -> int:
+        """Groups the step in progress still needs."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Groups admitted and not at an engine: to be sampled at ``serving_version`` or later."""
+        ...
 
     @property
     def outstanding(self) -> int:
-        """Groups that still have to be claimed."""
-        return self.waiting + sum(self.versions.values())
+        """Groups that still have to be claimed: waiting, in flight or ready."""
+        ...
+
+    @property
+    def versions(self) -> Mapping[int, int]:
+        """Groups in flight or ready, by bound version. No zeros."""
+        ...
+
+    @property
+    def stamped(self) -> Mapping[int, int]:
+        """Groups outstanding, by target step. No zeros."""
+        ...
+
+    @property
+    def shrunk(self) -> Mapping[int, int]:
+        """Groups a step goes without, by step."""
+        ...
+
+    @property
+    def ready(self) -> Groups:
+        """In arrival order."""
+        ...
+
+    @property
+    def ready_at(self) -> Mapping[int, Groups]:
+        """Ready groups by bound version, each in arrival order. No empty entries."""
+        ...
+
+    @property
+    def ready_for(self) -> Mapping[int, Groups]:
+        """Ready groups by target step, each in arrival order. No empty entries."""
+        ...
+
+    @property
+    def in_flight_at(self) -> Mapping[int, Groups]:
+        """Groups in flight by bound version, each in order of dispatch. No empty entries."""
+        ...
 
 
 class Sampler(Protocol):
@@ -62,6 +116,14 @@ class Sampler(Protocol):
         """The stamp of one more group, or None when there is no room for it now."""
         ...
 
+    def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
+        """A waiting group may go to an engine now: it could still be trained in time.
+
+        True for a group just admitted. A group that comes back, after a failure or a rewind, may
+        have to wait for newer weights.
+        """
+        ...
+
     def select(self, view: View) -> list[int]:
         """Ordinals to claim now for the step in progress, at most ``view.quota`` of them."""
         ...
@@ -70,10 +132,27 @@ class Sampler(Protocol):
         """Ordinals of ready groups that are past the bound and can never be trained."""
         ...
 
+    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+        """Ordinals of groups in flight that can no longer be trained in time.
+
+        Args:
+            view: The run.
+            foreseen: Also those that will be too old by the time it is their turn, because ready
+                groups before them fill every step until then.
+        """
+        ...
+
 
 def past_bound(view: View, max_staleness: int) -> list[int]:
     """Ready groups whose oldest token is more than ``max_staleness`` versions behind the trainer."""
-    oldest_allowed = view.trainer_version - max_staleness
-    if not any(version < oldest_allowed for version in view.versions):
-        return []
-    return [group.ordinal for group in view.ready if group.bound_version < oldest_allowed]
+    return _older_than(view.ready_at, view.trainer_version - max_staleness)
+
+
+def doomed_in_flight(view: View, max_staleness: int) -> list[int]:
+    """Groups in flight whose oldest token is past the bound already."""
+    return _older_than(view.in_flight_at, view.trainer_version - max_staleness)
+
+
+def _older_than(groups_at: Mapping[int, Groups], version: int) -> list[int]:
+    late: Iterable[int] = (held for held in groups_at if held < version)
+    return [ordinal for held in sorted(late) for ordinal in groups_at[held]]

@@ -166,6 +166,12 @@ _SPEED: Final[tuple[_Row, ...]] = (
     ("busy/generator_fraction", "fraction", "mean",
      "Share of the step in which an engine computed, mean over engines.",
      "At 1 generators are the bottleneck."),
+    ("busy/trainer_unattributed_fraction", "fraction", "mean",
+     "Share of the step in which nobody can say what the trainer did or waited for.",
+     "Above 0.01 the time accounting misses a wait: report it, with the trace.json of the run."),
+    ("busy/generator_unattributed_fraction", "fraction", "mean",
+     "Share of the step in which nobody can say what an engine did or waited for, mean over engines.",
+     "Above 0.01 the time accounting misses a wait: report it, with the trace.json of the run."),
 )
 
 ROWS: Final[tuple[_Row, ...]] = (

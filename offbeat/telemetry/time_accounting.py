@@ -11,11 +11,15 @@ class TrainerTime(enum.StrEnum):
 
     STARTING = "starting"
     COMPUTE = "compute"
+    CALLS = "calls"  # a call is on its way, or its payload is
+    CONTROLLER = "controller"  # between two calls: advantages, books, journal
     WAITING_GROUPS = "waiting_groups"
     WAITING_WEIGHTS = "waiting_weights"  # it stands still while generators take its weights
+    WAITING_GATE = "waiting_gate"  # an operator paused the run
+    SYNC = "sync"  # it publishes its weights
     CHECKPOINT = "checkpoint"
-    CALLS = "calls"  # a call is on its way, or its payload is
-    OTHER = "other"  # bookkeeping between two calls
+    INCIDENT = "incident"  # a step is aborted, the trainer replaced, the run taken back
+    OTHER = "other"  # nobody has said
 
 
 class GeneratorTime(enum.StrEnum):
@@ -23,11 +27,13 @@ class GeneratorTime(enum.StrEnum):
 
     STARTING = "starting"
     COMPUTE = "compute"
-    WAITING_GATE = "waiting_gate"  # nothing may be admitted: the trainer is behind
-    WAITING_PROMPTS = "waiting_prompts"  # work may be admitted, none has come: environment, reward
     EPISODES = "episodes"  # groups are out, but in environment, reward or on their way
-    SYNC = "sync"
-    OTHER = "other"
+    WAITING_GATE = "waiting_gate"  # nothing may be admitted: the trainer is behind
+    WAITING_WEIGHTS = "waiting_weights"  # it may not serve before a sync
+    SYNC = "sync"  # it takes weights
+    EVALUATION = "evaluation"
+    INCIDENT = "incident"  # it has served, and is suspect, dead or starting again
+    OTHER = "other"  # nobody has said
 
 
 class Verdict(enum.StrEnum):
@@ -37,6 +43,7 @@ class Verdict(enum.StrEnum):
     GENERATORS = "generators"
     SYNC = "sync"
     REWARD = "reward"
+    INCIDENT = "incident"
     BALANCED = "balanced"
 
 
@@ -96,6 +103,72 @@ class TimeAccount:
         return fractions(self.seconds())
 
 
+class CrowdAccount:
+    """Attributes the time of many actors, each to one category at a time.
+
+    The seconds by category sum to the time since each actor was added, over all of them. A switch,
+    and reading, cost the same for ten actors and for ten thousand.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock`` never runs backwards; seconds."""
+        self._clock = clock
+        self._in = dict[str, int]()  # actors, by category
+        self._since = dict[str, float]()
+        self._seconds = dict[str, float]()
+
+    def add(self, category: str, actors: int = 1) -> None:
+        """Time of further actors counts from now on."""
+        self._settle(category, self._clock())
+        self._in[category] += actors
+
+    def switch(self, before: str, category: str, actors: int = 1) -> None:
+        """Time of actors that were in ``before`` counts for ``category`` from now on."""
+        now = self._clock()
+        self._settle(before, now)
+        self._settle(category, now)
+        self._in[before] -= actors
+        self._in[category] += actors
+
+    def seconds(self) -> dict[str, float]:
+        """Of all actors together, by category; up to now."""
+        now = self._clock()
+        for category in self._in:
+            self._settle(category, now)
+        return dict(self._seconds)
+
+    def _settle(self, category: str, now: float) -> None:
+        actors = self._in.setdefault(category, 0)
+        spent = actors * (now - self._since.get(category, now))
+        self._seconds[category] = self._seconds.get(category, 0.0) + spent
+        self._since[category] = now
+
+
+class Laps:
+    """What each step adds to the seconds by category, when some are only known later.
+
+    An actor reports now and then how long it computed; until then that time counts for what stands
+    beside it in ``together``. A late report is credited to later laps: no lap has less than 0 of
+    anything, each sums to the time it took, and all of them together come near the whole.
+    """
+
+    def __init__(self, *together: str) -> None:
+        """``together``: categories whose sum never falls, the one that may rise late first."""
+        self._together = together
+        self._given = dict[str, float]()
+
+    def take(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Since the last lap, by category; ``seconds`` since the beginning."""
+        lap = {name: value - self._given.get(name, 0.0) for name, value in seconds.items()}
+        owed = [name for name in self._together if name in lap]
+        excess = -sum(min(0.0, lap[name]) for name in owed)
+        for name in owed:
+            taken = min(max(0.0, lap[name]), excess)
+            lap[name], excess = max(0.0, lap[name]) - taken, excess - taken
+        self._given = added([self._given, lap])
+        return lap
+
+
 def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
     """Shares of the whole; zero entries are left out, and no time at all has no shares."""
     total = sum(seconds.values())
@@ -130,16 +203,32 @@ def verdict(
             this is the longer part of a group's life, the reward is the cause.
 
     Returns:
-        ``BALANCED`` when no waiting takes more than a tenth of the time.
+        ``BALANCED`` when no waiting takes more than a tenth of the time. Waiting that only follows
+        from an incident, or from an operator's pause, is not held against anybody.
     """
-    waits, idle = fractions(trainer), fractions(generators)
+    t, g = fractions(trainer), fractions(generators)
+    paused = t.get(TrainerTime.WAITING_GATE, 0.0)
+    hurt, broken = t.get(TrainerTime.INCIDENT, 0.0), g.get(GeneratorTime.INCIDENT, 0.0)
     slow_rollouts = Verdict.REWARD if reward_s > generate_s else Verdict.GENERATORS
     causes = {
-        slow_rollouts: waits.get(TrainerTime.WAITING_GROUPS, 0.0),
-        Verdict.TRAINER: idle.get(GeneratorTime.WAITING_GATE, 0.0),
+        Verdict.INCIDENT: max(hurt, broken),
+        slow_rollouts: t.get(TrainerTime.WAITING_GROUPS, 0.0) - broken,
+        Verdict.TRAINER: g.get(GeneratorTime.WAITING_GATE, 0.0) - hurt - paused,
         Verdict.SYNC: max(
-            waits.get(TrainerTime.WAITING_WEIGHTS, 0.0), idle.get(GeneratorTime.SYNC, 0.0)
+            t.get(TrainerTime.WAITING_WEIGHTS, 0.0) + t.get(TrainerTime.SYNC, 0.0),
+            g.get(GeneratorTime.WAITING_WEIGHTS, 0.0) + g.get(GeneratorTime.SYNC, 0.0),
         ),
     }
     worst = max(causes, key=lambda cause: causes[cause])
     return worst if causes[worst] > NOTICEABLE else Verdict.BALANCED
+
+
+def busy_metrics(trainer: Mapping[str, float], generators: Mapping[str, float]) -> dict[str, float]:
+    """The metrics ``busy/*`` of a step, from its seconds or shares by category."""
+    t, g = fractions(trainer), fractions(generators)
+    return {
+        "busy/trainer_fraction": t.get(TrainerTime.COMPUTE, 0.0),
+        "busy/generator_fraction": g.get(GeneratorTime.COMPUTE, 0.0),
+        "busy/trainer_unattributed_fraction": t.get(TrainerTime.OTHER, 0.0),
+        "busy/generator_unattributed_fraction": g.get(GeneratorTime.OTHER, 0.0),
+    }

@@ -12,7 +12,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class StaleHandle(OffbeatError):
-    """A write for a group that was cleared, or for an older attempt of it."""
+    """A write that comes too late: the queue holds a newer attempt, the same one, or nothing."""
 
     def __init__(self, ordinal: int, attempt: int, held: int | None) -> None:
         super().__init__(ordinal, attempt, held)
@@ -59,14 +59,14 @@ class QueueIndex:
         """Hold a group's first columns.
 
         Raises:
-            StaleHandle: A newer attempt is held already.
+            StaleHandle: This attempt or a newer one is held already.
         """
         held = self._entries.get(ordinal)
-        if held is not None:
-            if held.attempt >= attempt:
-                raise StaleHandle(ordinal, attempt, held.attempt)
-            self.clear((ordinal,))
-        self._entries[ordinal] = _Entry(attempt, frozenset(columns), payload_bytes, (payload,))
+        if held is not None and held.attempt >= attempt:
+            raise StaleHandle(ordinal, attempt, held.attempt)
+        entry = _Entry(attempt, frozenset(columns), payload_bytes, (payload,))
+        self.clear((ordinal,))
+        self._entries[ordinal] = entry
         self.bytes_held += payload_bytes
 
     def add_columns(

@@ -26,9 +26,13 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     directory = tmp_path_factory.mktemp("live")
 
     def begin(
-        name: str, recipe: Path, *overrides: str, command: str = "train", cwd: Path = directory
+        name: str,
+        recipe: Path | None,
+        *overrides: str,
+        command: str = "train",
+        cwd: Path = directory,
     ) -> LiveRun:
-        arguments = [command, str(recipe), "wandb.mode=disabled", *overrides]
-        return LiveRun(arguments, run_dir=directory / name, cwd=cwd)
+        given = [] if recipe is None else [str(recipe), "wandb.mode=disabled"]
+        return LiveRun([command, *given, *overrides], run_dir=directory / name, cwd=cwd)
 
     return begin

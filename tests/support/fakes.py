@@ -9,6 +9,7 @@ import msgspec
 
 from offbeat.messages.failures import (
     ActorLost,
+    CheckpointFailed,
     EngineUnavailable,
     FailureKind,
     RolloutFailed,
@@ -19,6 +20,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
+    Checkpoint,
     Chunk,
     ChunkResult,
     LossSpec,
@@ -178,7 +180,12 @@ class FakeTrainer:
     open: list[int] | None = None
     seq: int = 0
     fail_at: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> where
-    lose_at_step: int | None = None
+    lose_at_step: int | None = None  # its process dies in finish, before the optimizer steps
+    dead: bool = False
+    lives: int = 1
+    last: tuple[int, int] = (0, 0)  # (step, attempt) of the newest applied step
+    checkpoints: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
+    broken_disk: bool = False
     refuse_steps: set[int] = field(default_factory=set[int])
     aborted: list[int] = field(default_factory=list[int])
     chunks: list[int] = field(default_factory=list[int])  # tokens of each
@@ -193,10 +200,21 @@ class FakeTrainer:
             self.fail_at[key.step].remove(where)
             raise TrainStepFailed(0, key.step, where, "out of memory")
         if self.lose_at_step == key.step and where == "finish":
+            self.lose_at_step = None
+            self.die()
+        self._alive(where)
+
+    def _alive(self, where: str) -> None:
+        if self.dead:
             raise ActorLost("trainer rank 0", where, "the process is gone")
 
+    def die(self) -> None:
+        """Lose the process; ``restart`` starts a new one, with the initial model."""
+        self.dead, self.steps, self.open, self.last = True, [], None, (0, 0)
+
     async def state(self, fence: Fence) -> TrainerState:
-        return TrainerState(1, len(self.steps), len(self.steps), 1, 10, self._digest())
+        self._alive("state")
+        return TrainerState(1, len(self.steps), *self.last, 10, self._digest())
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         self.prepared += 1
@@ -205,6 +223,7 @@ class FakeTrainer:
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         async with self.turn:
+            self._alive("begin")
             assert self.open is None, "a step is open"
             assert key.step == len(self.steps) + 1
             self._maybe_fail(key, "begin")
@@ -232,6 +251,7 @@ class FakeTrainer:
             applied = key.step not in self.refuse_steps
             if applied:
                 self.steps.append(self.open)
+                self.last = (key.step, key.attempt)
             else:
                 self.refuse_steps.remove(key.step)
             self.open = None
@@ -243,8 +263,29 @@ class FakeTrainer:
         self.aborted.append(key.step)
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        self._alive("publish")
         assert version == len(self.steps)
         return WeightRelease(version, self._digest(), None, (), 10)
+
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        self._alive("checkpoint")
+        if self.broken_disk:
+            raise CheckpointFailed(0, version, "no space left on device")
+        assert version == len(self.steps)
+        self.checkpoints[version] = list(self.steps)
+        return Checkpoint(version, self._digest(), 10, 0.1)
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        self._alive("restore")
+        kept = [version for version in self.checkpoints if version <= at_most]
+        self.steps = list(self.checkpoints[max(kept)]) if kept else []
+        self.open = None
+        return await self.state(fence)
+
+    async def restart(self) -> None:
+        self.dead, self.hang, self.lives = False, False, self.lives + 1
+        self.steps, self.open, self.last = [], None, (0, 0)
+        self.turn = asyncio.Lock()
 
     async def save(self, fence: Fence, step: int) -> None:
         assert step == len(self.steps)

@@ -50,7 +50,8 @@ class LiveRun:
         self._texts = {1: cwd / f"{run_dir.name}.out", 2: cwd / f"{run_dir.name}.err"}
         self._seen = set[psutil.Process]()
         self._shared_memory = set[str]()  # files
-        command = [sys.executable, "-m", "offbeat", *arguments, "--run-dir", str(run_dir)]
+        where = [] if "--resume" in arguments else ["--run-dir", str(run_dir)]
+        command = [sys.executable, "-m", "offbeat", *arguments, *where]
         self.started_at = time.monotonic()
         with self._texts[1].open("wb") as out, self._texts[2].open("wb") as err:
             self._driver = subprocess.Popen(
@@ -62,6 +63,10 @@ class LiveRun:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.kill_everything()
+
+    def kill_everything(self) -> None:
+        """SIGKILL for the driver and every process it has started: the machine is gone."""
         self._look()
         for process in (self._process, *self._seen):
             if process.is_running():

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from offbeat.controller.events import AnyEvent, Committed, StepApplied, StepIntent
+from offbeat.controller.events import AnyEvent, Committed, Rewound, StepApplied, StepIntent
 from offbeat.controller.journal import read_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.telemetry.summary import Summary
@@ -44,14 +44,13 @@ class RunRecords:
         assert told == ledger.counts()
         assert self.summary.trainer_version == ledger.trainer_version
 
-        applied = [event for event in self.events if isinstance(event, StepApplied)]
-        known = [(event.step, sorted(event.ordinals)) for event in applied]
-        done = [(line["step"], sorted(line["ordinals"])) for line in self.trained]
+        known = _counted(self.events)
+        done = _held(self.trained)
         if self.summary.outcome != "finished" and len(done) == len(known) + 1:
             intents = [event for event in self.events if isinstance(event, StepIntent)]
             known.append((intents[-1].step, sorted(intents[-1].ordinals)))
         assert done == known
-        trained = Counter(chain.from_iterable(event.ordinals for event in applied))
+        trained = Counter(chain.from_iterable(ordinals for _, ordinals in _counted(self.events)))
         assert set(trained.values()) <= {1}, "a group was trained twice"
         assert groups.trained == trained.total()
         places = (groups.admitted, groups.in_flight, groups.ready, groups.training)
@@ -62,8 +61,32 @@ class RunRecords:
         for event in self.events:
             if isinstance(event, StepApplied):
                 version = event.version
+            elif isinstance(event, Rewound):
+                version = event.to_version
             elif isinstance(event, Committed):
                 assert event.receipt.newest_version <= version
+
+
+def _counted(events: list[AnyEvent]) -> list[tuple[int, list[int]]]:
+    """The steps of the lineage that stands, by the journal: step and ordinals."""
+    steps = list[tuple[int, list[int]]]()
+    for event in events:
+        if isinstance(event, StepApplied):
+            steps.append((event.step, sorted(event.ordinals)))
+        elif isinstance(event, Rewound):
+            del steps[event.to_version :]
+    return steps
+
+
+def _held(trained: list[dict[str, Any]]) -> list[tuple[int, list[int]]]:
+    """The same by the trainer's own log."""
+    steps = list[tuple[int, list[int]]]()
+    for line in trained:
+        if "restored" in line:
+            del steps[line["restored"] :]
+        else:
+            steps.append((line["step"], sorted(line["ordinals"])))
+    return steps
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ class EnvironmentActor:
             raise
         except Exception as error:  # classified where it happened, before it crosses
             raise classified(error, task) from error
-        if config.rollout.log:
+        if config.rollout.log and not task.evaluation:
             self._log.add(task, receipt, columns)
         return receipt, columns
 

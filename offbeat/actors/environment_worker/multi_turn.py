@@ -122,7 +122,7 @@ class _EpisodeRun:
         self, turn: int, history: tuple[int, ...], transcript: Transcript
     ) -> GenerateResult:
         task, began = self.task, time.perf_counter()
-        request_id = f"{task.ordinal}-{task.attempt}-{self.sample}-{turn}"
+        request_id = f"{task.request_prefix}-{self.sample}-{turn}"
         seed = random.Random(f"{task.seed}:{self.sample}:{turn}").getrandbits(31)
         result = await self.engine.ask(request_id, history, 1, seed)
         transcript.generate_s += time.perf_counter() - began

@@ -17,7 +17,7 @@ async def run_single_turn(
     with environment_code(task):
         prompt_ids = environment.encode(task.prompt)
     began = time.perf_counter()
-    result = await engine.ask(f"{task.ordinal}-{task.attempt}", prompt_ids, task.samples, task.seed)
+    result = await engine.ask(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
     with environment_code(task):
         values = await environment.score(task, result)

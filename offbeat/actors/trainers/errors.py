@@ -12,3 +12,18 @@ class UnsupportedModel(OffbeatError):
 
     def __str__(self) -> str:
         return f"{self.model} cannot be trained: it {self.problem}. {self.fix}"
+
+
+class CheckpointMismatch(OffbeatError):
+    """A whole checkpoint that this trainer cannot take up. It is left as it is."""
+
+    def __init__(self, checkpoint: str, what: str, got: str, want: str, fix: str) -> None:
+        super().__init__(checkpoint, what, got, want, fix)
+        self.checkpoint, self.what, self.fix = checkpoint, what, fix
+        self.got, self.want = got, want
+
+    def __str__(self) -> str:
+        return (
+            f"{self.checkpoint} is of {self.what} {self.got}; this trainer is of {self.what} "
+            f"{self.want}. {self.fix}"
+        )

@@ -8,6 +8,9 @@
 A repeat is a key that has been answered; it gets the stored reply and nothing runs. Replies are
 kept until the next attempt begins. A call that raises may have left half a microbatch in the
 gradients: the attempt is BROKEN, and an abort is the only way on.
+
+Attempts rise over the whole run, steps need not: a trainer that was restored takes older steps again.
+So it is the attempt alone that says which of two keys is newer.
 """
 
 import enum
@@ -76,21 +79,26 @@ class StepGuard:
         The key's attempt and all before it can never be begun again. An abort of an older attempt
         than the open one is late, and does nothing.
         """
-        attempt = (key.step, key.attempt)
-        if attempt < self._last:
+        if key.attempt < self._last[1]:
             return False
         was_open = self.is_open
-        if was_open or attempt > self._last:
-            self._state, self._last, self._replies = _State.CLOSED, attempt, {}
+        if was_open or key.attempt > self._last[1]:
+            self._state, self._last, self._replies = _State.CLOSED, key.attempt_id, {}
         return was_open
 
+    def close(self) -> None:
+        """Forget the open attempt, if any, and all replies: they are of weights that are gone.
+
+        Older attempts than the newest are still refused.
+        """
+        self._state, self._replies = _State.CLOSED, {}
+
     def _open(self, key: StepKey) -> None:
-        attempt = (key.step, key.attempt)
-        if self.is_open and attempt != self._last:
+        if self.is_open and key.attempt_id != self._last:
             raise StepAlreadyOpen(*self._last, key.step)
-        if key.seq != 0 or attempt <= self._last:
+        if key.seq != 0 or key.attempt <= self._last[1]:
             raise StepOutOfOrder(_text(key, Call.BEGIN), self._expected())
-        self._last, self._replies = attempt, {}
+        self._last, self._replies = key.attempt_id, {}
 
     def _next_key(self) -> StepKey:
         return StepKey(*self._last, len(self._replies))
@@ -98,7 +106,7 @@ class StepGuard:
     def _expected(self) -> str:
         step, attempt = self._last
         if self._state is _State.CLOSED:
-            return f"{Call.BEGIN} of an attempt after (step {step}, attempt {attempt}), with seq 0"
+            return f"{Call.BEGIN} of an attempt after {attempt}, of step {step}, with seq 0"
         if self._state is _State.BROKEN:
             return f"abort_train_step of (step {step}, attempt {attempt}): a call of it failed"
         return f"(step {step}, attempt {attempt}, seq {len(self._replies)})"

@@ -16,10 +16,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from offbeat.actors.trainers.step_guard import Call, StepGuard
+from offbeat.actors.trainers.checkpoint_manifest import Identity
+from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
 from offbeat.config.run import StubConfig
 from offbeat.config.training import OptimizerConfig
-from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import (
     GENERATION_LOGPROBS,
@@ -32,16 +32,16 @@ from offbeat.transfer_queue.schema import (
     Columns,
 )
 
-Advantages = Sequence[Sequence[float]]
 FINISH_SHARE: Final = 0.1  # of a step's time; the rest is spread evenly over its groups
 WEIGHT_NAME: Final = "stub.weight"
+_UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
+_STATE_FILE: Final = "stub.json"
 
 
-class _Saved(msgspec.Struct, frozen=True):
-    """What survives: the digest stands for weights and moments alike."""
+class _State(msgspec.Struct, frozen=True):
+    """What survives beside the counters: the digest stands for weights and moments alike."""
 
     digest: str
-    steps_applied: int
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class _OpenStep:
     compute_s: float = 0.0
 
 
-class StubTrainer:
-    """Has the sync surface of ``TorchTrainer``; its weights are sixteen bytes, its digest."""
+class StubTrainer(SplitStep):
+    """Its weights are sixteen bytes: its digest."""
 
     def __init__(
         self,
@@ -65,47 +65,15 @@ class StubTrainer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``config.step_s`` is spent through ``sleep``: by each group its share, then by finish."""
+        super().__init__()
         self._config, self._groups_per_step, self._sleep = config, groups_per_step, sleep
         self._learning_rate = (optimizer or OptimizerConfig()).learning_rate
-        self._guard = StepGuard()
         self._open = _OpenStep()
-        self._digest = xxhash.xxh3_128_hexdigest(b"untrained")
-        self.steps_applied = 0
-        self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
-
-    def begin_train_step(self, key: StepKey, loss: LossSpec) -> None:
-        del loss
-        self._guard.once(key, Call.BEGIN, self._begin)
-
-    def train_microbatch(
-        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
-    ) -> ChunkResult:
-        return self._guard.once(key, Call.MICROBATCH, lambda: self._accumulate(groups, advantages))
-
-    def finish_train_step(self, key: StepKey) -> StepResult:
-        result = self._guard.once(key, Call.FINISH, self._finish)
-        if result.applied:
-            self.last_applied = key
-        return result
-
-    def abort_train_step(self, key: StepKey) -> None:
-        if self._guard.abort(key):
-            self._open = _OpenStep()
-
-    def train(
-        self, groups: Sequence[Columns], advantages: Advantages, loss: LossSpec
-    ) -> StepResult:
-        """A whole step in one call, with the digest of any split of it. Not while one is open."""
-        del loss
-        if self._guard.is_open:
-            raise RuntimeError("train() while a split step is open. Finish or abort it first")
-        self._begin()
-        self._accumulate(groups, advantages)
-        return self._finish()
+        self._digest = _UNTRAINED
 
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
-    ) -> list[dict[str, NDArray[np.float32]]]:
+    ) -> list[LogprobColumns]:
         """The engine's own logprobs under the names asked for: a trainer that agrees with it."""
         del temperature
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
@@ -129,19 +97,31 @@ class StubTrainer:
     def save(self, directory: str | Path) -> None:
         """Leave the weights where a checkpoint's would be."""
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self.save_state(Path(directory) / "stub.json")
+        self._save(Path(directory))
 
-    def save_state(self, file: str | Path) -> None:
-        saved = _Saved(self._digest, self.steps_applied)
-        staged = Path(file).with_suffix(".staged")
-        staged.write_bytes(msgspec.json.encode(saved))
-        staged.replace(file)
+    @property
+    def identity(self) -> Identity:
+        return Identity("stub", "a stub without a model", xxhash.xxh3_128_hexdigest(b"stub"))
 
-    def load_state(self, file: str | Path) -> None:
-        saved = msgspec.json.decode(Path(file).read_bytes(), type=_Saved)
-        self._digest, self.steps_applied = saved.digest, saved.steps_applied
+    @property
+    def state_nbytes(self) -> int:
+        return len(msgspec.json.encode(_State(self._digest)))
 
-    def _begin(self) -> None:
+    def _save(self, directory: Path) -> None:
+        (directory / _STATE_FILE).write_bytes(msgspec.json.encode(_State(self._digest)))
+
+    def _load(self, directory: Path) -> None:
+        content = (directory / _STATE_FILE).read_bytes()
+        self._digest = msgspec.json.decode(content, type=_State).digest
+
+    def _initialise(self) -> None:
+        self._digest = _UNTRAINED
+
+    def _begin(self, loss: LossSpec) -> None:
+        del loss
+        self._open = _OpenStep()
+
+    def _drop(self) -> None:
         self._open = _OpenStep()
 
     def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:

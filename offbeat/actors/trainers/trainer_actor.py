@@ -4,6 +4,7 @@ A sync actor with one call at a time (``max_concurrency=1``, Ray's default for i
 in the order the controller makes them, which the split step relies on.
 """
 
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -16,37 +17,23 @@ import ray
 from numpy.typing import NDArray
 
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.process import prepare
+from offbeat.actors.process import incarnation, prepare
+from offbeat.actors.trainers.checkpoint_store import CheckpointStore, Stored
 from offbeat.actors.trainers.spec import TrainerSpec
-from offbeat.messages.failures import OffbeatError, TrainStepFailed
+from offbeat.actors.trainers.split_step import Advantages, SplitStep
+from offbeat.messages.failures import (
+    CheckpointFailed,
+    OffbeatError,
+    StepOutOfOrder,
+    TrainStepFailed,
+)
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import ChunkResult, LossSpec, StepResult, TrainerState
+from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
 T = TypeVar("T")
-Advantages = Sequence[Sequence[float]]
 Places = Sequence[Sequence[tuple[int, int]]]
-
-
-class SplitStep(Protocol):
-    """The split step of one rank, as the actor drives it."""
-
-    steps_applied: int
-
-    @property
-    def parameters(self) -> int: ...
-    def prepare_logprobs(
-        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
-    ) -> list[dict[str, NDArray[np.float32]]]: ...
-    def begin_train_step(self, key: StepKey, loss: LossSpec) -> None: ...
-    def train_microbatch(
-        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
-    ) -> ChunkResult: ...
-    def finish_train_step(self, key: StepKey) -> StepResult: ...
-    def abort_train_step(self, key: StepKey) -> None: ...
-    def weights_digest(self) -> str: ...
-    def save(self, directory: str | Path) -> None: ...
 
 
 class WeightSource(Protocol):
@@ -58,7 +45,12 @@ class WeightSource(Protocol):
 
 
 class TrainerActor:
-    """One trainer rank around a split step and a weight source."""
+    """One trainer rank around a split step and a weight source.
+
+    It starts with the initial model, version 0; ``restore`` brings it to where a run is. A finish that
+    raises (``TrainStepFailed`` during finish) may leave weights that are of no version: no retry helps,
+    only a restore.
+    """
 
     def __init__(self, spec: TrainerSpec, step: SplitStep, source: WeightSource) -> None:
         prepare(f"trainer-rank{spec.rank}", spec.run_dir)
@@ -67,23 +59,26 @@ class TrainerActor:
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = TrainedLog(Path(spec.run_dir) / "logs" / f"trained-rank{spec.rank}.jsonl")
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
-        self._last = StepKey(0, 0, 0)
+        self._life = incarnation(f"trainer-rank{spec.rank}")
+        keep = spec.config.checkpoint.keep
+        self._store = CheckpointStore(self._checkpoints, step.identity, keep=keep, rank=spec.rank)
 
     def state(self, fence: Fence) -> TrainerState:
         self._guard.check(fence)
+        last = self._split.last_applied or StepKey(0, 0, 0)
         return TrainerState(
             ranks=1,
             version=self._split.steps_applied,
-            last_step=self._last.step,
-            last_attempt=self._last.attempt,
+            last_step=last.step,
+            last_attempt=last.attempt,
             parameters=self._split.parameters,
             digest=self._split.weights_digest(),
         )
 
-    def weight_chunks(self, fence: Fence) -> int:
-        """Chunks of every release: what ``publish_weights`` returns behind its first value."""
+    def about(self, fence: Fence) -> tuple[str, int]:
+        """A name for this process life, and the chunks that ``publish_weights`` returns at its end."""
         self._guard.check(fence)
-        return len(self._source.manifest.chunk_nbytes)
+        return self._life, len(self._source.manifest.chunk_nbytes)
 
     def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
         """``((manifest, digest), chunk, chunk, ...)``: a snapshot; training may go on at once."""
@@ -104,7 +99,7 @@ class TrainerActor:
         self._guard.check(fence)
         written = self._classified(
             "prepare_logprobs",
-            self._last.step + 1,
+            self._split.steps_applied + 1,
             lambda: self._split.prepare_logprobs(
                 merged(places, payloads),
                 policy=loss.needs_policy_logprobs,
@@ -116,7 +111,14 @@ class TrainerActor:
         return (tuple(written[0]), sizes), list(written)
 
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        """Open a step: the one after the version these ranks hold, and no other.
+
+        A rank that was started anew without its controller's knowledge holds the initial model.
+        """
         self._guard.check(fence)
+        if key.step != self._split.steps_applied + 1:
+            held = f"the step after version {self._split.steps_applied}, which this rank holds"
+            raise StepOutOfOrder(f"begin of step {key.step}", held)
         self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
         self._ordinals = {k: v for k, v in self._ordinals.items() if k.attempt_id == key.attempt_id}
 
@@ -140,10 +142,11 @@ class TrainerActor:
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         self._guard.check(fence)
+        before = self._split.last_applied
         result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
-        if result.applied and key.attempt_id != self._last.attempt_id:
-            self._log.write(key, list(chain.from_iterable(self._ordinals.values())))
-            self._last = key
+        if result.applied and key != before:
+            ordinals = list(chain.from_iterable(self._ordinals.values()))
+            self._log.trained(key, self._split.steps_applied, ordinals)
         return result
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
@@ -155,8 +158,53 @@ class TrainerActor:
         self._guard.check(fence)
         self._split.save(self._checkpoints / f"step_{step}")
 
+    def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        """All that ``restore`` needs, complete and durable. Training waits meanwhile.
+
+        Raises:
+            CheckpointFailed: The disk refused, or this is not the version it holds.
+        """
+        self._guard.check(fence)
+        started = time.perf_counter()
+        if version != self._split.steps_applied:
+            held = f"it holds version {self._split.steps_applied}"
+            raise CheckpointFailed(self._rank, version, held)
+        digest = self._split.weights_digest()
+        nbytes = self._store.save(version, digest, self._split.state_nbytes, self._split.save_state)
+        return Checkpoint(version, digest, nbytes, time.perf_counter() - started)
+
+    def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        """Take up the newest checkpoint that verifies, or the initial model; newer ones are set aside.
+
+        An open step is dropped. The next begin may be of any step, its attempt a new one.
+
+        Raises:
+            CheckpointMismatch: That checkpoint is of another model, backend or schema.
+            CheckpointFailed: It could not be read, or holds other weights than it says.
+        """
+        self._guard.check(fence)
+        found = self._store.rewind(at_most)
+        self._ordinals = {}
+        if found is None:
+            self._split.reset()
+        else:
+            self._load(found)
+        self._log.restored(self._split.steps_applied)
+        return self.state(fence)
+
     def close(self) -> None:
         self._log.close()
+
+    def _load(self, stored: Stored) -> None:
+        try:
+            self._split.load_state(stored.directory)
+        except OSError as error:
+            raise CheckpointFailed(self._rank, stored.version, str(error)) from error
+        got = (self._split.steps_applied, self._split.weights_digest())
+        want = (stored.version, stored.manifest.weights_digest)
+        if got != want:
+            problem = f"version and weights are {got}, its manifest says {want}"
+            raise CheckpointFailed(self._rank, stored.version, problem)
 
     def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
         """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""
@@ -172,15 +220,26 @@ class TrainerActor:
 
 
 class TrainedLog:
-    """The trainer's own account of which groups it trained, apart from the controller's ledger."""
+    """The trainer's own account of which groups it trained, apart from the controller's ledger.
+
+    ``{"step", "attempt", "version", "ordinals"}`` for each applied step, and ``{"restored": version}``
+    where it went back: what was trained for later versions before such a line is gone.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
 
-    def write(self, key: StepKey, ordinals: Sequence[int]) -> None:
-        """One line an applied step, written before the controller hears of it."""
-        record = {"step": key.step, "attempt": key.attempt, "ordinals": list(ordinals)}
+    def trained(self, key: StepKey, version: int, ordinals: Sequence[int]) -> None:
+        """An applied step, written before the controller hears of it."""
+        step = {"step": key.step, "attempt": key.attempt, "version": version}
+        self._write(step | {"ordinals": list(ordinals)})
+
+    def restored(self, version: int) -> None:
+        """The trainer holds this version again."""
+        self._write({"restored": version})
+
+    def _write(self, record: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:

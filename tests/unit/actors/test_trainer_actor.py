@@ -13,7 +13,7 @@ from offbeat.actors.trainers.stub import StubTrainer
 from offbeat.actors.trainers.stub_actor import StubSource
 from offbeat.actors.trainers.trainer_actor import Advantages, TrainerActor, merged
 from offbeat.config.run import ModelConfig, RunConfig, StubConfig
-from offbeat.messages.failures import StaleFence, StepOutOfOrder, TrainStepFailed
+from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import Columns
@@ -39,6 +39,12 @@ class Breakable(StubTrainer):
     """A stub trainer that raises what it is told to."""
 
     breaks: Exception | None = None
+    forgets = False
+
+    def load_state(self, directory: Path) -> None:
+        super().load_state(directory)
+        if self.forgets:
+            self.reset()
 
     def train_microbatch(
         self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
@@ -53,10 +59,14 @@ def trainer() -> Breakable:
     return Breakable(StubConfig(), groups_per_step=2, sleep=lambda _: None)
 
 
+def actor_of(trainer: StubTrainer, run_dir: Path) -> TrainerActor:
+    config = RunConfig(steps=5, model=ModelConfig(path="m"))
+    return TrainerActor(TrainerSpec(config, "m", str(run_dir)), trainer, StubSource(trainer))
+
+
 @pytest.fixture
 def actor(trainer: Breakable, tmp_path: Path) -> Iterator[TrainerActor]:
-    config = RunConfig(steps=5, model=ModelConfig(path="m"))
-    made = TrainerActor(TrainerSpec(config, "m", str(tmp_path)), trainer, StubSource(trainer))
+    made = actor_of(trainer, tmp_path)
     yield made
     made.close()
 
@@ -96,13 +106,13 @@ def test_each_applied_step_is_one_line_with_its_groups(
     actor: TrainerActor, trained: Trained
 ) -> None:
     step(actor, 1, (0, 1), (2,))
-    step(actor, 2, (3,))
+    step(actor, 2, (3,), attempt=2)
     assert trained() == [
-        {"step": 1, "attempt": 1, "ordinals": [0, 1, 2]},
-        {"step": 2, "attempt": 1, "ordinals": [3]},
+        {"step": 1, "attempt": 1, "version": 1, "ordinals": [0, 1, 2]},
+        {"step": 2, "attempt": 2, "version": 2, "ordinals": [3]},
     ]
     state = actor.state(FENCE)
-    assert (state.version, state.last_step, state.last_attempt) == (2, 2, 1)
+    assert (state.version, state.last_step, state.last_attempt) == (2, 2, 2)
 
 
 def test_a_repeated_key_counts_once(actor: TrainerActor, trained: Trained) -> None:
@@ -111,7 +121,7 @@ def test_a_repeated_key_counts_once(actor: TrainerActor, trained: Trained) -> No
         actor.begin_train_step(FENCE, keys[0], LOSS)
     assert chunk(actor, keys[1], 0, 1) is chunk(actor, keys[1], 0, 1)
     assert actor.finish_train_step(FENCE, keys[2]) is actor.finish_train_step(FENCE, keys[2])
-    assert trained() == [{"step": 1, "attempt": 1, "ordinals": [0, 1]}]
+    assert trained() == [{"step": 1, "attempt": 1, "version": 1, "ordinals": [0, 1]}]
     assert actor.state(FENCE).version == 1
 
 
@@ -122,6 +132,13 @@ def test_a_begin_repeated_late_forgets_no_chunk(actor: TrainerActor, trained: Tr
     actor.begin_train_step(FENCE, begin, LOSS)
     actor.finish_train_step(FENCE, begin.next().next())
     assert trained()[0]["ordinals"] == [0]
+
+
+def test_only_the_step_after_the_version_it_holds_is_begun(actor: TrainerActor) -> None:
+    for number in (0, 2):
+        with pytest.raises(StepOutOfOrder, match="step after version 0, which this rank holds"):
+            actor.begin_train_step(FENCE, StepKey(number, 1, 0), LOSS)
+    step(actor, 1, (0,))
 
 
 def test_a_group_trained_twice_shows_as_twice(actor: TrainerActor, trained: Trained) -> None:
@@ -141,7 +158,7 @@ def test_an_aborted_attempt_leaves_no_line_and_no_change(
     with pytest.raises(StepOutOfOrder):
         actor.finish_train_step(FENCE, key.next().next())
     step(actor, 1, (1, 0), attempt=2)
-    assert trained() == [{"step": 1, "attempt": 2, "ordinals": [1, 0]}]
+    assert trained() == [{"step": 1, "attempt": 2, "version": 1, "ordinals": [1, 0]}]
 
 
 def test_a_step_that_is_not_applied_leaves_no_line(actor: TrainerActor, trained: Trained) -> None:
@@ -189,7 +206,7 @@ def test_every_call_of_a_replaced_controller_is_refused(actor: TrainerActor) -> 
     key = StepKey(1, 1, 0)
     calls: list[Callable[[], Any]] = [
         lambda: actor.state(FENCE),
-        lambda: actor.weight_chunks(FENCE),
+        lambda: actor.about(FENCE),
         lambda: actor.publish_weights(FENCE, 0),
         lambda: prepare(actor, LOSS, ()),
         lambda: actor.begin_train_step(FENCE, key, LOSS),
@@ -197,6 +214,8 @@ def test_every_call_of_a_replaced_controller_is_refused(actor: TrainerActor) -> 
         lambda: actor.finish_train_step(FENCE, key.next()),
         lambda: actor.abort_train_step(FENCE, key),
         lambda: actor.save(FENCE, 0),
+        lambda: actor.save_checkpoint(FENCE, 0),
+        lambda: actor.restore(FENCE, 0),
     ]
     for call in calls:
         with pytest.raises(StaleFence):
@@ -208,7 +227,7 @@ def test_what_is_published_is_the_weights_and_their_digest(
 ) -> None:
     step(actor, 1, (0,))
     (manifest, digest), *chunks = actor.publish_weights(FENCE, 1)
-    assert len(chunks) == actor.weight_chunks(FENCE) == len(manifest.chunk_nbytes)
+    assert len(chunks) == actor.about(FENCE)[1] == len(manifest.chunk_nbytes)
     assert b"".join(each.tobytes() for each in chunks) == bytes.fromhex(trainer.weights_digest())
     assert digest == release_digest(manifest, [each for _, each in StubSource(trainer).chunks()])
 
@@ -240,6 +259,94 @@ def test_a_groups_columns_are_gathered_from_all_its_payloads() -> None:
     assert merged((((0, 1), (1, 0)), ((0, 0),)), payloads) == [{"x": b, "y": c}, {"x": a}]
 
 
-def test_a_checkpoint_is_named_by_its_step(actor: TrainerActor, tmp_path: Path) -> None:
+def test_the_model_is_saved_under_the_name_of_its_step(actor: TrainerActor, tmp_path: Path) -> None:
     actor.save(FENCE, 4)
     assert (tmp_path / "checkpoints" / "step_4").is_dir()
+
+
+# --- checkpoints --------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_says_what_it_holds(actor: TrainerActor, tmp_path: Path) -> None:
+    step(actor, 1, (0,))
+    made = actor.save_checkpoint(FENCE, 1)
+    assert (made.version, made.digest) == (1, actor.state(FENCE).digest)
+    files = list((tmp_path / "checkpoints" / "state_1").iterdir())
+    assert 0 < made.nbytes < sum(each.stat().st_size for each in files)
+    assert made.write_s > 0
+
+
+def test_a_version_it_does_not_hold_is_not_kept(actor: TrainerActor, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointFailed, match="of version 3: it holds version 0"):
+        actor.save_checkpoint(FENCE, 3)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_a_typed_failure(
+    actor: TrainerActor, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointFailed, match="File exists"):
+        actor.save_checkpoint(FENCE, 0)
+    step(actor, 1, (0,))
+
+
+def test_a_restored_trainer_holds_publishes_and_goes_on_from_the_checkpoint(
+    actor: TrainerActor, trained: Trained
+) -> None:
+    step(actor, 1, (0,), attempt=1)
+    made = actor.save_checkpoint(FENCE, 1)
+    step(actor, 2, (1,), attempt=2)
+    want = actor.state(FENCE).digest
+    step(actor, 3, (2,), attempt=3)
+    state = actor.restore(FENCE, 3)
+    assert (state.version, state.last_step, state.last_attempt) == (1, 1, 1)
+    assert state.digest == made.digest
+    _, weights = actor.publish_weights(FENCE, 1)
+    assert weights.tobytes() == bytes.fromhex(made.digest)
+    step(actor, 2, (1,), attempt=4)
+    assert actor.state(FENCE).digest == want
+    assert [line.get("restored", line.get("version")) for line in trained()] == [1, 2, 3, 1, 2]
+
+
+def test_a_new_process_takes_up_what_the_old_one_left(actor: TrainerActor, tmp_path: Path) -> None:
+    step(actor, 1, (0,))
+    actor.save_checkpoint(FENCE, 1)
+    new = actor_of(StubTrainer(StubConfig(), groups_per_step=2, sleep=lambda _: None), tmp_path)
+    assert new.state(FENCE).version == 0
+    assert new.restore(FENCE, 1) == actor.state(FENCE)
+    new.close()
+
+
+def test_without_a_checkpoint_a_restore_is_the_initial_model(
+    actor: TrainerActor, trained: Trained
+) -> None:
+    initial = actor.state(FENCE)
+    step(actor, 1, (0,))
+    assert actor.restore(FENCE, 1) == initial
+    assert trained()[-1] == {"restored": 0}
+
+
+def test_a_restore_drops_the_open_step_and_its_groups(
+    actor: TrainerActor, trained: Trained
+) -> None:
+    step(actor, 1, (7,), attempt=6)
+    key = StepKey(2, 7, 0)
+    actor.begin_train_step(FENCE, key, LOSS)
+    chunk(actor, key.next(), 0, 1)
+    actor.restore(FENCE, 1)
+    with pytest.raises(StepOutOfOrder):
+        actor.finish_train_step(FENCE, key.next().next())
+    actor.abort_train_step(FENCE, key)
+    step(actor, 1, (2,), attempt=8)
+    assert trained()[-1] == {"step": 1, "attempt": 8, "version": 1, "ordinals": [2]}
+
+
+def test_a_checkpoint_that_holds_other_weights_than_it_says_is_not_taken_up(
+    actor: TrainerActor, trainer: Breakable, tmp_path: Path
+) -> None:
+    step(actor, 1, (0,))
+    actor.save_checkpoint(FENCE, 1)
+    trainer.forgets = True
+    with pytest.raises(CheckpointFailed, match="its manifest says"):
+        actor.restore(FENCE, 1)

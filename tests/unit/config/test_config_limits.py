@@ -15,15 +15,31 @@ def config(**values: Any) -> RunConfig:
     return RunConfig.model_validate({"steps": 1, "model": {"path": "x"}, **values})
 
 
-@given(st.integers(1, 9), st.integers(0, 5), st.none() | st.integers(0, 7), st.booleans())
+SAMPLERS: list[dict[str, st.SearchStrategy[Any]]] = [
+    {"name": st.just("in_order"), "max_lookahead": st.none() | st.integers(0, 7)},
+    {"name": st.sampled_from(["ready_first", "weight_fifo"])},
+    {
+        "name": st.just("windowed"),
+        "over_sampling_ratio": st.sampled_from([1, 1.1, 1.5, 3, 4.7]),
+    },
+]
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(0, 5),
+    st.one_of([st.fixed_dictionaries(each) for each in SAMPLERS]),
+)
 def test_the_reach_is_the_samplers_own(
-    groups: int, staleness: int, lookahead: int | None, in_order: bool
+    groups: int, staleness: int, sampler: dict[str, Any]
 ) -> None:
-    sampler: dict[str, Any] = {"name": "ready_first", "max_staleness": staleness}
-    if in_order:
-        sampler |= {"name": "in_order", "max_lookahead": lookahead}
-    run = config(groups_per_step=groups, sampler=sampler)
+    run = config(groups_per_step=groups, sampler={**sampler, "max_staleness": staleness})
     assert sampler_reach(run) == build_sampler(run.sampler, groups).reach
+
+
+def test_the_reach_of_a_custom_sampler_is_what_the_bound_can_train() -> None:
+    run = config(groups_per_step=4, sampler={"name": "custom", "target": "a:B", "max_staleness": 2})
+    assert sampler_reach(run) == 12
 
 
 def columns(samples: int, prompt: int, response: int, *, left_out: set[str]) -> dict[str, Any]:

@@ -40,14 +40,26 @@ TEXT = st.sampled_from(TRICKY) | st.text(max_size=8)
 PATHS = st.from_regex(r"/[a-z]{1,6}(/[a-z0-9]{1,6}){0,2}", fullmatch=True)
 
 
+OPTIONS = st.fixed_dictionaries({"low": st.integers(), "text": TEXT})
+SAMPLERS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "in_order": {},
+    "ready_first": {},
+    "weight_fifo": {},
+    "windowed": {
+        "over_sampling_ratio": st.floats(1, 4),
+        "freshest_first": st.booleans(),
+        "on_evicted": st.sampled_from(["readmit", "drop"]),
+    },
+    "custom": {"target": st.sampled_from(["mine:Policy", "a.b:C"]), "options": OPTIONS},
+}
+
+
 def sampler(draw: st.DrawFn) -> dict[str, Any]:
-    staleness = draw(st.integers(3, 9))
-    in_order = {
-        "name": "in_order",
-        "max_staleness": staleness,
-        "max_lookahead": draw(st.none() | st.integers(0, staleness)),
-    }
-    return draw(st.sampled_from([in_order, {"name": "ready_first", "max_staleness": staleness}]))
+    name, staleness = draw(st.sampled_from(list(SAMPLERS))), draw(st.integers(3, 9))
+    own = draw(st.fixed_dictionaries(SAMPLERS[name]))
+    if name == "in_order":
+        own["max_lookahead"] = draw(st.none() | st.integers(0, staleness))
+    return {"name": name, "max_staleness": staleness, **own}
 
 
 # Free values of these would clash with one another; here they are chosen so that they do not.
@@ -60,9 +72,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "data.path": st.none(),
     "environment.name": st.sampled_from(["arithmetic", "stub"]),
     "environment.target": st.none(),
-    "environment.options": st.fixed_dictionaries({"low": st.integers(), "text": TEXT}),
+    "environment.options": OPTIONS,
     "sampler": st.composite(sampler)(),
-    "buffer.capacity_groups": st.none() | st.integers(20, 99),
+    "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits
     "buffer.capacity_mb": st.floats(4096, 9999),
     "rollout.max_in_flight": st.none() | st.just(1),
     "rollout.backoff_s": st.floats(0.01, 1),
@@ -71,6 +83,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "generator.max_model_len": st.integers(65, 4096),
     "generator.sampling.max_new_tokens": st.integers(1, 64),
     "algorithm.loss.tis_cap": st.none(),
+    "eval.path": st.none(),
     "sync.interval": st.integers(1, 4),
 }
 

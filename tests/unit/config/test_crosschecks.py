@@ -58,6 +58,8 @@ def test_a_lookahead_beyond_staleness() -> None:
         ({"name": "ready_first", "max_staleness": 1}, 64),
         ({"name": "in_order", "max_staleness": 1}, 64),
         ({"name": "in_order", "max_staleness": 3, "max_lookahead": 0}, 32),
+        ({"name": "weight_fifo", "max_staleness": 2}, 96),
+        ({"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 1.5}, 48),
     ],
 )
 def test_more_in_flight_than_the_sampler_admits(sampler: dict[str, Any], reach: int) -> None:
@@ -66,6 +68,38 @@ def test_more_in_flight_than_the_sampler_admits(sampler: dict[str, Any], reach: 
     text = only(flow, {"rollout": {"max_in_flight": reach + 1}})
     assert f"rollout.max_in_flight={reach + 1} can never be reached" in text
     assert f"admits {reach} groups. Set rollout.max_in_flight to {reach} or less" in text
+
+
+def test_only_a_custom_sampler_knows_what_it_admits() -> None:
+    sampler = {"name": "custom", "target": "mine:Policy", "max_staleness": 0}
+    assert not messages({"sampler": sampler, "rollout": {"max_in_flight": 999}})
+
+
+@pytest.mark.parametrize("target", ["mine", "mine:", ":Policy", "mine:Policy:x", "a..b:C", "a b:C"])
+def test_a_custom_sampler_names_a_class_in_a_module(target: str) -> None:
+    text = only({"sampler": {"name": "custom", "target": target}})
+    assert f"sampler.target={target} does not name a class in a module" in text
+    assert "Write module:Class" in text
+
+
+@pytest.mark.parametrize("target", ["mine:Policy", "my.own.samplers:Policy_2"])
+def test_a_custom_samplers_module_may_be_in_a_package(target: str) -> None:
+    assert not messages({"sampler": {"name": "custom", "target": target}})
+
+
+def test_over_sampling_that_the_buffer_has_no_room_for() -> None:
+    windowed = {"sampler": {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 1.5}}
+    assert not messages(windowed, {"buffer": {"capacity_groups": 48}})
+    text = only(windowed, {"buffer": {"capacity_groups": 47}})
+    assert (
+        "sampler.over_sampling_ratio=1.5 cannot be reached with buffer.capacity_groups=47" in text
+    )
+    assert "Set buffer.capacity_groups to 48 or more, leave it out, or set" in text
+
+
+def test_without_over_sampling_a_buffer_may_be_smaller_than_the_window() -> None:
+    plain = {"sampler": {"name": "windowed", "max_staleness": 3}}
+    assert not messages(plain, {"buffer": {"capacity_groups": 16}})
 
 
 def test_a_buffer_of_fewer_groups_than_a_step() -> None:
@@ -106,6 +140,32 @@ def test_deterministic_decoding_takes_one_engine_and_one_order() -> None:
     assert "cannot hold with generator.engines=2: which engine serves a group" in both[0]
     assert "cannot hold with sampler.name=ready_first" in both[1]
     assert not messages({"generator": {"deterministic": True}, "sampler": {"name": "in_order"}})
+
+
+@pytest.mark.parametrize("name", ["ready_first", "weight_fifo", "windowed", "custom"])
+def test_only_in_order_makes_the_same_batches_again(name: str) -> None:
+    target = {"target": "mine:Policy"} if name == "custom" else {}
+    text = only({"generator": {"deterministic": True}, "sampler": {"name": name, **target}})
+    assert f"generator.deterministic=true cannot hold with sampler.name={name}" in text
+    assert "Set sampler.name to in_order" in text
+
+
+@pytest.mark.parametrize("name", ["in_order", "ready_first", "weight_fifo", "windowed"])
+def test_every_policy_goes_with_stale_rollouts_aborted_and_with_filters(name: str) -> None:
+    assert not messages(
+        {
+            "sampler": {"name": name},
+            "sync": {"mode": "abort_stale"},
+            "filters": {"zero_variance": True, "max_truncated_fraction": 0.5},
+        }
+    )
+
+
+def test_the_reward_of_a_lone_sample_has_no_variance() -> None:
+    found = messages({"samples_per_group": 1, "filters": {"zero_variance": True}})
+    text = next(each for each in found if each.startswith("filters.zero_variance=true"))
+    assert "refuses every group with samples_per_group=1" in text
+    assert "Set samples_per_group to 2 or more" in text
 
 
 def test_a_lone_sample_has_nothing_to_be_compared_with() -> None:
@@ -150,6 +210,19 @@ def test_a_target_that_nobody_reads() -> None:
 
 def test_arithmetic_reads_no_file() -> None:
     assert "data.path is not used" in only(DATA)
+
+
+def test_arithmetic_scores_no_file_either() -> None:
+    text = only({"eval": {"interval": 5, "path": "held_out.jsonl"}})
+    assert "eval.path is not used: environment.name=arithmetic makes its own prompts" in text
+    assert "Leave eval.path out" in text
+    assert not messages({"eval": {"interval": 5}})
+
+
+def test_a_reward_function_is_scored_on_a_file_or_on_its_own_prompts() -> None:
+    function = {"environment": {"name": "function", "target": "a:b"}, **DATA}
+    assert not messages(function, {"eval": {"interval": 5, "path": "held_out.jsonl"}})
+    assert not messages(function, {"eval": {"interval": 5}})
 
 
 def test_a_reward_function_needs_prompts() -> None:

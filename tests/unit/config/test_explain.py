@@ -22,7 +22,8 @@ def test_a_key_of_one_choice_says_so() -> None:
 
 
 def test_defaults_that_differ_between_choices_are_all_named() -> None:
-    assert "default 0 (in_order), 1 (ready_first)" in explain("sampler.max_staleness")
+    text = explain("sampler.max_staleness")
+    assert "default 0 (in_order), 1 (ready_first, weight_fifo, windowed, custom)" in text
 
 
 def test_without_a_key_the_whole_recipe_is_listed() -> None:

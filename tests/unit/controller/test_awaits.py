@@ -92,7 +92,7 @@ def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
         awaits, loop = Awaits(), asyncio.get_running_loop()
         assert awaits.describe(loop.time()) == "nobody waits for a remote call"
         calls = list[asyncio.Future[str]]()
-        for number in range(5):
+        for number in range(8):
             calls.append(
                 asyncio.ensure_future(
                     awaits.call(f"pump {number}", on="x", deadline_s=99, reply=after(50))
@@ -101,7 +101,8 @@ def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
             await asyncio.sleep(1)
         assert awaits.oldest() == "pump 0: x"
         assert awaits.describe(loop.time()) == (
-            "pump 0 waits for x for 5 s; pump 1 waits for x for 4 s; pump 2 waits for x for 3 s; "
+            "pump 0 waits for x for 8 s; pump 1 waits for x for 7 s; pump 2 waits for x for 6 s; "
+            "pump 3 waits for x for 5 s; pump 4 waits for x for 4 s; pump 5 waits for x for 3 s; "
             "2 more wait"
         )
         await asyncio.gather(*calls)

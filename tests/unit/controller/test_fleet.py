@@ -1,14 +1,13 @@
-"""The fleet under random news, in the orders that the controller can hear them."""
+"""What the fleet promises, one case each; test_fleet_moves.py has them in any order."""
+
+import pickle
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from offbeat.controller.fleet import Fleet, Health
+from offbeat.controller.fleet import Fleet, Health, IllegalHealth, NothingOutstanding
 from offbeat.messages.weights import EngineState, WeightsAck
 
 NAMES = ("generator-0", "generator-1", "generator-2")
-NAME = st.sampled_from(NAMES)
 
 
 def state(name: str, life: int, version: int | None = None, tokens: int = 0) -> EngineState:
@@ -19,127 +18,46 @@ def ack(name: str, life: int, version: int) -> WeightsAck:
     return WeightsAck(name, f"{name}-life-{life}", 1, version, "digest", 0.1, 0.1)
 
 
-class FleetNews(RuleBasedStateMachine):
-    """Acks are of the newest release, as the sync pump's lock sees to; all else is arbitrary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fleet = Fleet(NAMES)
-        self.life: dict[str, int] = dict.fromkeys(NAMES, 1)
-        self.released = 0
-        self.acked = set[tuple[str, str]]()  # (engine, incarnation) that completed a sync
-        self.before = (set[str](), 0)  # who served, and what
-
-    @rule()
-    def release(self) -> None:
-        self.released += 1
-
-    @rule(name=NAME, version=st.none() | st.integers(0, 5))
-    def hear(self, name: str, version: int | None) -> None:
-        engine = self.fleet.engines[name]
-        incarnation, was = engine.incarnation, engine.health
-        self.fleet.heard(state(name, self.life[name], version))
-        if engine.health is Health.HEALTHY and was is not Health.HEALTHY:
-            assert was is Health.SUSPECT
-            assert engine.incarnation == incarnation
-            assert engine.version == version
-
-    @rule(name=NAME)
-    def start_a_new_life(self, name: str) -> None:
-        self.life[name] += 1
-
-    @rule(name=NAME)
-    def ack_the_release(self, name: str) -> None:
-        engine = self.fleet.engines[name]
-        may = engine.health not in (Health.DEAD, Health.RESTARTING)
-        alive = engine.incarnation == f"{name}-life-{self.life[name]}"
-        assert self.fleet.acked(ack(name, self.life[name], self.released)) == (may and alive)
-        if may and alive:
-            self.acked.add((name, engine.incarnation))
-            assert engine.health is Health.HEALTHY
-
-    @precondition(lambda self: any(life > 1 for life in self.life.values()))
-    @rule(name=NAME)
-    def ack_of_a_former_life_changes_nothing(self, name: str) -> None:
-        engine = self.fleet.engines[name]
-        former = self.life[name] - 1
-        if engine.incarnation == f"{name}-life-{former}":
-            return
-        before = repr(engine)
-        assert not self.fleet.acked(ack(name, former, self.released))
-        assert repr(engine) == before
-
-    @rule(name=NAME)
-    def suspect(self, name: str) -> None:
-        self.fleet.suspect(name)
-        assert self.fleet.engines[name].health is not Health.HEALTHY
-
-    @rule(name=NAME)
-    def fail_a_sync(self, name: str) -> None:
-        self.fleet.stale(name)
-        assert self.fleet.engines[name].health is not Health.HEALTHY
-
-    @rule(name=NAME)
-    def lose(self, name: str) -> None:
-        self.fleet.dead(name)
-
-    @rule(name=NAME)
-    def restart(self, name: str) -> None:
-        self.fleet.restarting(name)
-
-    @rule(name=NAME)
-    def give_work(self, name: str) -> None:
-        self.fleet.took(name)
-
-    @rule(name=NAME)
-    def take_back(self, name: str) -> None:
-        if self.fleet.engines[name].outstanding:
-            self.fleet.gave_back(name)
-
-    @invariant()
-    def who_serves_has_acked_in_this_life(self) -> None:
-        for engine in self.fleet.serving:
-            assert (engine.name, engine.incarnation) in self.acked
-            assert engine.version >= 0
-
-    @invariant()
-    def the_serving_version_is_the_lowest_that_is_served(self) -> None:
-        versions = [engine.version for engine in self.fleet.serving]
-        now = self.fleet.serving_version
-        assert now == min(versions, default=now)
-        assert now <= self.released
-
-    @invariant()
-    def the_serving_version_falls_only_when_an_engine_joins(self) -> None:
-        """A suspect that is cleared may still serve the version before; its groups say so."""
-        serving, now = {engine.name for engine in self.fleet.serving}, self.fleet.serving_version
-        served, version = self.before
-        assert now >= version or serving - served
-        self.before = serving, now
-
-    @invariant()
-    def the_one_picked_serves_and_has_the_least_to_do(self) -> None:
-        picked, serving = self.fleet.pick(), self.fleet.serving
-        assert (picked is None) == (not serving)
-        if picked is not None:
-            assert picked.health is Health.HEALTHY
-            assert picked.outstanding == min(engine.outstanding for engine in serving)
-
-    @invariant()
-    def whom_we_never_heard_of_takes_part_in_no_sync(self) -> None:
-        for name in self.fleet.in_sync_set():
-            assert self.fleet.engines[name].health not in (Health.DEAD, Health.RESTARTING)
-
-
-TestFleetNews = FleetNews.TestCase
-
-
 def synced(*versions: int) -> Fleet:
-    fleet = Fleet(NAMES[: len(versions)])
-    for name, version in zip(NAMES, versions, strict=False):
+    """As many HEALTHY engines in their first life, serving these."""
+    names = [f"generator-{place}" for place in range(len(versions))]
+    fleet = Fleet(names)
+    for name, version in zip(names, versions, strict=True):
         fleet.heard(state(name, 1))
         assert fleet.acked(ack(name, 1, version))
     return fleet
+
+
+# --- routing ---------------------------------------------------------------------------------------
+
+
+def test_engines_with_as_much_to_do_take_turns() -> None:
+    fleet = synced(0, 0, 0)
+    picked = list[str]()
+    for _ in range(6):
+        engine = fleet.pick()
+        assert engine is not None
+        fleet.took(engine.name)
+        picked.append(engine.name)
+    assert picked == [*NAMES, *NAMES]
+
+
+def test_the_one_that_gives_a_group_back_is_next_to_get_one() -> None:
+    fleet = synced(0, 0)
+    for name in NAMES[:2] * 2:
+        fleet.took(name)
+    fleet.gave_back("generator-1")
+    picked = fleet.pick()
+    assert picked is not None and picked.name == "generator-1"
+
+
+def test_a_group_given_back_twice_is_an_error() -> None:
+    fleet = synced(0)
+    fleet.took("generator-0")
+    fleet.gave_back("generator-0")
+    with pytest.raises(NothingOutstanding, match="generator-0 has no groups out"):
+        fleet.gave_back("generator-0")
+    assert fleet.engines["generator-0"].outstanding == 0
 
 
 def test_the_serving_version_rises_with_the_last_of_the_serving_engines() -> None:
@@ -150,7 +68,7 @@ def test_the_serving_version_rises_with_the_last_of_the_serving_engines() -> Non
     assert fleet.serving_version == 2
 
 
-def test_the_serving_version_never_falls_when_all_engines_are_lost() -> None:
+def test_the_serving_version_stays_when_all_engines_are_lost() -> None:
     fleet = synced(4)
     fleet.dead("generator-0")
     assert fleet.serving_version == 4
@@ -163,6 +81,17 @@ def test_an_engine_left_behind_holds_the_others_back_only_while_it_serves() -> N
     assert fleet.serving_version == 3
     fleet.stale("generator-0")
     assert fleet.serving_version == 4
+
+
+def test_a_large_fleet_is_told_of_by_counts_and_the_doubted_ones() -> None:
+    fleet = synced(*[0] * 100)
+    fleet.suspect("generator-7")
+    assert str(fleet) == (
+        "0 restarting, 0 stale, 99 healthy, 1 suspect, 0 dead, generator-7 suspect v0 (0 groups)"
+    )
+
+
+# --- health ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("says", [None, 0, 2])
@@ -179,8 +108,45 @@ def test_a_new_life_is_stale_whatever_it_says_and_counts_as_a_restart() -> None:
     fleet = synced(1)
     fleet.heard(state("generator-0", 2, version=1))
     assert fleet.engines["generator-0"].health is Health.STALE
-    assert fleet.restarts == 1
+    assert fleet.restarts == fleet.engines["generator-0"].restarts == 1
     assert not fleet.acked(ack("generator-0", 1, 2)), "the ack of the life before comes too late"
+
+
+def test_a_late_answer_of_a_former_life_does_not_bring_it_back() -> None:
+    fleet = synced(1)
+    fleet.heard(state("generator-0", 2))
+    fleet.acked(ack("generator-0", 2, 1))
+    assert not fleet.heard(state("generator-0", 1, version=1))
+    assert fleet.engines["generator-0"].incarnation == "generator-0-life-2"
+    assert fleet.engines["generator-0"].health is Health.HEALTHY
+
+
+def test_an_engine_given_up_is_not_heard_until_its_next_life() -> None:
+    fleet = synced(1)
+    fleet.dead("generator-0")
+    assert not fleet.heard(state("generator-0", 1, version=1))
+    fleet.restarting("generator-0")
+    assert not fleet.heard(state("generator-0", 1, version=1)), "the process that was given up"
+    assert fleet.heard(state("generator-0", 2))
+    assert fleet.engines["generator-0"].health is Health.STALE
+
+
+def test_a_serving_engine_cannot_be_restarted_unnoticed() -> None:
+    fleet = synced(1)
+    wanted = "cannot become restarting: it is healthy, next may be dead, stale, suspect"
+    with pytest.raises(IllegalHealth, match=wanted) as raised:
+        fleet.restarting("generator-0")
+    assert fleet.pick() is not None
+    copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - errors cross processes
+    assert str(copy) == str(raised.value)
+
+
+def test_an_ack_of_an_older_version_than_one_acked_before_is_refused() -> None:
+    fleet = synced(3)
+    assert not fleet.acked(ack("generator-0", 1, 2))
+    fleet.stale("generator-0")
+    assert not fleet.acked(ack("generator-0", 1, 2))
+    assert fleet.acked(ack("generator-0", 1, 3))
 
 
 def test_what_an_engine_did_adds_up_over_its_lives() -> None:
@@ -189,3 +155,127 @@ def test_what_an_engine_did_adds_up_over_its_lives() -> None:
         fleet.heard(state("generator-0", life, tokens=tokens))
     assert fleet.engines["generator-0"].tokens == 30
     assert fleet.engines["generator-0"].busy_s == pytest.approx(3.0)
+
+
+# --- requests that fail ----------------------------------------------------------------------------
+
+
+def test_requests_that_fail_in_a_row_cost_an_engine_its_process_though_its_probes_answer() -> None:
+    fleet = synced(1)
+    for last in (False, False, True):
+        assert fleet.request_failed("generator-0") is last
+        assert fleet.engines["generator-0"].doubted
+        fleet.heard(state("generator-0", 1, version=1))
+        assert fleet.pick() is not None, "a probe clears suspicion, and no strike"
+
+
+def test_one_answered_request_clears_all_strikes() -> None:
+    fleet = synced(1)
+    assert [fleet.request_failed("generator-0") for _ in range(2)] == [False, False]
+    fleet.request_answered("generator-0")
+    assert [fleet.request_failed("generator-0") for _ in range(3)] == [False, False, True]
+
+
+def test_requests_that_a_dead_process_took_with_it_are_no_strikes_against_the_next() -> None:
+    fleet = synced(1)
+    fleet.dead("generator-0")
+    assert not any(fleet.request_failed("generator-0") for _ in range(9))
+    fleet.restarting("generator-0")
+    fleet.heard(state("generator-0", 2))
+    fleet.acked(ack("generator-0", 2, 1))
+    late = [fleet.request_failed("generator-0", "generator-0-life-1") for _ in range(9)]
+    assert not any(late)
+    assert fleet.engines["generator-0"].health is Health.HEALTHY
+
+
+# --- evaluations -----------------------------------------------------------------------------------
+
+
+def test_a_pinned_engine_is_left_to_its_evaluation() -> None:
+    fleet = synced(3, 3)
+    assert fleet.pin(3) == "generator-0"
+    assert fleet.in_sync_set() == ["generator-1"]
+    fleet.acked(ack("generator-1", 1, 4))
+    assert fleet.serving_version == 4
+    for _ in range(3):
+        picked = fleet.pick()
+        assert picked is not None and picked.name == "generator-1"
+        fleet.took(picked.name)
+
+
+def test_the_only_serving_engine_takes_groups_pinned_or_not() -> None:
+    fleet = synced(3, 5)
+    assert fleet.pin(3) == "generator-0"
+    fleet.dead("generator-1")
+    assert fleet.pick() is fleet.engines["generator-0"]
+    assert fleet.serving_version == 3
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_no_engine_is_pinned_to_a_version_that_it_does_not_serve(version: int) -> None:
+    assert synced(3, 3).pin(version) is None
+
+
+def test_the_engine_pinned_is_the_one_with_the_least_to_do() -> None:
+    fleet = synced(3, 3, 3)
+    fleet.took("generator-0")
+    fleet.took("generator-2")
+    assert [fleet.pin(3) for _ in range(2)] == ["generator-1", "generator-0"]
+
+
+def test_an_engine_that_the_syncs_passed_by_while_pinned_has_to_sync() -> None:
+    fleet = synced(3, 3)
+    assert fleet.pin(3) == "generator-0"
+    fleet.acked(ack("generator-1", 1, 4))
+    fleet.unpin("generator-0")
+    assert fleet.engines["generator-0"].health is Health.STALE
+    assert fleet.in_sync_set() == ["generator-0", "generator-1"]
+
+
+def test_the_only_engine_has_to_sync_after_a_release_that_its_pin_kept_from_it() -> None:
+    fleet = synced(3)
+    assert fleet.pin(3) == "generator-0"
+    fleet.released(4)
+    assert fleet.in_sync_set() == []
+    fleet.unpin("generator-0")
+    assert fleet.in_sync_set() == ["generator-0"]
+    assert fleet.engines["generator-0"].health is Health.STALE
+
+
+def test_an_engine_that_missed_nothing_while_pinned_serves_on() -> None:
+    fleet = synced(3, 3)
+    assert fleet.pin(3) == "generator-0"
+    fleet.unpin("generator-0")
+    assert fleet.engines["generator-0"].health is Health.HEALTHY
+
+
+def test_a_pin_ends_with_the_engine() -> None:
+    fleet = synced(3, 3)
+    assert fleet.pin(3) == "generator-0"
+    fleet.dead("generator-0")
+    assert not fleet.engines["generator-0"].pinned
+    fleet.unpin("generator-0")
+    assert fleet.engines["generator-0"].health is Health.DEAD
+
+
+def test_a_pin_ends_when_a_sync_already_on_its_way_changes_the_version() -> None:
+    fleet = synced(3, 3)
+    assert fleet.pin(3) == "generator-0"
+    assert fleet.acked(ack("generator-0", 1, 3)), "the same release once more"
+    assert fleet.engines["generator-0"].pinned
+    assert fleet.acked(ack("generator-0", 1, 4))
+    assert not fleet.engines["generator-0"].pinned
+
+
+# --- rewinds ---------------------------------------------------------------------------------------
+
+
+def test_after_a_rewind_no_engine_serves_until_it_acks_anew() -> None:
+    fleet = synced(7, 7, 6)
+    fleet.stale("generator-2")
+    fleet.rewound(5)
+    assert fleet.serving_version == 5
+    assert fleet.pick() is None
+    assert fleet.in_sync_set() == list(NAMES)
+    assert fleet.acked(ack("generator-2", 1, 5)), "lower than it acked before"
+    assert fleet.pick() is fleet.engines["generator-2"]

@@ -1,203 +1,39 @@
-"""The ledger under random moves: nothing is lost, nothing counts twice, the journal is the state."""
+"""What the ledger promises, one case each; test_ledger_moves.py has them in any order."""
 
-from typing import Any
+import pickle
 
+import msgspec
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from offbeat.controller.events import AnyEvent, Committed, Dispatched
-from offbeat.controller.ledger import IllegalMove, Ledger, Place
-from offbeat.messages.groups import Receipt
+from offbeat.controller.books import Place, Snapshot
+from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
+from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.sampler.policy import NEVER
+from tests.support.ledger_model import receipt, state_of
 
 
-def receipt(ordinal: int, attempt: int, version: int = 0, tokens: int = 2) -> Receipt:
-    """Two samples; the older one of ``version``, the other of the next."""
-    return Receipt(
-        ordinal=ordinal,
-        attempt=attempt,
-        engine="generator-0",
-        engine_incarnation="life-1",
-        rewards=(0.0, 1.0),
-        prompt_tokens=(3, 3),
-        response_tokens=(tokens, tokens),
-        valid_tokens=(tokens, tokens),
-        finish_reasons=("stop", "stop"),
-        version_spans=(((version, tokens),), ((version + 1, tokens),)),
-        columns=("response_ids",),
-        payload_bytes=100,
-    )
+def with_ready(count: int, *, version: int = 0, stamp: int = NEVER) -> Ledger:
+    ledger = Ledger()
+    add_ready(ledger, count, version=version, stamp=stamp)
+    return ledger
 
 
-def state_of(ledger: Ledger) -> dict[str, Any]:
-    return {
-        "groups": {o: repr(group) for o, group in ledger.groups.items()},
-        "ready": list(ledger.ready),
-        "training": list(ledger.training),
-        "totals": repr(ledger.totals),
-        "version": ledger.trainer_version,
-        "counts": ledger.counts(),
-        "tokens": ledger.ready_tokens,
-        "versions": ledger.versions,
-        "stamped": ledger.stamped,
-        "shrunk": ledger.shrunk,
-    }
+def add_ready(ledger: Ledger, count: int, *, version: int = 0, stamp: int = NEVER) -> list[int]:
+    ordinals = [ledger.admit(stamp) for _ in range(count)]
+    for ordinal in ordinals:
+        ledger.dispatch(ordinal, "generator-0", version)
+        ledger.commit(receipt(ordinal, 1, version))
+    return ordinals
 
 
-def check(ledger: Ledger) -> None:
-    """Every ordinal is in one place, and every index says so."""
-    counts, groups = ledger.counts(), ledger.groups.values()
-    dropped = ledger.totals.dropped.total()
-    places = ("admitted", "in_flight", "ready", "training", "trained")
-    assert counts["drawn"] == sum(counts[place] for place in places) + dropped
-    for place in Place:
-        assert counts[place] == sum(group.place is place for group in groups)
-    assert ledger.ready.keys() == {g.ordinal for g in groups if g.place is Place.READY}
-    assert ledger.training.keys() == {g.ordinal for g in groups if g.place is Place.TRAINING}
-    assert ledger.ready_tokens == sum(g.receipt.tokens for g in ledger.ready.values() if g.receipt)
-    bound = [g.bound_version for g in groups if g.place in (Place.IN_FLIGHT, Place.READY)]
-    assert ledger.versions == {version: bound.count(version) for version in set(bound)}
-    stamps = [g.stamp for g in groups if g.place is not Place.TRAINING]
-    assert ledger.stamped == {stamp: stamps.count(stamp) for stamp in set(stamps)}
+def train(ledger: Ledger, *ordinals: int) -> int:
+    step = ledger.trainer_version + 1
+    ledger.claim(ordinals, step, 1)
+    ledger.intend(step, 1)
+    return ledger.applied(step, 1)
 
 
-PICK = st.integers(0, 6)
-"""Picks a living group; the highest picks one that has ended, or was never drawn."""
-
-
-class LedgerMoves(RuleBasedStateMachine):
-    """Any move on any ordinal at any time: it happens where it is legal, else it raises."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events = list[AnyEvent]()
-        self.ledger = Ledger(self._record)
-        self.ended = set[int]()  # trained or dropped
-
-    def _record(self, event: AnyEvent) -> None:
-        check(self.ledger)  # at the very moment an event is recorded
-        self.events.append(event)
-
-    def _picked(self, pick: int) -> int:
-        living = sorted(self.ledger.groups)
-        if pick == 6 or not living:
-            return min(self.ended, default=self.ledger.totals.drawn)
-        return living[pick % len(living)]
-
-    def _is_at(self, ordinal: int, place: Place) -> bool:
-        group = self.ledger.groups.get(ordinal)
-        return group is not None and group.place is place
-
-    def _expect(self, move: Any, *, legal: bool) -> None:
-        if legal:
-            move()
-            return
-        before, recorded = state_of(self.ledger), len(self.events)
-        with pytest.raises(IllegalMove):
-            move()
-        assert state_of(self.ledger) == before
-        assert len(self.events) == recorded
-
-    @precondition(lambda self: len(self.ledger.groups) < 6)
-    @rule(stamp=st.sampled_from([NEVER, 1, 2, 3]))
-    def admit(self, stamp: int) -> None:
-        assert self.ledger.admit(stamp) == self.ledger.totals.drawn - 1
-
-    @rule(pick=PICK, version=st.integers(0, 3))
-    def dispatch(self, pick: int, version: int) -> None:
-        ordinal = self._picked(pick)
-        self._expect(
-            lambda: self.ledger.dispatch(ordinal, "generator-0", version),
-            legal=self._is_at(ordinal, Place.ADMITTED),
-        )
-
-    @rule(pick=PICK, kind=st.sampled_from(["infrastructure", "data"]))
-    def retry(self, pick: int, kind: str) -> None:
-        ordinal = self._picked(pick)
-        self._expect(
-            lambda: self.ledger.retry(ordinal, kind, "engine_lost"),
-            legal=self._is_at(ordinal, Place.IN_FLIGHT),
-        )
-
-    @rule(
-        pick=PICK, late=st.sampled_from([0, 0, 0, 1]), more=st.integers(0, 2),
-        tokens=st.integers(1, 5),
-    )  # fmt: skip
-    def commit(self, pick: int, late: int, more: int, tokens: int) -> None:
-        """``late``: the answer is of an attempt before the last one."""
-        ordinal = self._picked(pick)
-        group = self.ledger.groups.get(ordinal)
-        attempt = group.attempt - late if group else 1
-        version = group.bound_version + more if group else 0
-        self._expect(
-            lambda: self.ledger.commit(receipt(ordinal, attempt, version, tokens)),
-            legal=self._is_at(ordinal, Place.IN_FLIGHT) and not late,
-        )
-
-    @rule(pick=PICK)
-    def evict(self, pick: int) -> None:
-        ordinal = self._picked(pick)
-        self._expect(
-            lambda: self.ledger.evict(ordinal, "stale"), legal=self._is_at(ordinal, Place.READY)
-        )
-
-    @rule(picks=st.sets(PICK, max_size=3))
-    def claim(self, picks: set[int]) -> None:
-        ordinals = sorted({self._picked(pick) for pick in picks})
-        self._expect(
-            lambda: self.ledger.claim(ordinals, self.ledger.trainer_version + 1, 1),
-            legal=all(self._is_at(ordinal, Place.READY) for ordinal in ordinals),
-        )
-
-    @rule()
-    def claim_all(self) -> None:
-        ready = list(self.ledger.ready)
-        claimed = self.ledger.claim(ready, self.ledger.trainer_version + 1, 1)
-        assert [group.ordinal for group in claimed] == ready
-
-    @rule()
-    def unclaim(self) -> None:
-        trained = set(self.ledger.training)
-        self.ledger.unclaim(self.ledger.trainer_version + 1, 1)
-        assert trained <= self.ledger.ready.keys()
-
-    @rule(pick=PICK, shrink=st.booleans())
-    def drop(self, pick: int, shrink: bool) -> None:
-        ordinal = self._picked(pick)
-        legal = ordinal in self.ledger.groups
-        self._expect(lambda: self.ledger.drop(ordinal, "reward_nan", shrink=shrink), legal=legal)
-        self.ended |= {ordinal} if legal else set()
-
-    @rule()
-    def apply_a_step(self) -> None:
-        version, groups = self.ledger.trainer_version, set(self.ledger.training)
-        self.ledger.intend(version + 1, 1)
-        assert self.ledger.applied(version + 1) == self.ledger.trainer_version == version + 1
-        self.ended |= groups
-
-    @rule()
-    def refuse_a_step(self) -> None:
-        version, groups = self.ledger.trainer_version, set(self.ledger.training)
-        self.ledger.refused(version + 1, 1, "step_refused")
-        assert self.ledger.trainer_version == version
-        self.ended |= groups
-
-    @invariant()
-    def every_ordinal_is_in_one_place(self) -> None:
-        check(self.ledger)
-
-    @invariant()
-    def what_has_ended_never_comes_back(self) -> None:
-        assert not self.ended & self.ledger.groups.keys()
-        assert len(self.ended) + len(self.ledger.groups) == self.ledger.totals.drawn
-
-    @invariant()
-    def the_fold_of_the_events_is_the_ledger(self) -> None:
-        assert state_of(Ledger.fold(self.events)) == state_of(self.ledger)
-
-
-TestLedgerMoves = LedgerMoves.TestCase
+# --- groups ----------------------------------------------------------------------------------------
 
 
 def test_a_group_is_known_by_the_oldest_token_it_really_has() -> None:
@@ -212,22 +48,173 @@ def test_a_group_is_known_by_the_oldest_token_it_really_has() -> None:
     assert isinstance(events[2], Committed)
 
 
-def test_a_claim_of_one_wrong_group_claims_none() -> None:
+def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
     ledger = Ledger()
-    good, bad = ledger.admit(NEVER), ledger.admit(NEVER)
-    ledger.dispatch(good, "generator-0", 0)
-    ledger.commit(receipt(good, 1))
-    with pytest.raises(IllegalMove, match="cannot claim g-000001: it is admitted"):
-        ledger.claim([good, bad], 1, 1)
-    assert list(ledger.ready) == [good]
+    ordinal = ledger.admit(NEVER)
+    ledger.dispatch(ordinal, "generator-0", 0)
+    ledger.retry(ordinal, "infrastructure", "engine_lost")
+    assert ledger.dispatch(ordinal, "generator-1", 0) == 2
+    with pytest.raises(IllegalMove, match="cannot commit g-000000: it is in_flight, attempt 2"):
+        ledger.commit(receipt(ordinal, 1))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "message"),
+    [
+        ([0, 2], "cannot claim g-000002: it is admitted, attempt 0"),
+        ([0, 9], "cannot claim g-000009: it is trained, dropped or never drawn"),
+        ([0, 1, 0], "cannot claim g-000000: it is claimed already"),
+    ],
+)
+def test_a_claim_of_one_wrong_group_claims_none(claimed: list[int], message: str) -> None:
+    ledger = with_ready(2)
+    ledger.admit(NEVER)
+    with pytest.raises(IllegalMove, match=message):
+        ledger.claim(claimed, 1, 1)
+    assert list(ledger.ready) == [0, 1] and not ledger.training
 
 
 def test_an_unclaimed_group_is_no_younger_than_before() -> None:
-    ledger = Ledger()
-    ordinal = ledger.admit(NEVER)
-    ledger.dispatch(ordinal, "generator-0", 2)
-    ledger.commit(receipt(ordinal, 1, version=2))
-    ledger.claim([ordinal], 1, 1)
+    ledger = with_ready(1, version=2)
+    ledger.claim([0], 1, 1)
     ledger.unclaim(1, 1)
     assert ledger.versions == {2: 1}
-    assert ledger.groups[ordinal].receipt is not None
+    assert ledger.groups[0].receipt is not None
+
+
+def test_a_group_in_training_is_not_dropped() -> None:
+    ledger = with_ready(1)
+    ledger.claim([0], 1, 1)
+    with pytest.raises(IllegalMove, match="cannot drop g-000000: it is training"):
+        ledger.drop(0, "reward_nan")
+    assert list(ledger.training) == [0]
+
+
+def test_a_dropped_prompt_shrinks_the_step_it_was_stamped_for_or_else_the_open_one() -> None:
+    stamped, free = Ledger(), Ledger()
+    stamped.drop(stamped.admit(3), "too_long", shrink=True)
+    free.drop(free.admit(NEVER), "too_long", shrink=True)
+    assert stamped.shrunk == {3: 1}
+    assert free.shrunk == {1: 1}
+    assert stamped.totals.given_up == 1
+
+
+def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
+    ledger = with_ready(1)
+    ledger.drop(0, "zero_variance", filtered=True)
+    assert ledger.totals.dropped == {"zero_variance": 1}
+    assert ledger.totals.given_up == 0
+
+
+# --- steps -----------------------------------------------------------------------------------------
+
+
+def test_an_applied_step_binds_version_groups_and_the_frontier_of_the_source() -> None:
+    events = list[AnyEvent]()
+    ledger = Ledger(events.append)
+    add_ready(ledger, 3)
+    ledger.claim([2, 0], 1, 4)
+    assert ledger.applied(1, 4) == 1
+    assert events[-1] == StepApplied(1, 4, 1, (2, 0), 3)
+    assert ledger.counts() == {
+        "drawn": 3, "admitted": 0, "in_flight": 0, "ready": 1, "training": 0, "trained": 2,
+    }  # fmt: skip
+
+
+def test_a_refused_step_costs_its_groups_and_no_version() -> None:
+    ledger = with_ready(2)
+    ledger.claim([0, 1], 1, 1)
+    ledger.refused(1, 1, "gradient_nan")
+    assert ledger.trainer_version == 0
+    assert ledger.totals.dropped == {"gradient_nan": 2}
+    assert not ledger.groups
+
+
+# --- rewinds ---------------------------------------------------------------------------------------
+
+
+def test_a_rewind_gives_back_what_was_trained_since_and_what_newer_weights_sampled() -> None:
+    ledger = with_ready(2)
+    train(ledger, 0)
+    ledger.checkpointed(1, "digest")
+    train(ledger, 1)
+    older, newer = add_ready(ledger, 2, version=0)[0], add_ready(ledger, 1, version=1)[0]
+    waiting = ledger.admit(NEVER)
+    assert ledger.rewind(1, "rank_lost") == [1, newer]
+    assert (ledger.trainer_version, ledger.lineage) == (1, 1)
+    assert ledger.totals.trained == 1
+    assert older in ledger.ready, "its tokens are of versions that still stand"
+    assert ledger.groups[waiting].place is Place.ADMITTED
+
+
+def test_the_open_step_of_an_abandoned_lineage_is_undone() -> None:
+    ledger = with_ready(2)
+    train(ledger, 0)
+    ledger.claim([1], 2, 1)
+    ledger.intend(2, 1)
+    assert ledger.rewind(0, "rank_lost") == [0, 1], "group 1 has tokens of version 1"
+    assert not ledger.training and ledger.intent is None
+
+
+def test_a_group_given_back_keeps_its_target_step_and_counts_its_attempts_on() -> None:
+    ledger = with_ready(1, stamp=1)
+    train(ledger, 0)
+    assert ledger.rewind(0, "rank_lost") == [0]
+    assert ledger.groups[0].stamp == 1
+    assert ledger.dispatch(0, "generator-0", 0) == 2, "the answer to attempt 1 is refused for good"
+
+
+def test_a_step_taken_again_after_a_rewind_goes_without_the_same_prompts() -> None:
+    ledger = with_ready(2)
+    ledger.drop(0, "too_long", shrink=True)
+    train(ledger, 1)
+    assert not ledger.shrunk
+    ledger.rewind(0, "rank_lost")
+    assert ledger.shrunk == {1: 1}
+
+
+def test_there_is_no_rewind_while_groups_are_in_flight() -> None:
+    ledger = Ledger()
+    ledger.dispatch(ledger.admit(NEVER), "generator-0", 0)
+    with pytest.raises(CannotRewind, match="with 1 groups in flight"):
+        ledger.rewind(0, "rank_lost")
+
+
+def test_a_rewind_reaches_back_to_the_last_checkpoint_but_one() -> None:
+    ledger = with_ready(5)
+    for ordinal in range(5):
+        version = train(ledger, ordinal)
+        if version in (2, 3, 4):
+            ledger.checkpointed(version, "digest")
+    assert ledger.checkpoints == [3, 4]
+    with pytest.raises(CannotRewind, match="from version 5 to 2") as raised:
+        ledger.rewind(2, "rank_lost")
+    copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - errors cross processes
+    assert str(copy) == str(raised.value)
+    assert ledger.rewind(3, "rank_lost") == [3, 4]
+    assert ledger.checkpoints == [3]
+
+
+def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> None:
+    ledger = with_ready(2)
+    for ordinal in range(2):
+        ledger.checkpointed(train(ledger, ordinal), "digest")
+    ledger.checkpointed(2, "digest")
+    assert ledger.checkpoints == [1, 2]
+    assert ledger.rewind(1, "the newer one is broken") == [1]
+
+
+# --- snapshots -------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
+    ledger = with_ready(4)
+    for ordinal in [ledger.admit(NEVER) for _ in range(3)][::-1]:
+        ledger.dispatch(ordinal, "generator-0", 0)
+    ledger.claim([1, 0], 1, 1)
+    ledger.claim([3], 1, 1)
+    encoded = msgspec.msgpack.encode(ledger.snapshot())
+    folded = Ledger.fold([], msgspec.msgpack.decode(encoded, type=Snapshot))
+    assert state_of(folded) == state_of(ledger)
+    assert list(folded.training) == [1, 0, 3]
+    assert list(folded.in_flight_at[0]) == [6, 5, 4]

@@ -1,149 +1,267 @@
-"""Both policies against a model of the run: any order of finishing, failing, training, syncing."""
+"""What each policy does, by example, and what it costs."""
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from offbeat.controller.ledger import Group
 from offbeat.sampler.in_order import InOrder
-from offbeat.sampler.policy import Sampler, View
+from offbeat.sampler.policy import NEVER, Sampler
 from offbeat.sampler.ready_first import ReadyFirst
+from offbeat.sampler.weight_fifo import WeightFifo
+from offbeat.sampler.windowed import Windowed
+from tests.support.sampled_run import SampledRun
 
-G = 3
-MOVES = ["admit", "finish_new", "train", "serve"] * 3 + ["finish_old", "fail", "drop"]
-
-
-@dataclass
-class Group:
-    ordinal: int
-    stamp: int
-    bound_version: int
-
-
-class Model:
-    """A run reduced to what a policy sees; training takes what ``select`` says and nothing else."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-        self.trainer = self.serving = self.drawn = 0
-        self.flying, self.ready = dict[int, Group](), dict[int, Group]()
-        self.claimed = list[Group]()
-        self.trained_staleness = list[int]()
-        self.evicted = 0
-
-    def view(self) -> View:
-        held = [*self.flying.values(), *self.ready.values()]
-        versions, stamped = dict[int, int](), dict[int, int]()
-        for group in held:
-            versions[group.bound_version] = versions.get(group.bound_version, 0) + 1
-            stamped[group.stamp] = stamped.get(group.stamp, 0) + 1
-        quota = G - len(self.claimed)
-        ready = list(self.ready.values())
-        return View(self.trainer, self.serving, quota, 0, versions, stamped, {}, ready)
-
-    def admit(self) -> bool:
-        stamp = self.sampler.admit(self.view())
-        if stamp is None:
-            return False
-        self.flying[self.drawn] = Group(self.drawn, stamp, self.serving)
-        self.drawn += 1
-        return True
-
-    def finish(self, ordinal: int) -> None:
-        self.ready[ordinal] = self.flying.pop(ordinal)
-
-    def train(self) -> None:
-        for ordinal in self.sampler.select(self.view()):
-            self.claimed.append(self.ready.pop(ordinal))
-        if len(self.claimed) == G:
-            self.trained_staleness += [self.trainer - each.bound_version for each in self.claimed]
-            self.claimed = []
-            self.trainer += 1
-        for ordinal in self.sampler.stale(self.view()):
-            del self.ready[ordinal]
-            self.evicted += 1
-
-    def move(self, name: str) -> None:
-        flying = sorted(self.flying)
-        if name == "admit":
-            self.admit()
-        elif name == "finish_new" and flying:
-            self.finish(flying[-1])
-        elif name == "finish_old" and flying:
-            self.finish(flying[0])
-        elif name == "fail" and flying:  # re-dispatched at once, under the serving version
-            group = self.flying[flying[0]]
-            self.flying[flying[0]] = Group(group.ordinal, group.stamp, self.serving)
-        elif name == "drop" and flying:
-            del self.flying[flying[-1]]
-        elif name == "train":
-            self.train()
-        elif name == "serve":
-            self.serving = self.trainer
+G = 2  # groups per step
+POLICIES: list[Callable[[int], Sampler]] = [
+    lambda staleness: InOrder(G, staleness, staleness),
+    lambda staleness: ReadyFirst(G, staleness),
+    lambda staleness: WeightFifo(G, staleness),
+    lambda staleness: Windowed(G, staleness),
+]
 
 
-def policies(staleness: int) -> list[Sampler]:
-    return [ReadyFirst(G, staleness), InOrder(G, staleness, staleness)]
+def freshest(staleness: int) -> Sampler:
+    return Windowed(G, staleness, freshest_first=True)
 
 
-@settings(max_examples=200)
-@given(st.integers(0, 3), st.integers(0, 1), st.lists(st.sampled_from(MOVES), min_size=80))
-def test_nothing_is_trained_past_the_bound_and_nothing_is_discarded(
-    staleness: int, which: int, moves: list[str]
-) -> None:
-    model = Model(policies(staleness)[which])
-    for move in moves:
-        model.move(move)
-        assert len(model.flying) + len(model.ready) + len(model.claimed) <= model.sampler.reach
-    assert all(0 <= each <= staleness for each in model.trained_staleness)
-    assert model.evicted == 0
+def train(run: SampledRun, steps: int) -> None:
+    """Let it train on, with fresh weights served after each step."""
+    for _ in range(steps):
+        run.round()
 
 
-@settings(max_examples=100)
-@given(st.integers(0, 3), st.integers(0, 1), st.lists(st.sampled_from(MOVES), max_size=60))
-def test_from_anywhere_the_run_goes_on_once_rollouts_end(
-    staleness: int, which: int, moves: list[str]
-) -> None:
-    """No reservation can lock the train pump out: finishing everything always yields a step."""
-    model = Model(policies(staleness)[which])
-    for move in moves:
-        model.move(move)
-    for _ in range(3):
-        before = model.trainer
-        model.serving = model.trainer
-        while model.admit():
-            pass
-        for ordinal in list(model.flying):
-            model.finish(ordinal)
-        model.train()
-        assert model.trainer == before + 1
+def admitted(run: SampledRun, groups: int, engine: int = 0) -> list[Group]:
+    """So many more groups, in flight."""
+    found = [run.admit(engine) for _ in range(groups)]
+    return [group for group in found if group is not None]
 
 
+@pytest.mark.parametrize("make", POLICIES)
 @pytest.mark.parametrize("staleness", range(4))
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_fast_generator_uses_the_whole_bound(staleness: int, which: int) -> None:
-    model = Model(policies(staleness)[which])
-    for _ in range(40):
-        while model.admit():
-            pass
-        for ordinal in list(model.flying):
-            model.finish(ordinal)
-        model.train()
-        model.serving = model.trainer
-    assert max(model.trained_staleness) == staleness
+def test_a_fast_generator_uses_the_whole_bound(
+    make: Callable[[int], Sampler], staleness: int
+) -> None:
+    run = SampledRun(make(staleness), G)
+    train(run, 12)
+    assert run.trainer_version == 12
+    assert max(run.staleness) == staleness
 
 
-def test_ready_first_keeps_a_place_for_the_oldest_in_flight() -> None:
-    policy = ReadyFirst(groups_per_step=2, max_staleness=1)
-    fresh = [Group(ordinal, -1, 1) for ordinal in (5, 6)]
-    view = View(1, 1, 2, 0, {0: 1, 1: 2}, {}, {}, fresh)
-    assert policy.select(view) == [5], "the second place belongs to the group of version 0"
+@pytest.mark.parametrize("make", POLICIES)
+def test_without_staleness_nothing_is_generated_while_a_whole_step_is_in_training(
+    make: Callable[[int], Sampler],
+) -> None:
+    run = SampledRun(make(0), G)
+    for group in admitted(run, G):
+        run.commit(group)
+    run.ledger.claim(run.sampler.select(run), 1, 1)
+    assert run.quota == 0
+    assert run.sampler.admit(run) is None
+
+
+@pytest.mark.parametrize("make", POLICIES)
+def test_after_a_rewind_waiting_groups_go_out_as_there_is_room(
+    make: Callable[[int], Sampler],
+) -> None:
+    run = SampledRun(make(1), G)
+    train(run, 5)
+    run.rewind(1)
+    reach = run.sampler.reach
+    assert run.outstanding > reach
+    while group := run.due():
+        run.dispatch(group)
+    assert run.outstanding - run.waiting == reach
+    assert run.waiting > 0
+    assert run.sampler.admit(run) is None
+
+
+# --- in_order ------------------------------------------------------------------------------------
 
 
 def test_in_order_admits_the_nearest_step_that_is_not_full() -> None:
-    policy = InOrder(groups_per_step=2, max_staleness=3, max_lookahead=2)
-    view = View(0, 0, 2, 0, {}, {1: 2, 2: 1}, {}, [])
-    assert policy.admit(view) == 2
-    full = View(0, 0, 2, 0, {}, {1: 2, 2: 2, 3: 2}, {}, [])
-    assert policy.admit(full) is None, "the look-ahead is two batches"
+    run = SampledRun(InOrder(G, max_staleness=3, max_lookahead=2), G)
+    groups = admitted(run, 9)
+    assert [group.stamp for group in groups] == [1, 1, 2, 2, 3, 3], "the look-ahead is two batches"
+    run.ledger.retry(groups[2].ordinal, "data", "reward_raised")
+    run.drop(groups[2])
+    assert run.sampler.admit(run) == 2
+
+
+def test_in_order_claims_by_ordinal_whatever_came_first() -> None:
+    run = SampledRun(InOrder(G, max_staleness=1, max_lookahead=1), G)
+    first, second, third, _ = admitted(run, 4)
+    for group in (third, second, first):
+        run.commit(group)
+    assert run.sampler.select(run) == [first.ordinal, second.ordinal]
+
+
+def test_a_group_that_comes_back_waits_for_weights_that_are_fresh_enough() -> None:
+    run = SampledRun(InOrder(G, max_staleness=1, max_lookahead=1), G)
+    train(run, 1)
+    run.engines = [1, 1]
+    late, _ = admitted(run, 2)
+    assert late.stamp == 3
+    run.rewind(0)
+    assert not run.sampler.may_dispatch(run, late), (
+        "step 3 trains at version 2, version 0 is served"
+    )
+    train(run, 1)
+    assert not run.sampler.may_dispatch(run, late)
+    run.engines = [1, 1]
+    assert run.sampler.may_dispatch(run, late)
+
+
+# --- ready_first ---------------------------------------------------------------------------------
+
+
+def test_ready_first_keeps_a_place_for_the_oldest_in_flight() -> None:
+    run = SampledRun(ReadyFirst(G, max_staleness=1), G)
+    old, *rest = admitted(run, 4)
+    for group in rest[:G]:
+        run.commit(group)
+    run.claim()
+    run.serve(0)
+    run.serve(1)
+    fresh = admitted(run, 2)
+    for group in fresh:
+        run.commit(group)
+    assert old.bound_version == 0
+    assert run.sampler.select(run) == [], "both places belong to the two groups of version 0"
+    run.commit(rest[-1])
+    assert run.sampler.select(run) == [rest[-1].ordinal]
+
+
+def test_ready_first_takes_what_came_first_when_there_is_room_for_all() -> None:
+    run = SampledRun(ReadyFirst(G, max_staleness=3), G)
+    groups = admitted(run, 6)
+    for group in reversed(groups):
+        run.commit(group)
+    assert run.sampler.select(run) == [5, 4]
+
+
+# --- weight_fifo ---------------------------------------------------------------------------------
+
+
+def test_weight_fifo_waits_for_the_oldest_version_in_flight() -> None:
+    run = SampledRun(WeightFifo(G, max_staleness=2), G)
+    old, *others = admitted(run, 6)
+    for group in others[:G]:
+        run.commit(group)
+    run.claim()
+    run.serve(0)
+    run.serve(1)
+    fresh = admitted(run, 2)
+    for group in fresh:
+        run.commit(group)
+    assert run.sampler.select(run) == []
+    run.commit(others[3])
+    assert run.sampler.select(run) == [others[3].ordinal], "of the oldest version itself"
+    for group in (others[2], others[4], old):
+        run.commit(group)
+    assert run.sampler.select(run) == [others[3].ordinal, others[2].ordinal]
+
+
+# --- windowed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("freshest_first", "chosen"), [(False, [0, 1]), (True, [2, 3])])
+def test_windowed_takes_the_first_to_arrive_or_the_freshest(
+    freshest_first: bool, chosen: list[int]
+) -> None:
+    run = SampledRun(Windowed(G, 1, 2.0, freshest_first=freshest_first), G)
+    old = admitted(run, 2)
+    run.engines[1] = run.trainer_version + 1  # a faster engine
+    fresh = admitted(run, 2, engine=1)
+    for group in (*old, *fresh):
+        run.commit(group)
+    assert run.sampler.select(run) == chosen
+
+
+def test_windowed_over_samples_and_evicts_what_is_late() -> None:
+    run = SampledRun(Windowed(G, max_staleness=0, over_sampling_ratio=1.5), G)
+    assert len(admitted(run, 9)) == run.sampler.reach == 3
+    for group in run.in_flight:
+        run.commit(group)
+    run.claim()
+    assert run.sampler.stale(run) == [2]
+
+
+def test_windowed_foresees_who_comes_too_late() -> None:
+    run = SampledRun(Windowed(G, max_staleness=1, over_sampling_ratio=2.0), G)
+    groups = admitted(run, 8)
+    for group in groups[:3]:
+        run.commit(group)
+    assert run.sampler.doomed(run, foreseen=True) == [], "one place is left in the second step"
+    run.commit(groups[3])
+    assert run.sampler.doomed(run, foreseen=True) == [4, 5, 6, 7]
+    assert run.sampler.doomed(run, foreseen=False) == []
+
+
+def test_windowed_generates_nothing_that_would_be_too_old_at_once() -> None:
+    run = SampledRun(Windowed(1, max_staleness=0), 1)
+    run.commit(admitted(run, 1)[0])
+    run.claim()
+    assert run.trainer_version == 1
+    assert run.sampler.admit(run) is None, "version 0 is still served"
+    run.engines = [1, 1]
+    assert run.sampler.admit(run) is not None
+
+
+# --- cost ----------------------------------------------------------------------------------------
+
+
+class Counted(OrderedDict[int, Group]):
+    """Counts the groups that somebody walks over."""
+
+    walked = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for ordinal in super().__iter__():
+            self.walked += 1
+            yield ordinal
+
+    def values(self) -> Any:
+        return (self[ordinal] for ordinal in self)
+
+
+@pytest.mark.parametrize("make", [*POLICIES, freshest])
+def test_what_a_policy_looks_at_does_not_grow_with_the_groups_outstanding(
+    make: Callable[[int], Sampler],
+) -> None:
+    walked = list[int]()
+    for groups in (20, 2000):
+        run = SampledRun(make(3), G)
+        ledger = run.ledger
+        for ordinal in range(groups):
+            group = ledger.groups[ledger.admit(1 + ordinal // G)]
+            run.engines[0] = ordinal * 2 // groups  # the older half of version 0
+            run.dispatch(group)
+            if ordinal % 2 == 0:
+                run.commit(group)
+        ledger.ready = Counted(ledger.ready)
+        for index in (ledger.ready_at, ledger.ready_for, ledger.in_flight_at):
+            index.update({key: Counted(held) for key, held in index.items()})
+        run.sampler.select(run)
+        run.sampler.admit(run)
+        run.sampler.stale(run)
+        run.sampler.doomed(run, foreseen=False)
+        indices = (ledger.ready_at, ledger.ready_for, ledger.in_flight_at)
+        held = [ledger.ready, *(held for index in indices for held in index.values())]
+        walked.append(sum(each.walked for each in held if isinstance(each, Counted)))
+    assert walked[0] == walked[1] <= 2 * G + 2
+
+
+def test_ready_first_skips_a_version_that_has_to_wait_as_a_whole() -> None:
+    run = SampledRun(ReadyFirst(G, max_staleness=0), G)
+    admitted(run, 1)
+    run.engines = [1, 1]
+    for _ in range(1000):
+        group = run.ledger.groups[run.ledger.admit(NEVER)]
+        run.dispatch(group)
+        run.commit(group)
+    newer = run.ledger.ready_at[1] = Counted(run.ledger.ready_at[1])
+    assert run.sampler.select(run) == [1], "the other place is for the older group in flight"
+    assert newer.walked <= 2

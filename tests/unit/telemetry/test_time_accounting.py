@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.telemetry.metrics import require_declared
 from offbeat.telemetry.time_accounting import (
+    CrowdAccount,
     GeneratorTime,
+    Laps,
     TimeAccount,
     TrainerTime,
     Verdict,
     added,
+    busy_metrics,
     fractions,
     verdict,
 )
@@ -85,6 +89,48 @@ def test_a_fleet_is_the_sum_of_its_engines() -> None:
     assert fractions({"compute": 3.0, "sync": 1.0, "other": 0.0}) == {"compute": 0.75, "sync": 0.25}
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(CATEGORIES), st.sampled_from(CATEGORIES), st.integers(0, 9), durations_s)
+    )
+)  # fmt: skip
+def test_every_moment_of_every_actor_of_a_crowd_belongs_to_one_category(
+    plan: list[tuple[TrainerTime, TrainerTime, int, float]],
+) -> None:
+    clock = Clock()
+    crowd, wanted = CrowdAccount(clock), dict[str, float]()
+    places = [CATEGORIES[0]] * 10
+    crowd.add(CATEGORIES[0], 10)
+    for before, after, most, duration_s in plan:
+        moving = [n for n, place in enumerate(places) if place is before][:most]
+        crowd.switch(before, after, len(moving))
+        for number in moving:
+            places[number] = after
+        for place in places:
+            wanted[place] = wanted.get(place, 0.0) + duration_s
+        clock.now_s += duration_s
+    assert {k: v for k, v in crowd.seconds().items() if v} == {k: v for k, v in wanted.items() if v}
+    assert sum(crowd.seconds().values()) == 10 * (clock.now_s - 100.0)
+
+
+def test_a_lap_takes_a_late_report_as_far_as_it_has_room_for_it() -> None:
+    laps = Laps("compute", "episodes")
+    assert laps.take({"compute": 0.0, "episodes": 5.0}) == {"compute": 0.0, "episodes": 5.0}
+    assert laps.take({"compute": 4.0, "episodes": 2.0}) == {"compute": 1.0, "episodes": 0.0}
+    assert laps.take({"compute": 4.0, "episodes": 6.0}) == {"compute": 3.0, "episodes": 1.0}
+
+
+def test_the_busy_metrics_are_declared_and_say_what_nobody_accounts_for() -> None:
+    metrics = busy_metrics({T.COMPUTE: 3, T.OTHER: 1}, {G.COMPUTE: 1, G.EPISODES: 1})
+    require_declared(metrics)
+    assert metrics == {
+        "busy/trainer_fraction": 0.75,
+        "busy/generator_fraction": 0.5,
+        "busy/trainer_unattributed_fraction": 0.25,
+        "busy/generator_unattributed_fraction": 0.0,
+    }
+
+
 T, G = TrainerTime, GeneratorTime
 
 
@@ -98,6 +144,14 @@ T, G = TrainerTime, GeneratorTime
         ({T.COMPUTE: 9, T.WAITING_WEIGHTS: 1}, {G.COMPUTE: 5, G.SYNC: 5}, 0.0, Verdict.SYNC),
         ({T.COMPUTE: 95, T.WAITING_GROUPS: 5}, {G.COMPUTE: 9, G.WAITING_GATE: 1}, 0.0, Verdict.BALANCED),
         ({}, {}, 0.0, Verdict.BALANCED),
+        # An incident, and what only follows from it.
+        ({T.COMPUTE: 4, T.INCIDENT: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Verdict.INCIDENT),
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 4, G.INCIDENT: 6}, 0.0, Verdict.INCIDENT),
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 88, G.INCIDENT: 12}, 0.0, Verdict.GENERATORS),
+        # An operator's pause is nobody's fault.
+        ({T.COMPUTE: 4, T.WAITING_GATE: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Verdict.BALANCED),
+        ({T.COMPUTE: 7, T.SYNC: 3}, {G.COMPUTE: 10}, 0.0, Verdict.SYNC),
+        ({T.COMPUTE: 10}, {G.COMPUTE: 7, G.WAITING_WEIGHTS: 3}, 0.0, Verdict.SYNC),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_cause_of_the_longest_waiting(

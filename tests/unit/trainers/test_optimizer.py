@@ -1,6 +1,5 @@
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing(bad: float) -> None:
     layer.weight.grad = torch.full_like(layer.weight, bad)
     assert not optimizer.step(1.0, 0.1).applied
     assert torch.equal(layer.weight, before)
-    assert optimizer.state()["adamw"]["state"] == {}
+    assert optimizer.tensors() == {}
 
 
 def test_small_steps_in_bfloat16_add_up_in_the_masters() -> None:
@@ -104,24 +103,6 @@ def test_a_step_reports_the_rate_it_was_taken_with(
     trainer = trainer_of(optimizer=options, total_steps=4)
     seen = [trainer.train(*step_data, LossSpec()).learning_rate for _ in range(4)]
     assert seen == [1.0, 0.75, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_trainer_restored_from_disk_goes_on_bit_for_bit(
-    tmp_path: Path, trainer_of: MakeTrainer, step_data: Step, dtype: str
-) -> None:
-    options = {"schedule": "cosine", "warmup_steps": 1}
-    trainer = trainer_of(dtype=dtype, optimizer=options)
-    for _ in range(2):
-        trainer.train(*step_data, LossSpec())
-    trainer.save(tmp_path / "model")
-    trainer.save_state(tmp_path / "state.pt")
-    restored = trainer_of(tmp_path / "model", dtype=dtype, optimizer=options)
-    restored.load_state(tmp_path / "state.pt")
-    results = [each.train(*step_data, LossSpec()) for each in (trainer, restored)]
-    assert restored.weights_digest() == trainer.weights_digest()
-    assert results[0].learning_rate == results[1].learning_rate
-    assert restored.steps_applied == 3
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -24,7 +24,7 @@ def run_step(
     trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, number: int = 1
 ) -> StepResult:
     groups, advantages = step
-    key = StepKey(number, 1, 0)
+    key = StepKey(number, number, 0)
     trainer.begin_train_step(key, loss)
     for part in np.array_split(np.arange(len(groups)), chunks):
         key = key.next()
@@ -176,18 +176,18 @@ def test_an_aborted_step_leaves_no_trace(trainer_of: MakeTrainer, step_data: Ste
         run_step(trainer, step_data, LossSpec(), 2)
     rng = torch.get_rng_state()
 
-    disturbed.begin_train_step(StepKey(2, 1, 0), BY_SEQUENCES)
-    disturbed.train_microbatch(StepKey(2, 1, 1), groups[:3], advantages[:3])
+    disturbed.begin_train_step(StepKey(2, 2, 0), BY_SEQUENCES)
+    disturbed.train_microbatch(StepKey(2, 2, 1), groups[:3], advantages[:3])
     torch.rand(3)
-    disturbed.abort_train_step(StepKey(2, 1, 0))
-    disturbed.abort_train_step(StepKey(2, 1, 0))
+    disturbed.abort_train_step(StepKey(2, 2, 0))
+    disturbed.abort_train_step(StepKey(2, 2, 0))
     assert torch.equal(torch.get_rng_state(), rng)
     assert all(each.grad is None for each in disturbed.module.parameters())
     assert disturbed.weights_digest() == undisturbed.weights_digest()
 
-    disturbed.begin_train_step(StepKey(2, 2, 0), LossSpec())
-    disturbed.train_microbatch(StepKey(2, 2, 1), groups, advantages)
-    disturbed.finish_train_step(StepKey(2, 2, 2))
+    disturbed.begin_train_step(StepKey(2, 3, 0), LossSpec())
+    disturbed.train_microbatch(StepKey(2, 3, 1), groups, advantages)
+    disturbed.finish_train_step(StepKey(2, 3, 2))
     run_step(undisturbed, step_data, LossSpec(), 1, number=2)
     assert disturbed.weights_digest() == undisturbed.weights_digest()
 

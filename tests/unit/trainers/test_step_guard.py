@@ -41,7 +41,7 @@ def test_replies_outlive_finish_until_the_next_attempt_begins(guard: StepGuard) 
     assert not guard.is_open
     assert guard.once(key(1, 1, 2), Call.FINISH, never) == "done"
     assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
-    guard.once(key(2), Call.BEGIN, lambda: None)
+    guard.once(key(2, 2), Call.BEGIN, lambda: None)
     with pytest.raises(StepOutOfOrder):
         guard.once(key(1, 1, 2), Call.FINISH, never)
 
@@ -112,15 +112,44 @@ def test_an_abort_after_finish_keeps_the_stored_result(guard: StepGuard) -> None
     assert guard.once(key(1, 1, 2), Call.FINISH, never) == "done"
 
 
+def test_an_older_step_is_taken_again_under_a_newer_attempt() -> None:
+    guard = StepGuard()
+    guard.once(key(9, 4), Call.BEGIN, lambda: None)
+    guard.once(key(9, 4, 1), Call.FINISH, lambda: "done")
+    guard.once(key(3, 5), Call.BEGIN, lambda: None)
+    guard.abort(key(3, 5))
+    with pytest.raises(StepOutOfOrder, match="of an attempt after 5"):
+        guard.once(key(10, 5), Call.BEGIN, never)
+    guard.once(key(3, 6), Call.BEGIN, lambda: None)
+
+
+def test_closing_forgets_replies_and_what_is_open_but_not_which_attempts_were(
+    guard: StepGuard,
+) -> None:
+    guard.close()
+    assert not guard.is_open
+    for known in (key(1), key(1, 1, 1), key(1, 1, 2)):
+        with pytest.raises(StepOutOfOrder):
+            guard.once(known, Call.BEGIN if known.seq == 0 else Call.MICROBATCH, never)
+    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+
+
+def test_closing_mends_a_broken_attempt(guard: StepGuard) -> None:
+    with pytest.raises(OSError, match="boom"):
+        guard.once(key(1, 1, 2), Call.FINISH, boom)
+    guard.close()
+    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+
+
 class AnyOrderOfCalls(RuleBasedStateMachine):
-    """Whatever is called in whatever order, no key runs twice, and keys run in ascending order."""
+    """Whatever is called in whatever order, no key runs twice, and attempts run in ascending order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.guard = StepGuard()
         self.ran = list[StepKey]()
 
-    keys = st.builds(StepKey, st.integers(1, 3), st.integers(1, 2), st.integers(0, 3))
+    keys = st.builds(StepKey, st.integers(1, 2), st.integers(1, 3), st.integers(0, 3))
 
     @rule(any_key=keys, call=st.sampled_from(Call), fails=st.booleans())
     def call(self, any_key: StepKey, call: Call, fails: bool) -> None:
@@ -142,10 +171,15 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
     def abort(self, any_key: StepKey) -> None:
         self.guard.abort(any_key)
 
+    @rule()
+    def close(self) -> None:
+        self.guard.close()
+
     @invariant()
     def keys_ran_once_and_in_order(self) -> None:
-        order = [(each.step, each.attempt, each.seq) for each in self.ran]
+        order = [(each.attempt, each.seq) for each in self.ran]
         assert order == sorted(set(order))
+        assert len({each.attempt for each in self.ran}) == len({e.attempt_id for e in self.ran})
 
 
 TestAnyOrderOfCalls = AnyOrderOfCalls.TestCase

@@ -92,10 +92,26 @@ def test_prepared_logprobs_agree_with_the_engine(step_data: Step) -> None:
         assert np.array_equal(prepared["policy_logprobs"], group["generation_logprobs"])
 
 
-def test_a_saved_stub_goes_on_where_it_was(tmp_path: Path, step_data: Step) -> None:
+def test_a_restored_stub_goes_on_where_it_was(tmp_path: Path, step_data: Step) -> None:
     trainer, restored = stub(), stub()
     trainer.train(*step_data, LossSpec())
-    trainer.save_state(tmp_path / "state.json")
-    restored.load_state(tmp_path / "state.json")
+    trainer.save_state(tmp_path)
+    restored.load_state(tmp_path)
+    results = [each.train(*step_data, LossSpec()) for each in (trainer, restored)]
+    assert results[0] == results[1]
     assert restored.weights_digest() == trainer.weights_digest()
-    assert restored.steps_applied == 1
+    assert restored.steps_applied == 2
+
+
+def test_a_stub_that_is_reset_is_a_new_one(step_data: Step) -> None:
+    trainer, new = stub(), stub()
+    run_in_chunks(trainer, step_data, [[0, 1]])
+    trainer.begin_train_step(StepKey(2, 2, 0), LossSpec())
+    trainer.train_microbatch(StepKey(2, 2, 1), *step_data)
+    trainer.reset()
+    assert (trainer.steps_applied, trainer.last_applied) == (0, None)
+    trainer.begin_train_step(StepKey(1, 3, 0), LossSpec())
+    trainer.train_microbatch(StepKey(1, 3, 1), *step_data)
+    trainer.finish_train_step(StepKey(1, 3, 2))
+    new.train(*step_data, LossSpec())
+    assert trainer.weights_digest() == new.weights_digest()

@@ -1,6 +1,6 @@
+from collections.abc import Iterator
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from offbeat.transfer_queue.index import QueueIndex, StaleHandle
 
@@ -37,24 +37,21 @@ def test_columns_for_a_cleared_group_are_refused() -> None:
         index.add_columns(7, 1, ("policy_logprobs",), 5, "second")
 
 
-@given(st.lists(st.tuples(st.sampled_from("pac"), st.integers(0, 4), st.integers(1, 3))))
-def test_bytes_held_are_those_of_the_groups_held(moves: list[tuple[str, int, int]]) -> None:
-    index, model = QueueIndex(), dict[int, dict[int, int]]()
-    for move, ordinal, attempt in moves:
-        held = model.get(ordinal)
-        try:
-            if move == "p":
-                index.put(ordinal, attempt, ("a",), attempt, object())
-                model[ordinal] = {0: attempt, 1: attempt}
-            elif move == "a":
-                index.add_columns(ordinal, attempt, ("b",), 100, object())
-                assert held is not None
-                held[2] = 100
-            else:
-                index.clear((ordinal,))
-                model.pop(ordinal, None)
-        except StaleHandle:
-            refused_put = move == "p" and held is not None and held[0] >= attempt
-            assert refused_put or (move == "a" and (held is None or held[0] != attempt))
-    sizes = [sum(v for k, v in entry.items() if k) for entry in model.values()]
-    assert index.bytes_held == sum(sizes) and len(index) == len(model)
+def test_the_same_put_again_is_refused_and_changes_nothing() -> None:
+    index = QueueIndex()
+    index.put(7, 1, ("response_ids",), 10, "first")
+    with pytest.raises(StaleHandle):
+        index.put(7, 1, ("response_ids",), 10, "again")
+    assert index.payloads(7) == ("first",) and index.bytes_held == 10
+
+
+def test_a_put_that_fails_leaves_what_was_there() -> None:
+    def broken() -> Iterator[str]:
+        yield "response_ids"
+        raise ConnectionError
+
+    index = QueueIndex()
+    index.put(7, 1, ("response_ids",), 10, "old")
+    with pytest.raises(ConnectionError):
+        index.put(7, 2, broken(), 25, "new")
+    assert index.payloads(7) == ("old",) and index.bytes_held == 10

@@ -9,6 +9,7 @@ import xxhash
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.weight_sync.source import as_bytes, named_weights
 
@@ -46,6 +47,18 @@ def weights_digest(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(as_bytes(tensor).cpu().numpy().data)
     return digest.hexdigest()
+
+
+def identity(model: PreTrainedModel) -> Identity:
+    """Whose state this model's is: names, shapes and types of its weights, in order."""
+    digest, count = xxhash.xxh3_128(), 0
+    for name, tensor in named_weights(model):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        count += tensor.numel()
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Identity(
+        "torch", f"{type(model).__name__} of {count:,} {dtype} weights", digest.hexdigest()
+    )
 
 
 def linear_to_pair_ratio(model: PreTrainedModel) -> float:

@@ -4,16 +4,17 @@ Half-precision parameters get a float32 master each: gradients are added up and 
 there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its type.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.config.training import OptimizerConfig
 
-State = dict[str, Any]
+_MASTER: Final = "master/"
+_MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -30,7 +31,8 @@ class Optimizer:
 
     def __init__(self, module: nn.Module, config: OptimizerConfig) -> None:
         self._config = config
-        self._parameters = [each for each in module.parameters() if each.requires_grad]
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        self._names, self._parameters = list(trained), list(trained.values())
         self._masters = [_master(each) for each in self._parameters]
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
@@ -74,31 +76,45 @@ class Optimizer:
             master.grad = None
 
     @torch.no_grad()
-    def reload_masters(self) -> None:
-        """Take the module's weights over, after somebody else wrote them."""
+    def reset(self) -> None:
+        """Be as new, after somebody else wrote the module's weights."""
+        self.drop_gradients()
+        self._adamw.state.clear()
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
                 master.copy_(parameter)
 
-    def state(self) -> State:
-        """Moments, and masters where there are any."""
-        return {
-            "adamw": self._adamw.state_dict(),
-            "masters": [m.detach() for m in self._own_masters],
-        }
+    def tensors(self) -> dict[str, Tensor]:
+        """Moments, and masters where there are any, by what they are and the parameter's name."""
+        tensors = dict[str, Tensor]()
+        for name, parameter, master in self._named():
+            if master is not parameter:
+                tensors[f"{_MASTER}{name}"] = master.detach()
+            for kind, value in self._adamw.state.get(master, {}).items():
+                tensors[f"{kind}/{name}"] = value
+        return tensors
 
     @torch.no_grad()
-    def load(self, state: State) -> None:
-        """Take up a state made by ``state`` with the same parameters in the same order."""
-        self._adamw.load_state_dict(state["adamw"])
-        for master, saved in zip(self._own_masters, state["masters"], strict=True):
-            master.copy_(saved)
-        self._write_back()
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Take up ``tensors`` of the same parameters; the module's weights are somebody else's business."""
+        self.drop_gradients()
+        self._adamw.state.clear()
+        for name, parameter, master in self._named():
+            if master is not parameter:
+                master.copy_(saved[f"{_MASTER}{name}"])
+            moments = {kind: saved.get(f"{kind}/{name}") for kind in _MOMENTS}
+            for kind, value in moments.items():
+                if value is not None:
+                    self._adamw.state[master][kind] = value.to(master.device)
 
     @property
-    def _own_masters(self) -> list[Tensor]:
-        pairs = zip(self._parameters, self._masters, strict=True)
-        return [master for parameter, master in pairs if master is not parameter]
+    def state_nbytes(self) -> int:
+        """Of ``tensors`` once every parameter has moments."""
+        own = sum(m.nbytes for _, p, m in self._named() if m is not p)
+        return own + 2 * sum(each.nbytes for each in self._masters)
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        return zip(self._names, self._parameters, self._masters, strict=True)
 
     @torch.no_grad()
     def _write_back(self) -> None:

@@ -5,13 +5,12 @@ tokens or sequences of the whole step. So a step does not depend on how its grou
 chunks, and ``train`` is the same step in one call.
 """
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,12 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.actors.trainers.step_guard import Call, StepGuard
+from offbeat.actors.trainers.checkpoint_manifest import Identity
+from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
 from offbeat.actors.trainers.torch_backend.accumulate import StepSums
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
 from offbeat.actors.trainers.torch_backend.inputs import loss_tokens
 from offbeat.actors.trainers.torch_backend.model import (
     check_shared_prompt,
+    identity,
     linear_to_pair_ratio,
     load_model,
     load_reference,
@@ -39,16 +40,17 @@ from offbeat.actors.trainers.torch_backend.rows import (
     plan_rows,
 )
 from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.actors.trainers.torch_backend.state_files import save_tensors, saved_tensors
 from offbeat.algorithms.losses import LOSSES
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
-from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
 from offbeat.weight_sync.source import named_weights
 
-Advantages = Sequence[Sequence[float]]
-LogprobColumns = dict[str, NDArray[np.float32]]
+WEIGHTS: Final = "weights.safetensors"
+OPTIMIZER: Final = "optimizer.safetensors"
+_RNG: Final = "rng"
 
 
 @dataclass(slots=True)
@@ -57,8 +59,8 @@ class _OpenStep:
     rng: Tensor  # torch's CPU generator as begin found it
 
 
-class TorchTrainer:
-    """One model, one optimizer, one step at a time. Not safe to call from two threads."""
+class TorchTrainer(SplitStep):
+    """One model, one optimizer, one step at a time. Its weights are the same tensors for life."""
 
     def __init__(
         self,
@@ -83,65 +85,17 @@ class TorchTrainer:
         Raises:
             UnsupportedModel: ``trainer.shared_prompt`` with a model that cannot have it.
         """
+        super().__init__()
         torch.manual_seed(seed)
-        self.model_path = Path(model_path)
+        self._seed, self.model_path = seed, Path(model_path)
         self._reference_path = Path(reference_path or model_path)
         self._config, self._model_config, self._total_steps = trainer, model, total_steps
-        self._model = self._load(load_model, self.model_path)
+        self._model = self._load_model(load_model, self.model_path)
         if trainer.shared_prompt:
             check_shared_prompt(self._model)
         self._ratio_tokens = linear_to_pair_ratio(self._model)
         self._optimizer = Optimizer(self._model, trainer.optimizer)
-        self._guard = StepGuard()
         self._open: _OpenStep | None = None
-        self.steps_applied = 0
-        self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
-
-    # --- the split step --------------------------------------------------------------------------
-
-    def begin_train_step(self, key: StepKey, loss: LossSpec) -> None:
-        """Open a step with no gradients. Keys: ``offbeat.actors.trainers.step_guard``."""
-        self._guard.once(key, Call.BEGIN, lambda: self._begin(loss))
-
-    def train_microbatch(
-        self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
-    ) -> ChunkResult:
-        """Add a chunk's gradient to the open step's sum.
-
-        Args:
-            key: The next of the step.
-            groups: Their columns, with those the loss needs.
-            advantages: One a sample of each group.
-        """
-        return self._guard.once(key, Call.MICROBATCH, lambda: self._accumulate(groups, advantages))
-
-    def finish_train_step(self, key: StepKey) -> StepResult:
-        """Normalise, clip, check, step. Not applied: weights, moments and schedule are untouched."""
-        result = self._guard.once(key, Call.FINISH, self._finish)
-        if result.applied:
-            self.last_applied = key
-        return result
-
-    def abort_train_step(self, key: StepKey) -> None:
-        """Drop the open step, if any: the trainer is as it was before its begin."""
-        if self._guard.abort(key) and self._open is not None:
-            self._optimizer.drop_gradients()
-            torch.set_rng_state(self._open.rng)
-            self._open = None
-
-    def train(
-        self, groups: Sequence[Columns], advantages: Advantages, loss: LossSpec
-    ) -> StepResult:
-        """A whole step in one call, with the same result as any split of it. Not while one is open."""
-        if self._guard.is_open:
-            raise RuntimeError("train() while a split step is open. Finish or abort it first")
-        self._begin(loss)
-        try:
-            self._accumulate(groups, advantages)
-            return self._finish()
-        finally:
-            self._optimizer.drop_gradients()
-            self._open = None
 
     # --- log-probabilities -----------------------------------------------------------------------
 
@@ -200,30 +154,48 @@ class TorchTrainer:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic."""
         save_model(self._model, directory, like=self.model_path)
 
-    def save_state(self, file: str | Path) -> None:
-        """Write moments, master weights and the place in the schedule to one file; atomic."""
-        target = Path(file)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, staged = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                state = {"steps": self.steps_applied, "optimizer": self._optimizer.state()}
-                torch.save(state, stream)
-            Path(staged).replace(target)
-        finally:
-            Path(staged).unlink(missing_ok=True)
+    @property
+    def identity(self) -> Identity:
+        return identity(self._model)
 
-    def load_state(self, file: str | Path) -> None:
-        """Go on from ``save_state``; the weights come from the directory of the same moment."""
-        state = torch.load(file, map_location=self._config.device, weights_only=True)
-        self._optimizer.load(state["optimizer"])
-        self.steps_applied = state["steps"]
+    @property
+    def state_nbytes(self) -> int:
+        weights = sum(each.nbytes for _, each in self.named_weights())
+        return weights + self._optimizer.state_nbytes
+
+    def _save(self, directory: Path) -> None:
+        save_tensors(dict(self.named_weights()), directory / WEIGHTS)
+        others = {_RNG: torch.get_rng_state(), **self._optimizer.tensors()}
+        save_tensors(others, directory / OPTIMIZER)
+
+    @torch.no_grad()
+    def _load(self, directory: Path) -> None:
+        with saved_tensors(directory / WEIGHTS) as saved:
+            for name, tensor in self.named_weights():
+                tensor.copy_(saved[name])
+        with saved_tensors(directory / OPTIMIZER) as saved:
+            self._optimizer.load(saved)
+            torch.set_rng_state(saved[_RNG])
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        torch.manual_seed(self._seed)
+        initial = dict(named_weights(self._load_model(load_model, self.model_path)))
+        for name, tensor in self.named_weights():
+            tensor.copy_(initial[name])
+        self._optimizer.reset()
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _begin(self, loss: LossSpec) -> None:
         self._open = _OpenStep(StepSums(loss), torch.get_rng_state())
         self._optimizer.drop_gradients()
+
+    def _drop(self) -> None:
+        self._optimizer.drop_gradients()
+        if self._open is not None:
+            torch.set_rng_state(self._open.rng)
+            self._open = None
 
     def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
         started, sums = time.perf_counter(), self._step.sums
@@ -290,9 +262,9 @@ class TorchTrainer:
 
     @cached_property
     def _reference(self) -> PreTrainedModel:
-        return self._load(load_reference, self._reference_path)
+        return self._load_model(load_reference, self._reference_path)
 
-    def _load(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
+    def _load_model(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
         config = self._model_config
         return load(
             path,

@@ -1,0 +1,45 @@
+"""Tensors by name in a safetensors file: no code runs when one is read."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write them, from whatever device they are on.
+
+    Raises:
+        OSError: The disk refused; safetensors has a class of its own for it.
+    """
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    except SafetensorError as error:
+        raise OSError(f"{file}: {error}") from error
+
+
+@contextmanager
+def saved_tensors(file: Path) -> Iterator[Mapping[str, Tensor]]:
+    """The tensors of a file, on the CPU; each is read when it is asked for."""
+    with safe_open(file, framework="pt") as opened:
+        yield _Saved(opened)
+
+
+class _Saved(Mapping[str, Tensor]):
+    def __init__(self, opened: Any) -> None:  # noqa: ANN401 -- safetensors does not type it
+        self._opened, self._names = opened, dict.fromkeys(opened.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._opened.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,378 @@
+"""Where every prompt group is, as the fold of the journal's events. Pure: no I/O, clock, asyncio."""
+
+import enum
+from collections import OrderedDict
+from typing import TypeVar
+
+import msgspec
+
+from offbeat.controller.events import (
+    Admitted,
+    AnyEvent,
+    Checkpointed,
+    Claimed,
+    Committed,
+    Dispatched,
+    Dropped,
+    Opened,
+    Released,
+    Returned,
+    Rewound,
+    Served,
+    StepApplied,
+    StepIntent,
+    StepRefused,
+    Unclaimed,
+)
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.policy import NEVER
+
+K = TypeVar("K")
+
+
+class Place(enum.StrEnum):
+    """The places of a group that is neither trained nor dropped."""
+
+    ADMITTED = "admitted"
+    IN_FLIGHT = "in_flight"
+    READY = "ready"
+    TRAINING = "training"
+
+
+class Group(msgspec.Struct):
+    """One prompt group between admission and its end."""
+
+    ordinal: int
+    stamp: int  # target step, or NEVER
+    place: Place = Place.ADMITTED
+    attempt: int = 0  # of the last dispatch
+    engine: str = ""
+    bound_version: int = -1  # no token is older; -1 while admitted
+    receipt: Receipt | None = None
+    tokens: int = 0  # of the receipt
+    arrival: int = 0  # commits before its own
+    failures: dict[str, int] = {}  # by kind; msgspec copies it for each instance
+
+
+class AppliedStep(msgspec.Struct, frozen=True):
+    """A step that a rewind may still undo."""
+
+    step: int
+    version: int  # it made
+    ordinals: tuple[int, ...]
+    attempts: tuple[int, ...]
+    stamped: bool  # its groups were bound to it
+    shrunk: int  # groups it went without
+
+
+class Totals(msgspec.Struct):
+    """Counts over the whole run; what a rewind gave back is not trained any more."""
+
+    drawn: int = 0
+    trained: int = 0
+    evicted: int = 0
+    given_up: int = 0  # prompts dropped for failures, not by a filter
+    arrivals: int = 0
+    retried: dict[str, int] = {}  # by reason
+    dropped: dict[str, int] = {}  # by reason
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The books at one moment, so that a fold need not begin at the first event."""
+
+    run_id: str
+    incarnation: int
+    lineage: int
+    trainer_version: int
+    digest: str | None
+    intent: StepIntent | None
+    checkpoints: list[int]
+    shrunk: dict[int, int]
+    totals: Totals
+    history: list[AppliedStep]
+    groups: list[Group]  # training, ready, in flight, each in its order; then the others
+
+
+Held = OrderedDict[int, Group]
+"""Groups by ordinal, in the order they came.
+
+A plain dict that loses its oldest entry again and again steps over all that are gone each time it is
+read from the front.
+"""
+
+
+class Books:
+    """The state that a journal's events add up to.
+
+    Between events every drawn ordinal is in one place only::
+
+        drawn = admitted + in_flight + ready + training + trained + dropped
+
+    ``trainer_version`` rises by one per applied step, falls by a rewind, and never moves otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.run_id = ""
+        self.incarnation = 0
+        self.lineage = 0
+        self.groups: dict[int, Group] = {}
+        self.ready: Held = OrderedDict()  # in arrival order
+        self.training: dict[int, Group] = {}  # in claim order
+        self.totals = Totals()
+        self.trainer_version = 0
+        self.digest: str | None = None  # of the weights last published
+        self.intent: StepIntent | None = None  # its outcome is not known
+        self.history: dict[int, AppliedStep] = {}  # by version, since the last checkpoint but one
+        self.checkpoints: list[int] = []  # versions that can be restored, of this lineage
+        self.in_flight = 0
+        self.admitted = 0
+        self.ready_tokens = 0  # prompt and response tokens of the ready groups
+        self.versions: dict[int, int] = {}  # in flight or ready, by bound version
+        self.stamped: dict[int, int] = {}  # admitted, in flight or ready, by target step
+        self.shrunk: dict[int, int] = {}  # by step, from the one in progress on
+        self.ready_at: dict[int, Held] = {}  # by bound version
+        self.ready_for: dict[int, Held] = {}  # by target step
+        self.in_flight_at: dict[int, Held] = {}  # by bound version
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that still have to be claimed."""
+        return self.admitted + self.in_flight + len(self.ready)
+
+    def counts(self) -> dict[str, int]:
+        """Groups by place; with trained and dropped they sum to drawn."""
+        return {
+            "drawn": self.totals.drawn,
+            "admitted": self.admitted,
+            "in_flight": self.in_flight,
+            "ready": len(self.ready),
+            "training": len(self.training),
+            "trained": self.totals.trained,
+        }
+
+    def __str__(self) -> str:
+        dropped = sum(self.totals.dropped.values())
+        return (
+            f"{self.admitted} groups admitted, {self.in_flight} in flight, {len(self.ready)} ready, "
+            f"{len(self.training)} training, {self.totals.trained} trained, {dropped} dropped"
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Everything a fold needs to go on from here.
+
+        It shares parts with these books: encode it before they change again.
+        """
+        first = {**self.training, **self.ready}
+        for dispatched in self.in_flight_at.values():
+            first |= dispatched
+        rest = [group for ordinal, group in self.groups.items() if ordinal not in first]
+        return Snapshot(
+            run_id=self.run_id,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            trainer_version=self.trainer_version,
+            digest=self.digest,
+            intent=self.intent,
+            checkpoints=self.checkpoints,
+            shrunk=self.shrunk,
+            totals=self.totals,
+            history=list(self.history.values()),
+            groups=[*first.values(), *rest],
+        )
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over a decoded snapshot; these books must be empty."""
+        self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
+        self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
+        self.digest, self.intent = snapshot.digest, snapshot.intent
+        self.checkpoints, self.shrunk = snapshot.checkpoints, snapshot.shrunk
+        self.totals = snapshot.totals
+        self.history = {step.version: step for step in snapshot.history}
+        for group in snapshot.groups:
+            self._add(group)
+
+    def apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
+        """Take in one event. It was legal when it was recorded; nothing is checked again."""
+        match event:
+            case Admitted():
+                self.totals.drawn += 1
+                self._add(Group(event.ordinal, event.stamp))
+            case Dispatched():
+                group = self.groups[event.ordinal]
+                group.attempt, group.engine = event.attempt, event.engine
+                self._move(group, Place.IN_FLIGHT, event.version)
+            case Returned():
+                self._returned(event)
+            case Committed():
+                group = self.groups[event.receipt.ordinal]
+                group.receipt, group.tokens = event.receipt, event.receipt.tokens
+                self._move(group, Place.READY, event.receipt.oldest_version)
+            case Claimed():
+                for ordinal in event.ordinals:
+                    group = self.groups[ordinal]
+                    self._move(group, Place.TRAINING, group.bound_version)
+            case Unclaimed():
+                self._unclaim()
+            case Dropped():
+                self._dropped(event)
+            case StepIntent():
+                self.intent = event
+            case StepApplied():
+                self._applied(event)
+            case StepRefused():
+                _count(self.totals.dropped, event.reason, len(self.training))
+                self._end_step()
+            case Checkpointed():
+                self._checkpointed(event.version)
+            case Rewound():
+                self._rewound(event)
+            case Released():
+                self.digest = event.digest
+            case Opened():
+                self.run_id, self.incarnation = event.run_id, event.incarnation
+            case Served():
+                pass  # the fleet's business; a reader of the journal wants to know
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def _returned(self, event: Returned) -> None:
+        group = self.groups[event.ordinal]
+        _count(group.failures, event.kind, 1)
+        if event.kind == "evicted":
+            self.totals.evicted += 1
+        else:
+            _count(self.totals.retried, event.reason, 1)
+        self._readmit(group)
+
+    def _dropped(self, event: Dropped) -> None:
+        self._leave(self.groups.pop(event.ordinal))
+        _count(self.totals.dropped, event.reason, 1)
+        self.totals.given_up += not event.filtered
+        if event.shrinks:
+            _count(self.shrunk, event.shrinks, 1)
+
+    def _applied(self, event: StepApplied) -> None:
+        trained = list(self.training.values())
+        self._end_step()
+        self.totals.trained += len(trained)
+        self.trainer_version = event.version
+        self.history[event.version] = AppliedStep(
+            step=event.step,
+            version=event.version,
+            ordinals=tuple(group.ordinal for group in trained),
+            attempts=tuple(group.attempt for group in trained),
+            stamped=any(group.stamp != NEVER for group in trained),
+            shrunk=self.shrunk.pop(event.step, 0),
+        )
+
+    def _checkpointed(self, version: int) -> None:
+        others = [made for made in self.checkpoints if made != version]
+        self.checkpoints = [*others[-1:], version]
+        oldest = self.checkpoints[0]
+        self.history = {made: step for made, step in self.history.items() if made > oldest}
+
+    def _rewound(self, event: Rewound) -> None:
+        to_version = event.to_version
+        self._unclaim()
+        for group in list(self.ready.values()):
+            if group.receipt is not None and group.receipt.newest_version > to_version:
+                self._readmit(group)
+        for version in [made for made in self.history if made > to_version]:
+            self._undo(self.history.pop(version))
+        self.trainer_version, self.lineage = to_version, event.lineage
+        self.checkpoints = [version for version in self.checkpoints if version <= to_version]
+
+    def _undo(self, step: AppliedStep) -> None:
+        self.totals.trained -= len(step.ordinals)
+        if step.shrunk:
+            _count(self.shrunk, step.step, step.shrunk)
+        stamp = step.step if step.stamped else NEVER
+        for ordinal, attempt in zip(step.ordinals, step.attempts, strict=True):
+            self._add(Group(ordinal, stamp, attempt=attempt))
+
+    def _unclaim(self) -> None:
+        for group in list(self.training.values()):
+            self._move(group, Place.READY, group.bound_version)
+        self.intent = None
+
+    def _end_step(self) -> None:
+        for ordinal in self.training:
+            del self.groups[ordinal]
+        self.training.clear()
+        self.intent = None
+
+    def _readmit(self, group: Group) -> None:
+        self._move(group, Place.ADMITTED, -1)
+        group.receipt, group.tokens = None, 0
+
+    # --- indices ---------------------------------------------------------------------------------
+
+    def _add(self, group: Group) -> None:
+        """A group enters the books, or comes back into them."""
+        self.groups[group.ordinal] = group
+        self._enter(group)
+
+    def _move(self, group: Group, place: Place, bound_version: int) -> None:
+        self._leave(group)
+        group.place, group.bound_version = place, bound_version
+        if place is Place.READY:
+            group.arrival = self.totals.arrivals
+            self.totals.arrivals += 1
+        self._enter(group)
+
+    def _leave(self, group: Group) -> None:
+        """Take a group out of its place's indices."""
+        match group.place:
+            case Place.ADMITTED:
+                self.admitted -= 1
+            case Place.IN_FLIGHT:
+                self.in_flight -= 1
+                _count(self.versions, group.bound_version, -1)
+                _take(self.in_flight_at, group.bound_version, group.ordinal)
+            case Place.READY:
+                del self.ready[group.ordinal]
+                self.ready_tokens -= group.tokens
+                _count(self.versions, group.bound_version, -1)
+                _take(self.ready_at, group.bound_version, group.ordinal)
+                _take(self.ready_for, group.stamp, group.ordinal)
+            case Place.TRAINING:
+                del self.training[group.ordinal]
+                return
+        _count(self.stamped, group.stamp, -1)
+
+    def _enter(self, group: Group) -> None:
+        match group.place:
+            case Place.ADMITTED:
+                self.admitted += 1
+            case Place.IN_FLIGHT:
+                self.in_flight += 1
+                _count(self.versions, group.bound_version, 1)
+                self.in_flight_at.setdefault(group.bound_version, OrderedDict())[group.ordinal] = (
+                    group
+                )
+            case Place.READY:
+                self.ready[group.ordinal] = group
+                self.ready_tokens += group.tokens
+                _count(self.versions, group.bound_version, 1)
+                self.ready_at.setdefault(group.bound_version, OrderedDict())[group.ordinal] = group
+                self.ready_for.setdefault(group.stamp, OrderedDict())[group.ordinal] = group
+            case Place.TRAINING:
+                self.training[group.ordinal] = group
+                return
+        _count(self.stamped, group.stamp, 1)
+
+
+def _count(counts: dict[K, int], key: K, change: int) -> None:
+    """Count, keeping no zeros: the dictionaries stay as small as what they describe."""
+    total = counts.get(key, 0) + change
+    if total:
+        counts[key] = total
+    else:
+        counts.pop(key, None)
+
+
+def _take(groups_at: dict[int, Held], key: int, ordinal: int) -> None:
+    held = groups_at[key]
+    del held[ordinal]
+    if not held:
+        del groups_at[key]

@@ -1,0 +1,59 @@
+"""When the trainer's state goes to disk, and what a failed save means."""
+
+from functools import partial
+
+import structlog
+
+from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.gang import Gang
+from offbeat.controller.state import RunState
+from offbeat.messages.failures import CheckpointFailed
+
+log = structlog.stdlib.get_logger()
+
+
+class Checkpoints:
+    """Saves what a lost trainer goes back to, every ``checkpoint.interval`` steps."""
+
+    def __init__(self, state: RunState, gang: Gang) -> None:
+        self._state, self._gang = state, gang
+        self.failed = 0
+
+    def is_due(self, version: int) -> bool:
+        interval = self._state.config.checkpoint.interval
+        return bool(interval) and version % interval == 0
+
+    async def save(self, version: int) -> None:
+        """Save this version.
+
+        A full or broken disk costs a checkpoint, not the run: it is counted, and those before stay.
+        """
+        state = self._state
+        state.reached(Failpoint.CHECKPOINTING)
+        with state.busy.saving():
+            try:
+                made = await self._gang.call(
+                    f"checkpoint of version {version}",
+                    partial(self._gang.trainer.save_checkpoint, state.fence, version),
+                    state.config.checkpoint.deadline_s,
+                )
+            except CheckpointFailed as failure:
+                self.failed += 1
+                log.error("checkpoint.failed", version=version, error=str(failure))  # noqa: TRY400
+                return
+        state.ledger.checkpointed(made.version, made.digest)
+        state.moved()
+        state.reached(Failpoint.CHECKPOINTED)
+
+    async def save_model(self) -> None:
+        """Keep the trained model; a run without an applied step has none."""
+        state, checkpoint = self._state, self._state.config.checkpoint
+        version = state.ledger.trainer_version
+        if not (checkpoint.final and version):
+            return
+        with state.busy.saving():
+            await self._gang.call(
+                f"model of version {version}",
+                partial(self._gang.trainer.save, state.fence, version),
+                checkpoint.deadline_s,
+            )

@@ -1,0 +1,171 @@
+"""The evaluation pump: scores held-out prompts at one weight version.
+
+    waits for                       woken by
+    a version to score              the train pump, every ``eval.interval`` steps
+    an engine that serves it        the sync pump; the engine is pinned to that version until the end
+
+A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
+afterwards. With one engine only, training waits for the evaluation, as long as its deadline.
+"""
+
+import asyncio
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NoReturn
+
+import structlog
+
+from offbeat.controller.fleet import Engine
+from offbeat.controller.ports import PromptSource, Rollouts, Telemetry
+from offbeat.controller.rollouts import group_seed
+from offbeat.controller.state import RunState
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError, RolloutFailed
+from offbeat.messages.groups import Receipt, RolloutTask
+
+log = structlog.stdlib.get_logger()
+
+
+class EvaluationFailed(OffbeatError):
+    """A version could not be scored; training is none the worse."""
+
+    def __init__(self, version: int, detail: str) -> None:
+        super().__init__(version, detail)
+        self.version, self.detail = version, detail
+
+    def __str__(self) -> str:
+        return f"version {self.version} could not be scored: {self.detail}"
+
+
+class Evaluation:
+    """At most one at a time; one asked for while another goes on is scored after it."""
+
+    def __init__(
+        self,
+        state: RunState,
+        prompts: PromptSource | None,
+        workers: Rollouts,
+        telemetry: Telemetry,
+    ) -> None:
+        self._state, self._prompts = state, prompts
+        self._workers, self._telemetry = workers, telemetry
+        self._asked: int | None = None
+        self._busy = False
+        self._engine: str | None = None  # pinned
+        self.done = 0
+        self.given_up = 0
+
+    def is_due(self, version: int) -> bool:
+        interval = self._state.config.eval.interval
+        return self._prompts is not None and bool(interval) and version % interval == 0
+
+    def ask(self, version: int) -> None:
+        """Score this version, or a newer one if the fleet has moved on before an engine is free."""
+        self._asked = version
+        self._state.moved()
+
+    async def settled(self) -> None:
+        """Return once nothing is left to score; an evaluation ends by its deadline."""
+        await self._state.until(
+            "train pump", "the evaluation", lambda: self._asked is None and not self._busy
+        )
+
+    async def run(self) -> NoReturn:
+        """The evaluation pump."""
+        state = self._state
+        while True:
+            await state.until(
+                "evaluation pump", "a version to score", lambda: self._asked is not None
+            )
+            self._busy, asked, self._asked = True, self._asked or 0, None
+            limit_s = state.config.eval.deadline_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    engine = await self._pinned(asked)
+                    await self._score(engine)
+            except (EvaluationFailed, TimeoutError) as failure:
+                self.given_up += 1
+                error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
+                log.warning("eval.given_up", version=asked, error=error)
+            finally:
+                self._busy = False
+                self._unpin()
+            state.moved()
+
+    async def _pinned(self, asked: int) -> Engine:
+        """An engine that serves the version asked for, or a newer one, and keeps serving it."""
+        state, fleet = self._state, self._state.fleet
+
+        def pinned() -> bool:
+            self._engine = self._engine or fleet.pin(max(asked, fleet.serving_version))
+            return self._engine is not None
+
+        await state.until("evaluation pump", f"an engine with version {asked}", pinned)
+        engine = fleet.engines[self._engine or ""]
+        state.engine_moved(engine.name)
+        return engine
+
+    def _unpin(self) -> None:
+        if self._engine is not None:
+            self._state.fleet.unpin(self._engine)
+            self._state.engine_moved(self._engine)
+            self._engine = None
+
+    async def _score(self, engine: Engine) -> None:
+        version = engine.version
+        async with asyncio.TaskGroup() as rollouts:
+            tasks = [rollouts.create_task(self._one(task, version)) for task in self._tasks(engine)]
+            if tasks:
+                await asyncio.wait(tasks)
+        answers = [task.result() for task in tasks]
+        receipts = [answer for answer in answers if isinstance(answer, Receipt)]
+        if failed := [answer for answer in answers if not isinstance(answer, Receipt)]:
+            raise failed[0]
+        if receipts:
+            self._report(version, receipts)
+
+    def _tasks(self, engine: Engine) -> list[RolloutTask]:
+        config, prompts = self._state.config, self._prompts
+        found = [] if prompts is None else [prompts.prompt(n) for n in range(config.eval.prompts)]
+        return [
+            RolloutTask(
+                prompt=prompt,
+                attempt=1,
+                samples=config.eval.samples,
+                engine=engine.name,
+                seed=group_seed(config.seed + 1, prompt.ordinal),
+                deadline_s=config.rollout.deadline_s,
+                evaluation=True,
+            )
+            for prompt in found
+            if prompt is not None
+        ]
+
+    async def _one(self, task: RolloutTask, version: int) -> Receipt | EvaluationFailed:
+        try:
+            receipt, _ = await self._state.call(
+                f"evaluation of prompt {task.ordinal}",
+                on=f"a worker and {task.engine}",
+                deadline_s=task.deadline_s,
+                reply=self._workers.rollout(self._state.fence, task),
+            )
+        except (ActorLost, DeadlineExceeded, RolloutFailed) as failure:
+            return EvaluationFailed(version, str(failure))
+        versions = {number for spans in receipt.version_spans for number, _ in spans}
+        if versions != {version} or not all(map(math.isfinite, receipt.rewards)):
+            return EvaluationFailed(version, f"prompt {task.ordinal} has tokens of {versions}")
+        return receipt
+
+    def _report(self, version: int, receipts: Sequence[Receipt]) -> None:
+        self.done += 1
+        rewards = [reward for receipt in receipts for reward in receipt.rewards]
+        lengths = [tokens for receipt in receipts for tokens in receipt.response_tokens]
+        metrics = {
+            "eval/reward": statistics.fmean(rewards),
+            "eval/samples": float(len(rewards)),
+            "eval/response_tokens_mean": statistics.fmean(lengths),
+            "eval/version": float(version),
+        }
+        state = self._state
+        self._telemetry.emit(state.step, state.ledger.trainer_version, metrics)
+        log.info("eval.done", version=version, reward=metrics["eval/reward"])

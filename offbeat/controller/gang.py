@@ -1,0 +1,97 @@
+"""The trainer's ranks as one: calls that find out that it is lost, and how it is replaced."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import structlog
+
+from offbeat.controller.errors import TrainerLost
+from offbeat.controller.ports import Trainer
+from offbeat.controller.state import RunState
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, StepOutOfOrder, TrainStepFailed
+from offbeat.messages.training import TrainerState
+
+log = structlog.stdlib.get_logger()
+T = TypeVar("T")
+_RETRY_S: Final = 0.25
+_ASKED: Final = 5  # times, within the deadline of a start
+
+
+class Gang:
+    """Every call to the trainer goes through here, so that a lost rank has one name: TrainerLost."""
+
+    def __init__(self, state: RunState, trainer: Trainer) -> None:
+        self._state, self.trainer = state, trainer
+
+    async def call(self, who: str, reply: Callable[[], Awaitable[T]], deadline_s: float) -> T:
+        """Await the trainer's answer.
+
+        Raises:
+            TrainerLost: A rank is gone, or did not answer in time.
+            TrainStepFailed: A living rank reports that its work failed.
+        """
+        state, clock = self._state, asyncio.get_running_loop().time
+        since = clock()
+        state.busy.call_opened()
+        try:
+            return await state.call(who, on="the trainer", deadline_s=deadline_s, reply=reply())
+        except (ActorLost, DeadlineExceeded) as failure:
+            raise TrainerLost(who, str(failure)) from failure
+        finally:
+            state.busy.call_answered()
+            state.trace.span(("rank", "0"), who, since, clock())
+            state.moved()
+
+    async def first_answer(self) -> TrainerState:
+        """Wait until the ranks are up.
+
+        Raises:
+            DeadlineExceeded: They are not within ``trainer.start_deadline_s``.
+        """
+        answer = await self._state.call(
+            "start of the trainer",
+            on="its first answer (is there room for it in the cluster?)",
+            deadline_s=self._state.config.trainer.start_deadline_s,
+            reply=self._until_up(),
+        )
+        log.info("trainer.ready", ranks=answer.ranks, version=answer.version)
+        return answer
+
+    async def replace(self) -> None:
+        """Kill all ranks and wait for new ones."""
+        await self.trainer.restart()
+        await self.first_answer()
+
+    async def restore(self, at_most: int) -> TrainerState:
+        """Have the ranks go back to the newest checkpoint of ``at_most`` or older."""
+        return await self.call(
+            f"restore of version {at_most} or older",
+            lambda: self.trainer.restore(self._state.fence, at_most),
+            self._state.config.checkpoint.deadline_s,
+        )
+
+    async def _until_up(self) -> TrainerState:
+        patience_s = self._state.config.trainer.start_deadline_s / _ASKED
+        while True:
+            try:
+                async with asyncio.timeout(patience_s):  # a lost call is asked again
+                    return await self.trainer.state(self._state.fence)
+            except (ActorLost, TimeoutError):
+                await asyncio.sleep(_RETRY_S)  # its owner is starting it
+
+
+def lost_step(failures: list[BaseException]) -> TrainerLost | None:
+    """The reason why an open step can only be undone by replacing the gang; None if there is none.
+
+    A failed ``finish`` is one: whether the optimizer has stepped, on every rank, is not known. So is
+    a trainer that knows nothing of the step: it has begun a new life unasked.
+    """
+    for failure in failures:
+        if isinstance(failure, TrainerLost):
+            return failure
+        if isinstance(failure, TrainStepFailed) and failure.during == "finish":
+            return TrainerLost("finish", str(failure))
+    if failures and all(isinstance(failure, StepOutOfOrder) for failure in failures):
+        return TrainerLost("a step", f"it knows nothing of the step: {failures[0]}")
+    return None

@@ -1,0 +1,26 @@
+"""The ledger's events on disk: what a new controller, ``replay`` and ``why`` know of a run.
+
+file_journal   appends on the event loop, barriers         frames   the bytes of a record
+files          segments and snapshots, off the loop        disk     system calls, one by one
+reading        all events; the ledger they add up to       errors   what can be wrong
+"""
+
+from offbeat.controller.journal.errors import (
+    JournalCorrupt,
+    JournalFailed,
+    JournalTaken,
+    JournalVersion,
+)
+from offbeat.controller.journal.file_journal import FileJournal, open_journal
+from offbeat.controller.journal.reading import read_journal, recover
+
+__all__ = [
+    "FileJournal",
+    "JournalCorrupt",
+    "JournalFailed",
+    "JournalTaken",
+    "JournalVersion",
+    "open_journal",
+    "read_journal",
+    "recover",
+]

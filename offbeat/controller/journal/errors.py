@@ -1,0 +1,61 @@
+"""What can be wrong with a journal. Each error names the file, the values, and what to do."""
+
+from offbeat.messages.failures import OffbeatError
+
+
+class JournalFailed(OffbeatError):
+    """The disk refused a write or an fsync: what it holds since the last barrier is not known."""
+
+    def __init__(self, file: str, problem: str) -> None:
+        super().__init__(file, problem)
+        self.file, self.problem = file, problem
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} cannot be written: {self.problem}. Free or repair the disk, then "
+            "resume the run: everything before the last barrier is there"
+        )
+
+
+class JournalTaken(OffbeatError):
+    """Another controller writes this journal; the newer one goes on, the other must end."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.file = file
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} belongs to another controller of this run. Only the one started "
+            "last goes on: end the other, or name another run directory"
+        )
+
+
+class JournalCorrupt(OffbeatError):
+    """A file of the journal was damaged after it was written; no crash leaves it so."""
+
+    def __init__(self, file: str, offset: int, problem: str) -> None:
+        super().__init__(file, offset, problem)
+        self.file, self.offset, self.problem = file, offset, problem
+
+    def __str__(self) -> str:
+        return (
+            f"journal {self.file} is damaged at byte {self.offset}: {self.problem}. Bring the file "
+            "back from a copy, or start a new run from the last checkpoint's model"
+        )
+
+
+class JournalVersion(OffbeatError):
+    """The journal was written by another version of this package."""
+
+    def __init__(self, file: str, what: str, found: int, known: int) -> None:
+        super().__init__(file, what, found, known)
+        self.file, self.what, self.found, self.known = file, what, found, known
+
+    def __str__(self) -> str:
+        newer = "a newer" if self.found > self.known else "an older"
+        return (
+            f"journal {self.file} has {self.what} {self.found}, this version of offbeat reads "
+            f"{self.known}. Go on with {newer} offbeat, the one that began the run, or start a new "
+            "run from the last checkpoint's model"
+        )

@@ -1,0 +1,184 @@
+"""The ledger's events on disk: appended on the event loop, written and fsynced off it.
+
+    append, snapshot -> queue -> sync, one at a time, in a thread -> events-000001.bin
+    barrier          -> waiters <- its end                           snapshot-000002.bin
+                                                                     events-000002.bin ...
+
+Who waits: ``barrier``, for a sync that began after it did. Who wakes it: the end of that sync. All
+barriers that wait when a sync begins share it. Without barriers a sync begins when ``FLUSH_BYTES``
+are queued. Files, from the top: ``reading``, ``files``, ``frames``.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from offbeat.controller.books import Books
+from offbeat.controller.journal.disk import SYSTEM_DISK, Disk
+from offbeat.controller.journal.errors import (
+    JournalFailed,
+    JournalTaken,
+)
+from offbeat.controller.journal.files import Rotation, Segments
+from offbeat.controller.ledger import Ledger
+
+FLUSH_BYTES: Final = 256 * 1024
+_PATIENCE_S: Final = 0.7  # with a sync under way, twice; an abnormal end has two seconds
+
+RunBlocking = Callable[[Callable[[], int]], Awaitable[int]]
+"""Runs a function that blocks, off the event loop: ``partial(loop.run_in_executor, None)``."""
+
+
+def open_journal(
+    directory: Path,
+    run_blocking: RunBlocking,
+    *,
+    snapshot_records: int,
+    disk: Disk = SYSTEM_DISK,
+) -> tuple[Ledger, "FileJournal"]:
+    """Begin a new life of the controller: the state so far, and the journal it goes on with.
+
+    Every event of the ledger is recorded in the journal. From here on no barrier of a former
+    life's journal succeeds. Blocks until everything before is read.
+
+    Args:
+        directory: Of the journal; made when it is not there.
+        run_blocking: The way off the event loop.
+        snapshot_records: Events between two snapshots.
+        disk: Where it is written.
+
+    Raises:
+        JournalTaken: Another controller began at the same moment.
+        JournalFailed: The disk.
+        JournalCorrupt: What came before is damaged.
+        JournalVersion: Another version of offbeat wrote it.
+    """
+    segments, folded = Segments.begin(directory, disk)
+    ledger = folded.ledger
+    journal = FileJournal(
+        segments, ledger, run_blocking, snapshot_records=snapshot_records, records=folded.records
+    )
+    ledger.record = journal.append
+    return ledger, journal
+
+
+class FileJournal:
+    """Takes the events of one life, in order. Made by ``open_journal``.
+
+    What ``barrier`` has waited for survives any crash; so does everything before it. Of the rest a
+    crash leaves the beginning. Once the disk has refused, ``failure`` says so and every barrier
+    raises it.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        books: Books,
+        run_blocking: RunBlocking,
+        *,
+        snapshot_records: int,
+        records: int,
+    ) -> None:
+        """``books`` have taken in every event before it is appended; snapshots are made of them."""
+        self._segments, self._books, self._run_blocking = segments, books, run_blocking
+        self._snapshot_records, self._records = snapshot_records, records
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._put = segments.queue.append
+        self._queued_bytes = 0  # since a sync began
+        self._appended = self._durable = 0  # events
+        self._sync: asyncio.Future[int] | None = None  # the one under way
+        self._waiters = deque[tuple[int, asyncio.Future[None]]]()  # with what must be durable
+        self.failure: JournalFailed | JournalTaken | None = None
+
+    def append(self, event: msgspec.Struct) -> None:
+        """Take an event. Costs microseconds, whatever the disk does."""
+        payload = self._encode(event)
+        self._put(payload)
+        self._appended += 1
+        self._records += 1
+        self._queued_bytes += len(payload)
+        if self._records >= self._snapshot_records:
+            self.snapshot()
+        elif self._queued_bytes >= FLUSH_BYTES:
+            self._begin_sync()
+
+    async def barrier(self) -> None:
+        """Return once everything appended so far would survive a crash.
+
+        Raises:
+            JournalFailed: The disk has refused, now or before.
+            JournalTaken: Another controller has taken over.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self._durable == self._appended:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((self._appended, waiter))
+        self._begin_sync()
+        await waiter
+
+    def snapshot(self) -> None:
+        """Begin a new segment, with the state so far before it; done by itself in time.
+
+        Encodes the books now, which takes the longer the more groups are outstanding.
+        """
+        self._records = 0
+        if self.failure is None:
+            self._put(Rotation(self._encode(self._books.snapshot())))
+            self._begin_sync()
+
+    def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:
+        """Write and fsync on this thread: the end is near. False: not everything is durable.
+
+        Raises nothing; ``failure`` tells why, or None if another thread was still writing after
+        ``patience_s``. What this thread writes takes as long as the disk does.
+        """
+        try:
+            self._settle(self._segments.sync(patience_s))
+        except (JournalFailed, JournalTaken) as failure:
+            self._fail(failure)
+        return self.failure is None and self._durable == self._appended
+
+    def close(self, patience_s: float = _PATIENCE_S) -> bool:
+        """``flush_now``, then give the file back; what is appended later is lost, and told so."""
+        durable = self.flush_now(patience_s)
+        self._segments.close(patience_s)
+        return durable
+
+    def _begin_sync(self) -> None:
+        """If none is under way: that one's end begins the next."""
+        if self._sync is None and self.failure is None:
+            self._queued_bytes = 0
+            self._sync = asyncio.ensure_future(self._run_blocking(self._segments.sync))
+            self._sync.add_done_callback(self._sync_ended)
+
+    def _sync_ended(self, sync: asyncio.Future[int]) -> None:
+        self._sync = None
+        error = asyncio.CancelledError() if sync.cancelled() else sync.exception()
+        if error is None:
+            self._settle(sync.result())
+        elif isinstance(error, JournalFailed | JournalTaken):
+            self._fail(error)
+        else:  # not the disk; what was written is not known all the same
+            self._fail(JournalFailed("sync", repr(error)))
+        if self._waiters or self._queued_bytes >= FLUSH_BYTES:
+            self._begin_sync()
+
+    def _settle(self, durable: int) -> None:
+        self._durable = max(self._durable, durable)
+        while self._waiters and self._waiters[0][0] <= self._durable:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():  # cancelled
+                waiter.set_result(None)
+
+    def _fail(self, failure: JournalFailed | JournalTaken) -> None:
+        self.failure = failure
+        while self._waiters:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(failure)

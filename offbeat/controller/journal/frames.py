@@ -1,0 +1,120 @@
+"""The bytes of the journal's files: a header, then frames. No I/O.
+
+    header   kind (8 bytes) | format u32 | schema u32 | follows u32 | follows_bytes u64 | CRC-32 u32
+    frame    length u32 | CRC-32 of the payload u32 | payload, MessagePack, never empty
+
+All little endian. A file that a crash left behind is a header and whole frames, then at most a torn
+tail: it is left out. Bad bytes before a whole frame are no torn tail, but damage.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from offbeat.controller.events import SCHEMA
+from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
+
+FORMAT: Final = 1
+"""Version of headers and frames."""
+
+SEGMENT: Final = b"offbtEVT"
+SNAPSHOT: Final = b"offbtSNP"
+
+_HEADER: Final = struct.Struct("<8sIIIQ")
+_CRC: Final = struct.Struct("<I")
+_FRAME: Final = struct.Struct("<II")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+
+
+class Header(NamedTuple):
+    """``follows_bytes`` of segment ``follows`` come before this file; 0 and 0 for none."""
+
+    follows: int
+    follows_bytes: int
+
+
+def header(kind: bytes, follows: int = 0, follows_bytes: int = 0) -> bytes:
+    """The first bytes of a file of this kind, of this version of offbeat."""
+    fields = _HEADER.pack(kind, FORMAT, SCHEMA, follows, follows_bytes)
+    return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def parse_header(file: str, data: bytes, kind: bytes) -> Header | None:
+    """None: a crash tore the header, so that nothing else is in the file.
+
+    Args:
+        file: Its name, for errors.
+        data: Its bytes, at least one more than a header has if there are so many.
+        kind: What it should be.
+
+    Raises:
+        JournalVersion: Another format or schema.
+        JournalCorrupt: Something else than a header.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    fields = data[: _HEADER.size]
+    found, layout, schema, follows, follows_bytes = _HEADER.unpack(fields)
+    whole = data[_HEADER.size : HEADER_BYTES] == _CRC.pack(zlib.crc32(fields))
+    if found == kind and layout != FORMAT:
+        raise JournalVersion(file, "format", layout, FORMAT)
+    if found == kind and whole:
+        if schema != SCHEMA:
+            raise JournalVersion(file, "schema", schema, SCHEMA)
+        return Header(follows, follows_bytes)
+    if len(data) == HEADER_BYTES:
+        return None
+    raise JournalCorrupt(file, 0, f"it does not begin with the header of {kind.decode()}")
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload as it stands in a file."""
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[memoryview, int]]:
+    """Payloads and where their frames end.
+
+    Args:
+        file: Its name, for errors.
+        data: Its bytes, header and all.
+        limit: Bytes that must be whole, what comes after is not read; None: a torn tail may follow.
+
+    Raises:
+        JournalCorrupt: A bad frame where no torn tail can be.
+    """
+    view = memoryview(data)[:limit]
+    if limit is not None and len(view) < limit:
+        problem = f"it ends here, and the next segment was begun after {limit} bytes"
+        raise JournalCorrupt(file, len(view), problem)
+    offset = HEADER_BYTES
+    while offset < len(view):
+        end = _frame_end(view, offset)
+        if end is None:
+            whole = _next_frame(view, offset + 1)
+            if whole is not None:
+                raise JournalCorrupt(file, offset, f"a bad frame before a whole one at {whole}")
+            if limit is not None:
+                raise JournalCorrupt(file, offset, "a bad frame that was durable once")
+            return
+        yield view[offset + _FRAME.size : end], end
+        offset = end
+
+
+def _frame_end(view: memoryview, offset: int) -> int | None:
+    """None: no whole frame begins here. Zeros, as a crash may leave, are none."""
+    start = offset + _FRAME.size
+    if start > len(view):
+        return None
+    length, crc = _FRAME.unpack_from(view, offset)
+    end = start + length
+    if length == 0 or end > len(view) or zlib.crc32(view[start:end]) != crc:
+        return None
+    return end
+
+
+def _next_frame(view: memoryview, offset: int) -> int | None:
+    """Where the next whole frame begins. A length may be what is damaged, so every byte is tried."""
+    places = range(offset, len(view) - _FRAME.size)
+    return next((place for place in places if _frame_end(view, place) is not None), None)

@@ -1,0 +1,175 @@
+"""Reading a journal: all its events, or the state they lead to.
+
+Segments are chained: the header of each names the one before it and how much of that counts. So the
+order is total, whatever a controller that was replaced still wrote. Reading takes no lock, and a
+journal that is being written reads as it was a moment ago.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from offbeat.controller.books import Snapshot
+from offbeat.controller.events import AnyEvent
+from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
+from offbeat.controller.journal.frames import (
+    HEADER_BYTES,
+    SEGMENT,
+    SNAPSHOT,
+    Header,
+    frames,
+    parse_header,
+)
+from offbeat.controller.ledger import Ledger
+
+log = structlog.stdlib.get_logger()
+
+_NAME: Final = re.compile(r"(events|snapshot)-(\d{6,})\.bin")
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """Events, from the state of the snapshot of this number on."""
+    return directory / f"events-{number:06d}.bin"
+
+
+def snapshot_path(directory: Path, number: int) -> Path:
+    """The state before segment ``number``."""
+    return directory / f"snapshot-{number:06d}.bin"
+
+
+def numbers(directory: Path, kind: str) -> list[int]:
+    """Of the files of a kind, ``events`` or ``snapshot``, rising."""
+    named = (_NAME.fullmatch(path.name) for path in directory.iterdir())
+    return sorted(int(name[2]) for name in named if name and name[1] == kind)
+
+
+def read_journal(directory: Path) -> Iterator[AnyEvent]:
+    """Every event of the run, oldest first, over all lives of its controller.
+
+    What a crash tore at the end of a segment is left out: nobody was told that it is durable.
+
+    Raises:
+        JournalCorrupt: A file is damaged, or missing.
+        JournalVersion: Another version of offbeat wrote it.
+        FileNotFoundError: There is no such directory.
+    """
+    last = _newest(directory, numbers(directory, "events"))
+    for part in _chain(directory, last, first=1):
+        for event, _ in part.events():
+            yield event
+
+
+def recover(directory: Path) -> Ledger:
+    """Where every group is by the journal: the newest good snapshot and what came after it.
+
+    It records nowhere. The directory may be empty. Raises what ``read_journal`` raises.
+    """
+    return fold(directory).ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A journal up to a moment."""
+
+    ledger: Ledger
+    segment: int = 0  # the last one; 0: there is none
+    segment_bytes: int = 0  # of it that count
+    records: int = 0  # since the last snapshot
+
+
+def fold(directory: Path, before: int | None = None) -> Folded:
+    """What ``recover`` says, with where it ends. ``before``: ignore segments from this one on."""
+    segments = [n for n in numbers(directory, "events") if before is None or n < before]
+    last = _newest(directory, segments)
+    if last is None:
+        return Folded(Ledger())
+    first, snapshot = _newest_snapshot(directory, last.number)
+    ledger = Ledger.fold((), snapshot)
+    records, end = 0, HEADER_BYTES
+    for part in _chain(directory, last, first):
+        end = HEADER_BYTES
+        for event, frame_end in part.events():
+            ledger.apply(event)
+            records, end = records + 1, frame_end
+    return Folded(ledger, last.number, end, records)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One segment, as far as it counts."""
+
+    number: int
+    path: Path
+    header: Header
+    limit: int | None = None  # bytes of it that the next one follows; None: it is the last one
+
+    def events(self) -> Iterator[tuple[AnyEvent, int]]:
+        """With where their frames end."""
+        decode = msgspec.msgpack.Decoder(AnyEvent).decode
+        for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
+            try:
+                event = decode(payload)
+            except msgspec.DecodeError as error:
+                start = end - len(payload)
+                raise JournalCorrupt(str(self.path), start, f"no record: {error}") from error
+            yield event, end
+
+
+def _newest(directory: Path, segments: list[int]) -> _Part | None:
+    """The last segment that was really begun; a crash may leave one without a header."""
+    for number in reversed(segments):
+        part = _begun(directory, number)
+        if part is not None:
+            return part
+    return None
+
+
+def _chain(directory: Path, last: _Part | None, first: int) -> list[_Part]:
+    """The segments that count, from ``first`` on, oldest first."""
+    parts = [] if last is None else [last]
+    while parts and parts[-1].header.follows >= first:
+        follower = parts[-1]
+        former = _begun(directory, *follower.header)
+        if former is None:
+            path = segment_path(directory, follower.header.follows)
+            problem = f"it is missing or empty, and {follower.path.name} follows it"
+            raise JournalCorrupt(str(path), 0, problem)
+        parts.append(former)
+    return parts[::-1]
+
+
+def _begun(directory: Path, number: int, limit: int | None = None) -> _Part | None:
+    path = segment_path(directory, number)
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        header = parse_header(str(path), file.read(HEADER_BYTES + 1), SEGMENT)
+    return None if header is None else _Part(number, path, header, limit)
+
+
+def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, Snapshot | None]:
+    """With the number of the segment that goes on from it; 1 and None: begin at the beginning."""
+    for number in reversed(numbers(directory, "snapshot")):
+        if number <= at_most:
+            path = snapshot_path(directory, number)
+            try:
+                return number, _read_snapshot(path)
+            except (JournalCorrupt, JournalVersion, msgspec.DecodeError) as error:
+                # An older one and more events say the same.
+                log.warning("journal.snapshot_skipped", file=str(path), error=str(error))
+    return 1, None
+
+
+def _read_snapshot(path: Path) -> Snapshot:
+    data = path.read_bytes()
+    if parse_header(str(path), data, SNAPSHOT) is None:
+        raise JournalCorrupt(str(path), 0, "it is empty")
+    payload = next((payload for payload, _ in frames(str(path), data, len(data))), None)
+    if payload is None:
+        raise JournalCorrupt(str(path), HEADER_BYTES, "it ends here")
+    return msgspec.msgpack.decode(payload, type=Snapshot)

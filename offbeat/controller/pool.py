@@ -1,0 +1,73 @@
+"""Engines that may be given work, by how much they have. Pure: no I/O, no clock, no asyncio."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+
+class Member(Protocol):
+    """What a pool reads of an engine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def outstanding(self) -> int: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Pool(Generic[M]):
+    """Its members, ordered by load; those of one load in the order they came to it.
+
+    So equals take turns. A member is taken out before its load or version changes and put back
+    after: each of that, and ``idlest``, costs the same with three members as with ten thousand.
+    """
+
+    def __init__(self) -> None:
+        # An OrderedDict, since the first key of a dict is found by passing all that were deleted.
+        self._by_load: dict[int, OrderedDict[str, M]] = {}
+        self._versions: dict[int, int] = {}  # members by version; a few versions, no zeros
+        self._least = 0  # load of the idlest, while there is one
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[M]:
+        """The idlest first."""
+        for load in sorted(self._by_load):
+            yield from self._by_load[load].values()
+
+    @property
+    def idlest(self) -> M | None:
+        """The member with the least outstanding groups, of equals the one that came first."""
+        return next(iter(self._by_load[self._least].values())) if self._size else None
+
+    @property
+    def oldest_version(self) -> int:
+        """Lowest version of a member; there must be one."""
+        return min(self._versions)
+
+    def add(self, member: M) -> None:
+        load = member.outstanding
+        self._by_load.setdefault(load, OrderedDict())[member.name] = member
+        self._least = min(self._least, load) if self._size else load
+        self._versions[member.version] = self._versions.get(member.version, 0) + 1
+        self._size += 1
+
+    def remove(self, member: M) -> None:
+        load, version = member.outstanding, member.version
+        equals = self._by_load[load]
+        del equals[member.name]
+        self._size -= 1
+        if not equals:
+            del self._by_load[load]
+            if load == self._least and self._size:
+                self._least = min(self._by_load)
+        if self._versions[version] == 1:
+            del self._versions[version]
+        else:
+            self._versions[version] -= 1

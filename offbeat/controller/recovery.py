@@ -1,0 +1,148 @@
+"""How a controller finds its place: at a start, after a former controller's death, after a rewind.
+
+The journal says what was meant and done, the trainer what it holds. Whether an intended step
+happened is asked, not guessed.
+"""
+
+from collections.abc import Iterable
+
+import structlog
+
+from offbeat.controller.errors import TrainerAhead
+from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.gang import Gang
+from offbeat.controller.ledger import Place
+from offbeat.controller.ports import Payloads
+from offbeat.controller.rollouts import RolloutPump
+from offbeat.controller.state import RunState
+from offbeat.controller.syncing import WeightSync
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import TrainerState
+
+log = structlog.stdlib.get_logger()
+
+
+class Recovery:
+    """Brings ledger, queue, fleet and trainer to one version."""
+
+    def __init__(
+        self,
+        state: RunState,
+        gang: Gang,
+        sync: WeightSync,
+        rollouts: RolloutPump,
+        payloads: Payloads,
+    ) -> None:
+        self._state, self._gang, self._sync = state, gang, sync
+        self._rollouts, self._payloads = rollouts, payloads
+
+    async def start(self) -> None:
+        """Take over: from nothing, or from what the journal says of former controllers.
+
+        Raises:
+            TrainerAhead: The trainer has done what the journal never meant to do.
+            TrainerLost: It was lost meanwhile; ``rewind`` goes on from there.
+        """
+        state, ledger = self._state, self._state.ledger
+        found = ledger.counts()
+        self._return(ledger.groups_at(Place.IN_FLIGHT), "controller_lost")
+        self._take_payloads()
+        for ordinal in ledger.groups_at(Place.ADMITTED):
+            self._rollouts.again(ordinal)
+        answer = await self._gang.first_answer()
+        if state.fence.incarnation > 1 or answer.version:
+            await self._sort_out_step(answer)
+            if answer.version < ledger.trainer_version:
+                await self.rewind("the trainer was started anew")
+            self._take_payloads()
+            log.info("run.recovered", found=found, now=ledger.counts())
+        state.moved()
+        state.reached(Failpoint.RECOVERED)
+
+    async def rewind(self, reason: str) -> None:
+        """Restore the trainer, and take everything else back to the version it holds then."""
+        state, ledger = self._state, self._state.ledger
+        self._sync.forget()
+        self._rollouts.cancel_all("rewound")
+        restored = await self._gang.restore(ledger.trainer_version)
+        before = ledger.trainer_version
+        ordinals = ledger.rewind(restored.version, reason)
+        state.queue.clear(ordinals)
+        state.fleet.rewound(restored.version)
+        for engine in state.fleet.engines:
+            state.engine_moved(engine)
+        self._take_payloads()
+        for ordinal in ordinals:
+            self._rollouts.again(ordinal)
+        self._make_room()
+        self._rollouts.sweep(foreseen=False)
+        log.warning(
+            "run.rewound",
+            version=restored.version,
+            lost_steps=before - restored.version,
+            groups=len(ordinals),
+            reason=reason,
+        )
+        state.moved()
+        state.reached(Failpoint.REWOUND)
+
+    # --- taking over -----------------------------------------------------------------------------
+
+    async def _sort_out_step(self, answer: TrainerState) -> None:
+        """The step a former controller had open: taken, or undone."""
+        state, ledger = self._state, self._state.ledger
+        intent = ledger.intent
+        if answer.version > ledger.trainer_version:
+            told = (answer.last_step, answer.last_attempt)
+            if (
+                answer.version != ledger.trainer_version + 1
+                or intent is None
+                or told != (intent.step, intent.attempt)
+            ):
+                raise TrainerAhead(
+                    f"version {answer.version} (step {told[0]}, attempt {told[1]})",
+                    f"version {ledger.trainer_version}, intending {intent}",
+                )
+            ledger.applied(intent.step, intent.attempt)
+            return
+        key = StepKey(state.step, state.first_of_life, 0)
+        await self._gang.call(
+            f"abort of step {key.step}",
+            lambda: self._gang.trainer.abort_train_step(state.fence, key),
+            state.config.trainer.step_deadline_s,
+        )
+        if ledger.training or intent:
+            ledger.unclaim(key.step, key.attempt)
+
+    def _make_room(self) -> None:
+        """Ready groups bound to later steps give their places in the buffer to those before them."""
+        state = self._state
+        ready = state.ledger.ready.values()
+        later = [group.ordinal for group in ready if group.stamp > state.step]
+        state.queue.clear(later)
+        self._return(later, "rewound")
+        for ordinal in later:
+            self._rollouts.again(ordinal)
+
+    def _take_payloads(self) -> None:
+        """Ready groups whose payload outlived its owner stay; the others are rolled out again."""
+        state, ledger = self._state, self._state.ledger
+        lost = list[int]()
+        for group in ledger.ready.values():
+            receipt = group.receipt
+            if receipt is None or group.ordinal in state.queue:
+                continue
+            payload = self._payloads.readable(receipt)
+            if payload is None:
+                lost.append(group.ordinal)
+            else:
+                state.queue.put(
+                    group.ordinal, group.attempt, receipt.columns, receipt.payload_bytes, payload
+                )
+        self._return(lost, "payload_lost")
+        for ordinal in lost:
+            self._rollouts.again(ordinal)
+
+    def _return(self, ordinals: Iterable[int], reason: str) -> None:
+        for ordinal in ordinals:
+            self._state.ledger.recover(ordinal, reason)

@@ -1,0 +1,140 @@
+"""What a failed rollout costs: another attempt, the prompt, or the run. Budgets by kind of failure."""
+
+import math
+import random
+
+import structlog
+
+from offbeat.controller.errors import BudgetSpent
+from offbeat.controller.ledger import Group
+from offbeat.controller.state import RunState
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, FailureKind, RolloutFailed
+from offbeat.messages.groups import RolloutTask, group_id
+from offbeat.sampler.policy import NEVER
+
+log = structlog.stdlib.get_logger()
+Failure = RolloutFailed | ActorLost | DeadlineExceeded
+
+
+class RetryPolicy:
+    """Decides, records the decision in the ledger, and says when to try again.
+
+    Infrastructure: another engine will do; each group and the run as a whole have a budget, waits
+    grow exponentially with jitter. Data: this prompt cannot be rolled out; a few attempts at once,
+    then it is dropped and, by policy, replaced. A bug ends the run.
+    """
+
+    def __init__(self, state: RunState, rng: random.Random) -> None:
+        self._state, self._rng = state, rng
+        self._failures_in_row = 0
+
+    def answered(self, task: RolloutTask, life: str) -> None:
+        """A rollout came back whole from this life of its engine."""
+        self._failures_in_row = 0
+        self._state.fleet.request_answered(task.engine, life)
+
+    def after(self, task: RolloutTask, failure: Failure, life: str) -> float | None:
+        """Seconds until the group may be dispatched again; None when it was dropped.
+
+        Args:
+            task: What was asked for.
+            failure: What came of it.
+            life: Process life of the engine that was asked.
+
+        Raises:
+            BudgetSpent: One failure more than the recipe allows.
+            RolloutFailed: Of kind ``bug``.
+        """
+        kind, reason = _classify(failure)
+        if kind is FailureKind.BUG:
+            raise failure
+        group = self._state.ledger.retry(task.ordinal, kind, reason)
+        log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
+        if kind is FailureKind.DATA:
+            return self._after_data(group, reason, failure)
+        self._blame(task, failure, reason, life)
+        self._failures_in_row += 1
+        self._within_budgets(group, failure)
+        return self._backoff_s(group.failures[kind])
+
+    def _after_data(self, group: Group, reason: str, failure: Failure) -> float | None:
+        if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:
+            return 0.0
+        self._drop(group, reason, failure)
+        return None
+
+    def _blame(self, task: RolloutTask, failure: Failure, reason: str, life: str) -> None:
+        """A failure that may be the engine's: a probe decides. One that a probe may not see is a strike.
+
+        A process that is gone answers no probe; one that is there and serves nothing may answer all.
+        """
+        fleet, state = self._state.fleet, self._state
+        if isinstance(failure, DeadlineExceeded) or reason == "engine_unavailable":
+            if fleet.request_failed(task.engine, life):
+                state.condemned.add(task.engine)
+        elif reason == "engine_lost" or (
+            isinstance(failure, ActorLost) and failure.actor == task.engine
+        ):
+            if fleet.engines[task.engine].incarnation == life:
+                fleet.suspect(task.engine)
+        else:
+            return
+        state.engine_moved(task.engine)
+
+    def _within_budgets(self, group: Group, failure: Failure) -> None:
+        limits = self._state.config.rollout
+        if group.failures[FailureKind.INFRASTRUCTURE] > limits.infrastructure_retries:
+            raise BudgetSpent(
+                f"retries of {group_id(group.ordinal)}",
+                limits.infrastructure_retries,
+                "rollout.infrastructure_retries",
+                str(failure),
+            ) from failure
+        if self._failures_in_row >= limits.consecutive_failures:
+            raise BudgetSpent(
+                "infrastructure failures in a row",
+                limits.consecutive_failures,
+                "rollout.consecutive_failures",
+                str(failure),
+            ) from failure
+
+    def _drop(self, group: Group, reason: str, failure: Failure) -> None:
+        state, limits = self._state, self._state.config.rollout
+        step = self._shortened_by(group)
+        state.ledger.drop(group.ordinal, reason, shrink=self._may_shrink(step), step=step)
+        log.warning("group.dropped", group=group_id(group.ordinal), reason=reason)
+        if state.ledger.totals.given_up > limits.drop_budget:
+            raise BudgetSpent(
+                "dropped prompt groups", limits.drop_budget, "rollout.drop_budget", str(failure)
+            ) from failure
+
+    def _shortened_by(self, group: Group) -> int:
+        """The step that is one group short without it."""
+        if group.stamp != NEVER:
+            return group.stamp
+        step = self._state.step
+        return step if self._state.quota > 0 else step + 1  # this one has all its groups
+
+    def _may_shrink(self, step: int) -> bool:
+        """The step may go without a group; otherwise a fresh prompt takes its place."""
+        state, limits = self._state, self._state.config.rollout
+        if limits.on_dropped_prompt != "shrink":
+            return False
+        whole = state.config.groups_per_step
+        smallest = max(1, math.ceil(limits.min_step_batch_fraction * whole))
+        return whole - state.ledger.shrunk.get(step, 0) - 1 >= smallest
+
+    def _backoff_s(self, failures: int) -> float:
+        limits = self._state.config.rollout
+        longest = min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
+        return longest * self._rng.uniform(0.5, 1.0)
+
+
+def _classify(failure: Failure) -> tuple[FailureKind, str]:
+    match failure:
+        case RolloutFailed():
+            return failure.kind, failure.reason
+        case ActorLost():
+            return FailureKind.INFRASTRUCTURE, "actor_lost"
+        case DeadlineExceeded():
+            return FailureKind.INFRASTRUCTURE, "deadline"

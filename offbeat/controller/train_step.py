@@ -1,0 +1,238 @@
+"""One optimizer step: ready groups are streamed into the trainer's split step as they come.
+
+    waits for                              woken by
+    a chunk of ready groups                a committed group, a dropped one, the end of the prompts
+    the trainer                            its replies
+    the snapshot of the step before        the trainer
+    the journal                            the disk
+
+    claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
+
+Calls of a step are queued, not awaited one by one: the trainer refuses whatever follows a failed
+one, because its key is then not the next.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from offbeat.controller.errors import EmptyBatch
+from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.gang import Gang
+from offbeat.controller.ledger import Group
+from offbeat.controller.measures import StepMeasures
+from offbeat.controller.ports import Journal
+from offbeat.controller.state import RunState
+from offbeat.controller.syncing import WeightSync
+from offbeat.messages.fences import StepKey
+from offbeat.messages.groups import Receipt
+from offbeat.messages.training import Chunk, LossSpec, StepResult
+from offbeat.telemetry.time_accounting import TrainerTime
+
+log = structlog.stdlib.get_logger()
+T = TypeVar("T")
+Advantages = Callable[[tuple[float, ...]], tuple[float, ...]]
+_QUEUED_CALLS: Final = 3  # unanswered trainer calls at most: one running, the rest ready to run
+_JOURNAL_DEADLINE_S: Final = 120.0
+
+
+class TrainStep:
+    """Makes attempts at a step; whoever calls retries, or replaces the trainer."""
+
+    def __init__(
+        self,
+        state: RunState,
+        gang: Gang,
+        sync: WeightSync,
+        journal: Journal,
+        *,
+        advantages: Advantages,
+        loss: LossSpec,
+    ) -> None:
+        self._state, self._gang, self._sync, self._journal = state, gang, sync, journal
+        self._advantages, self._loss = advantages, loss
+        trainer = state.config.trainer
+        self._min_tokens = (
+            trainer.min_tokens_per_chunk
+            or trainer.max_tokens_per_microbatch * trainer.data_parallel
+        )
+        self._whole_batches = state.config.generator.deterministic
+        self._queued = 0
+        self._selected = list[int]()
+
+    async def attempt(self, key: StepKey, measures: StepMeasures) -> StepResult | None:
+        """Train one step. None: no group is left to train.
+
+        Raises:
+            BaseExceptionGroup: Of what its calls raised; the step is then still open.
+        """
+        state, trainer, begun = self._state, self._gang.trainer, False
+        async with asyncio.TaskGroup() as calls:
+            while ordinals := await self._next_chunk(measures):
+                groups = state.ledger.claim(ordinals, key.step, key.attempt)
+                state.moved()
+                state.reached(Failpoint.CLAIMED)
+                if not begun:
+                    begun = True
+                    begin = partial(trainer.begin_train_step, state.fence, key, self._loss)
+                    await self._queue(calls, f"begin of step {key.step}", begin)
+                key = key.next()
+                chunk = await self._prepared(groups, measures)
+                call = partial(trainer.train_microbatch, state.fence, key, chunk)
+                await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
+                state.reached(Failpoint.CHUNK_SENT)
+            if not begun:
+                return None
+            with measures.timed("sync"):
+                await self._sync.snapshot_made()
+            finish = await self._finish(calls, key.next())
+            # Stay inside until it is answered: a task that fails while its group is being left
+            # leaves its parent marked as cancelled (CPython 3.11).
+            await asyncio.wait([finish])
+        return await self._conclude(key, finish.result())
+
+    async def _finish(self, calls: asyncio.TaskGroup, key: StepKey) -> "asyncio.Task[StepResult]":
+        """Queue ``finish``, once the journal would remember that it was meant to happen."""
+        state = self._state
+        state.ledger.intend(key.step, key.attempt)
+        state.reached(Failpoint.INTENDED)
+        await self._durable(f"intent of step {key.step}")
+        state.reached(Failpoint.INTENT_DURABLE)
+        call = partial(self._gang.trainer.finish_train_step, state.fence, key)
+        return await self._queue(calls, f"finish of step {key.step}", call)
+
+    async def _durable(self, who: str) -> None:
+        await self._state.call(
+            who, on="the journal", deadline_s=_JOURNAL_DEADLINE_S, reply=self._journal.barrier()
+        )
+
+    async def _queue(
+        self, calls: asyncio.TaskGroup, who: str, call: Callable[[], Awaitable[T]]
+    ) -> "asyncio.Task[T]":
+        """Send the next call of the step as soon as few enough are unanswered; keeps the order.
+
+        Returns once it is on its way, so no later one can overtake it, whatever the event loop runs
+        first.
+        """
+        state = self._state
+        await state.until(who, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS)
+        self._queued += 1
+        deadline_s = state.config.trainer.step_deadline_s * self._queued  # those before it included
+        sent = asyncio.get_running_loop().create_future()
+
+        async def send() -> T:
+            sent.set_result(None)
+            try:
+                return await self._gang.call(who, call, deadline_s)
+            finally:
+                self._queued -= 1
+                state.moved()
+
+        task = calls.create_task(send(), name=who)
+        await sent
+        return task
+
+    # --- chunks ----------------------------------------------------------------------------------
+
+    async def _next_chunk(self, measures: StepMeasures) -> list[int]:
+        """Ordinals to train next; empty when the step is complete or nothing more can come."""
+        state = self._state
+        state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
+        with measures.timed("wait_groups"):
+            await state.until("train pump", "ready groups", self._chunk_or_end)
+        state.busy.trainer_waits(TrainerTime.CONTROLLER)
+        return self._selected
+
+    def _chunk_or_end(self) -> bool:
+        """True when ``_selected`` holds the next chunk, or is empty for good."""
+        state, ledger = self._state, self._state.ledger
+        state.check_trainer()
+        self._selected = []
+        quota = state.quota
+        if quota <= 0 or state.stopping:
+            if quota <= 0 and not ledger.training:
+                raise EmptyBatch(state.step)
+            return True
+        last = state.exhausted and not ledger.in_flight and not ledger.admitted
+        enough = len(ledger.ready) >= quota or (
+            ledger.ready_tokens >= self._min_tokens and not self._whole_batches
+        )
+        if not (enough or last):
+            return False
+        self._selected = state.sampler.select(state.view)
+        if last and not self._selected and ledger.ready and not ledger.training:
+            raise EmptyBatch(state.step)  # all of its own prompts were dropped
+        if len(self._selected) >= quota or last:
+            return True
+        tokens = sum(ledger.ready[ordinal].tokens for ordinal in self._selected)
+        return tokens >= self._min_tokens and not self._whole_batches
+
+    async def _prepared(self, groups: Sequence[Group], measures: StepMeasures) -> Chunk:
+        """The chunk to send: staleness checked again, extra logprobs and advantages in place."""
+        state = self._state
+        oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness
+        receipts = list[Receipt]()
+        for group in groups:
+            if group.receipt is None or group.bound_version < oldest_allowed:
+                raise AssertionError(f"{group} was claimed past the staleness bound")
+            receipts.append(group.receipt)
+        with measures.timed("advantage"):
+            advantages = tuple(self._advantages(receipt.rewards) for receipt in receipts)
+        measures.add(receipts, advantages, state.ledger.trainer_version)
+        if self._loss.needs_policy_logprobs or self._loss.needs_reference_logprobs:
+            with measures.timed("prepare_logprobs"):
+                await self._prepare_logprobs(receipts)
+        return self._chunk(receipts, advantages)
+
+    async def _prepare_logprobs(self, receipts: Sequence[Receipt]) -> None:
+        """Have the trainer write the columns that the loss needs and the groups do not have."""
+        state = self._state
+        chunk = self._chunk(receipts, ())
+        prepared = await self._gang.call(
+            f"prepare_logprobs of step {state.step}",
+            partial(self._gang.trainer.prepare_logprobs, state.fence, chunk, self._loss),
+            state.config.trainer.step_deadline_s,
+        )
+        for receipt, nbytes, payload in zip(
+            receipts, prepared.payload_bytes, prepared.payloads, strict=True
+        ):
+            state.queue.add_columns(
+                receipt.ordinal, receipt.attempt, prepared.columns, nbytes, payload
+            )
+
+    def _chunk(
+        self, receipts: Sequence[Receipt], advantages: tuple[tuple[float, ...], ...]
+    ) -> Chunk:
+        return Chunk(
+            ordinals=tuple(receipt.ordinal for receipt in receipts),
+            payloads=tuple(self._state.queue.payloads(receipt.ordinal) for receipt in receipts),
+            advantages=advantages,
+            tokens=sum(receipt.tokens for receipt in receipts),
+        )
+
+    # --- the end of a step -----------------------------------------------------------------------
+
+    async def _conclude(self, key: StepKey, result: StepResult) -> StepResult:
+        """Enter the step into the books, directly after the trainer's answer.
+
+        What the step held is let go once the journal would remember that it was applied.
+        """
+        state = self._state
+        trained = tuple(state.ledger.training)
+        state.reached(Failpoint.FINISH_ANSWERED)
+        if result.applied:
+            state.ledger.applied(key.step, key.attempt)
+        else:
+            state.ledger.refused(key.step, key.attempt, "step_not_applied")
+            log.warning("step.not_applied", step=key.step, reason=result.reason)
+        state.moved()
+        state.reached(Failpoint.APPLIED)
+        await self._durable(f"outcome of step {key.step}")
+        state.reached(Failpoint.APPLIED_DURABLE)
+        state.queue.clear(trained)
+        state.moved()
+        state.reached(Failpoint.CLEARED)
+        return result

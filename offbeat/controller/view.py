@@ -1,0 +1,64 @@
+"""The run as a staleness policy sees it: the ledger's own indices, nothing copied."""
+
+from collections.abc import Callable, Mapping
+
+from offbeat.controller.fleet import Fleet
+from offbeat.controller.ledger import Ledger
+from offbeat.sampler.policy import Groups
+
+
+class LedgerView:
+    """Satisfies ``offbeat.sampler.policy.View``; read only by contract."""
+
+    __slots__ = ("_fleet", "_ledger", "_quota")
+
+    def __init__(self, ledger: Ledger, fleet: Fleet, quota: Callable[[], int]) -> None:
+        self._ledger, self._fleet, self._quota = ledger, fleet, quota
+
+    @property
+    def trainer_version(self) -> int:
+        return self._ledger.trainer_version
+
+    @property
+    def serving_version(self) -> int:
+        return self._fleet.serving_version
+
+    @property
+    def quota(self) -> int:
+        return self._quota()
+
+    @property
+    def waiting(self) -> int:
+        return self._ledger.admitted
+
+    @property
+    def outstanding(self) -> int:
+        return self._ledger.outstanding
+
+    @property
+    def versions(self) -> Mapping[int, int]:
+        return self._ledger.versions
+
+    @property
+    def stamped(self) -> Mapping[int, int]:
+        return self._ledger.stamped
+
+    @property
+    def shrunk(self) -> Mapping[int, int]:
+        return self._ledger.shrunk
+
+    @property
+    def ready(self) -> Groups:
+        return self._ledger.ready
+
+    @property
+    def ready_at(self) -> Mapping[int, Groups]:
+        return self._ledger.ready_at
+
+    @property
+    def ready_for(self) -> Mapping[int, Groups]:
+        return self._ledger.ready_for
+
+    @property
+    def in_flight_at(self) -> Mapping[int, Groups]:
+        return self._ledger.in_flight_at

@@ -1,0 +1,92 @@
+"""``custom``: a staleness policy of the user's own, by name."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.config.rollouts import CustomSamplerConfig
+from offbeat.messages.failures import OffbeatError
+from offbeat.sampler.guarded import Guarded
+
+METHODS: Final = ("admit", "may_dispatch", "select", "stale", "doomed")
+"""What a policy has to have. ``reach`` may be missing: it is then what the bound can train."""
+
+
+class SamplerNotLoaded(OffbeatError):
+    """``sampler.target`` does not lead to a policy."""
+
+    def __init__(self, target: str, problem: str, fix: str) -> None:
+        super().__init__(target, problem, fix)
+        self.target, self.problem, self.fix = target, problem, fix
+
+    def __str__(self) -> str:
+        return f"sampler.target={self.target}: {self.problem}. {self.fix}"
+
+
+def load_custom(config: CustomSamplerConfig, groups_per_step: int, working_dir: Path) -> Guarded:
+    """Make the policy that the recipe names, and put a guard before it.
+
+    Args:
+        config: ``target`` is imported, looking in ``working_dir`` first, and called with
+            ``groups_per_step``, ``max_staleness`` and the ``options`` as keyword arguments.
+        groups_per_step: Of the run.
+        working_dir: Where the user's modules are.
+
+    Raises:
+        SamplerNotLoaded: With what is wrong and what to do.
+    """
+    make = _imported(config.target, working_dir)
+    arguments = {**config.options, **_given(config, groups_per_step)}
+    try:
+        policy = make(**arguments)
+    except Exception as error:  # the user's class may raise anything
+        problem = f"calling it with {', '.join(arguments)} raised {_words(error)}"
+        raise SamplerNotLoaded(config.target, problem, _CALL_FIX) from error
+    missing = [name for name in METHODS if not callable(getattr(policy, name, None))]
+    if missing:
+        problem = f"a {type(policy).__name__} has no method {', '.join(missing)}"
+        raise SamplerNotLoaded(config.target, problem, _SHAPE_FIX)
+    reach = getattr(policy, "reach", (config.max_staleness + 1) * groups_per_step)
+    if type(reach) is not int or reach < groups_per_step:
+        problem = f"its reach is {reach!r}: with fewer than groups_per_step={groups_per_step} groups admitted no step is ever full"
+        raise SamplerNotLoaded(config.target, problem, _REACH_FIX)
+    return Guarded(policy, config.target, config.max_staleness, reach)
+
+
+_NAME_FIX: Final = "Name it module:Class, the module being importable from the working directory"
+_CALL_FIX: Final = "Let it take groups_per_step, max_staleness and the keys of sampler.options as keyword arguments"
+_SHAPE_FIX: Final = "Give it the methods of offbeat.sampler.policy.Sampler"
+_REACH_FIX: Final = "Make it an integer of groups_per_step or more, or leave it out"
+
+
+def _given(config: CustomSamplerConfig, groups_per_step: int) -> dict[str, int]:
+    given = {"groups_per_step": groups_per_step, "max_staleness": config.max_staleness}
+    if twice := sorted(given.keys() & config.options.keys()):
+        problem = f"sampler.options has {', '.join(twice)}, which the run passes already"
+        raise SamplerNotLoaded(config.target, problem, "Take it out of sampler.options")
+    return given
+
+
+def _imported(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user's object
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise SamplerNotLoaded(target, "it does not name a class in a module", _NAME_FIX)
+    if str(working_dir) not in sys.path:
+        sys.path.insert(0, str(working_dir))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        problem = f"{module_name} cannot be imported from {working_dir}: {_words(error)}"
+        raise SamplerNotLoaded(target, problem, _NAME_FIX) from error
+    found = vars(module).get(name)
+    if not callable(found):
+        problem = f"module {module_name} has no class {name!r}"
+        if found is not None:
+            problem = f"{name!r} of module {module_name} is a {type(found).__name__}, no class"
+        raise SamplerNotLoaded(target, problem, _NAME_FIX)
+    return found
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

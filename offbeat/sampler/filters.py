@@ -1,0 +1,52 @@
+"""Finished groups that are not worth a place in a batch."""
+
+from typing import Final
+
+from offbeat.config.rollouts import FilterConfig
+from offbeat.messages.groups import Receipt
+
+TRUNCATED: Final = "truncated"
+ZERO_VARIANCE: Final = "zero_variance"
+OUT_OF_TOKENS: Final = "length"
+"""The finish reason of a sample that was cut."""
+
+_STEPS_WORTH: Final = 10
+
+
+class GroupFilter:
+    """Refuses groups as the recipe asks, but not without end: each step has a limit.
+
+    A prompt set on which every group is refused would keep the trainer waiting forever; beyond
+    ``filters.max_per_step`` a step takes what comes. Counts live as long as the controller.
+    """
+
+    def __init__(self, config: FilterConfig, groups_per_step: int) -> None:
+        self._config = config
+        self.limit: Final = config.max_per_step or _STEPS_WORTH * groups_per_step
+        self._filtered: dict[int, int] = {}
+
+    def filtered(self, step: int) -> int:
+        """Groups refused for this step so far."""
+        return self._filtered.get(step, 0)
+
+    def refusal(self, receipt: Receipt, step: int) -> str | None:
+        """Why this group is not to be trained, as a counter's name; None: it is.
+
+        Asked once a finished group, because a refusal counts for ``step``: the one it was stamped
+        for, or the one in progress. A group that is both truncated and without variance is
+        ``truncated``: that explains the other.
+        """
+        reason = self._reason(receipt)
+        if reason is None or self.filtered(step) >= self.limit:
+            return None
+        self._filtered[step] = self.filtered(step) + 1
+        return reason
+
+    def _reason(self, receipt: Receipt) -> str | None:
+        most = self._config.max_truncated_fraction
+        cut = sum(reason == OUT_OF_TOKENS for reason in receipt.finish_reasons)
+        if most is not None and cut / receipt.samples > most:
+            return TRUNCATED
+        if self._config.zero_variance and min(receipt.rewards) == max(receipt.rewards):
+            return ZERO_VARIANCE
+        return None

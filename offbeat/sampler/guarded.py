@@ -1,0 +1,113 @@
+"""A watch over a staleness policy that somebody else wrote: its word is checked before it counts."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.sampler.policy import NEVER, OutstandingGroup, Sampler, View
+
+T = TypeVar("T")
+
+
+class SamplerBroken(OffbeatError):
+    """A custom policy said something that no run can follow."""
+
+    def __init__(self, target: str, method: str, got: str, allowed: str) -> None:
+        super().__init__(target, method, got, allowed)
+        self.target, self.method, self.got, self.allowed = target, method, got, allowed
+
+    def __str__(self) -> str:
+        return f"{self.target}.{self.method} {self.got}; allowed: {self.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The policy ``inner``, every answer of which is legal, or ``SamplerBroken`` is raised.
+
+    The bound is the recipe's, whatever the policy thinks of it: no group past ``max_staleness`` is
+    ever selected. That a policy admits enough, and selects in the end, cannot be checked.
+    """
+
+    inner: Sampler
+    target: str  # how the recipe names it
+    max_staleness: int  # [weight versions]
+    reach: int  # [groups]
+
+    def admit(self, view: View) -> int | None:
+        stamp = self._ask("admit", lambda: self.inner.admit(view))
+        step = view.trainer_version + 1
+        if stamp is None or (_is_int(stamp) and (stamp == NEVER or stamp >= step)):
+            return stamp
+        allowed = f"None, {NEVER} for no particular step, or a step from {step} on"
+        raise self._broken("admit", stamp, allowed)
+
+    def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
+        may = cast(
+            "object", self._ask("may_dispatch", lambda: self.inner.may_dispatch(view, group))
+        )
+        if isinstance(may, bool):
+            return may
+        raise self._broken("may_dispatch", may, "True or False")
+
+    def select(self, view: View) -> list[int]:
+        chosen = self._ordinals("select", lambda: self.inner.select(view), "ready", view.ready)
+        quota, oldest = max(0, view.quota), view.trainer_version - self.max_staleness
+        if len(chosen) > quota:
+            raise self._broken("select", chosen, f"at most the step's quota of {quota} groups")
+        late = [ordinal for ordinal in chosen if view.ready[ordinal].bound_version < oldest]
+        if late:
+            allowed = f"groups of version {oldest} or later (max_staleness={self.max_staleness})"
+            raise self._broken("select", late, allowed)
+        return chosen
+
+    def stale(self, view: View) -> list[int]:
+        return self._ordinals("stale", lambda: self.inner.stale(view), "ready", view.ready)
+
+    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+        in_flight = {ordinal for groups in view.in_flight_at.values() for ordinal in groups}
+        return self._ordinals(
+            "doomed", lambda: self.inner.doomed(view, foreseen=foreseen), "in flight", in_flight
+        )
+
+    def _ordinals(
+        self,
+        method: str,
+        ask: Callable[[], Iterable[int]],
+        place: str,
+        known: Collection[int],
+    ) -> list[int]:
+        """Distinct ordinals of groups that are at this place."""
+        answer: object = self._ask(method, ask)
+        if not isinstance(answer, list | tuple):
+            raise self._broken(method, answer, "a list of ordinals")
+        ordinals = list(cast("list[int]", answer))
+        strange = [each for each in ordinals if not _is_int(each) or each not in known]
+        if strange:
+            raise self._broken(method, strange, f"ordinals of groups that are {place}")
+        if len(set(ordinals)) < len(ordinals):
+            raise self._broken(method, ordinals, "each ordinal once")
+        return ordinals
+
+    def _ask(self, method: str, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except Exception as error:  # the policy's own code may raise anything
+            got = f"raised {type(error).__name__}: {error}"
+            raise SamplerBroken(self.target, method, got, "an answer") from error
+
+    def _broken(self, method: str, got: object, allowed: str) -> SamplerBroken:
+        return SamplerBroken(self.target, method, f"returned {_short(got)}", allowed)
+
+
+_LONGEST_VALUE = 120
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _is_int(value: object) -> bool:
+    """A plain integer: a numpy one would not be written to the journal, True is no ordinal."""
+    return type(value) is int

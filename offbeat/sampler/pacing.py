@@ -1,0 +1,59 @@
+"""Admission that keeps a place for every group: shared by the policies that discard nothing."""
+
+from dataclasses import dataclass
+
+from offbeat.sampler.policy import NEVER, OutstandingGroup, View, doomed_in_flight, past_bound
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """As many groups as there are places for them before they grow too old.
+
+    A group sampled at version o may be trained while the trainer is at o + ``max_staleness``, its
+    *expiry*, or before. All groups can be trained in time if and only if, for every version w from
+    the trainer's on (earliest deadline first)::
+
+        groups with expiry <= w   <=   places in the steps trained at w or before
+
+    ``admit`` and ``may_dispatch`` keep that true as groups come: whatever is sampled from now on
+    expires last, so it is enough to count all of them. ``select`` has to keep it true as places go.
+    """
+
+    groups_per_step: int
+    max_staleness: int  # [weight versions]
+
+    @property
+    def reach(self) -> int:
+        return (self.max_staleness + 1) * self.groups_per_step
+
+    def admit(self, view: View) -> int | None:
+        return NEVER if view.outstanding < self._room(view) else None
+
+    def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
+        """After a rewind more groups wait than there are places; those that wait hold none."""
+        del group
+        return view.outstanding - view.waiting < self._room(view)
+
+    def stale(self, view: View) -> list[int]:
+        return past_bound(view, self.max_staleness)
+
+    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+        """Every group has its place, so there is nothing to foresee."""
+        del foreseen
+        return doomed_in_flight(view, self.max_staleness)
+
+    def _room(self, view: View) -> int:
+        """Places for what is sampled now, and for all that is older."""
+        return places_until(view, view.serving_version + self.max_staleness, self.groups_per_step)
+
+
+def places_until(view: View, version: int, groups_per_step: int) -> int:
+    """Places in the steps trained while the trainer is at ``version`` or before.
+
+    Those left in the open step, and whole steps after it, less what they go without.
+    """
+    step = view.trainer_version + 1
+    if version < view.trainer_version:
+        return 0
+    without = sum(count for at, count in view.shrunk.items() if step < at <= version + 1)
+    return view.quota + (version + 1 - step) * groups_per_step - without

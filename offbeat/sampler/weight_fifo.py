@@ -1,0 +1,28 @@
+"""``weight_fifo``: batches in order of weight version; a batch waits for its oldest group."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+from offbeat.sampler.pacing import Paced
+from offbeat.sampler.policy import View
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFifo(Paced):
+    """Oldest weight version first, in arrival order within a version.
+
+    No group is trained while one of an older version is still in flight, except one that is past
+    the bound and cannot be trained any more. This is earliest deadline first, so what ``admit``
+    found a place for is trained in time.
+    """
+
+    def select(self, view: View) -> list[int]:
+        oldest = view.trainer_version - self.max_staleness
+        in_flight = min((held for held in view.in_flight_at if held >= oldest), default=None)
+        versions = (
+            held
+            for held in sorted(view.ready_at)
+            if held >= oldest and (in_flight is None or held <= in_flight)
+        )
+        in_order = (ordinal for held in versions for ordinal in view.ready_at[held])
+        return list(islice(in_order, max(0, view.quota)))

@@ -1,0 +1,73 @@
+"""``windowed``: more groups than can be trained, so that a step never waits for the slowest."""
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+
+from offbeat.sampler.pacing import places_until
+from offbeat.sampler.policy import NEVER, OutstandingGroup, View, doomed_in_flight, past_bound
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """Any ready group of the last ``max_staleness`` versions; what is older is discarded.
+
+    The window can train ``(max_staleness + 1) * groups_per_step`` groups; ``over_sampling_ratio``
+    times as many are admitted. Those beyond it pay for speed: long rollouts lose more often, so the
+    lengths trained are shorter than the lengths drawn.
+    """
+
+    groups_per_step: int
+    max_staleness: int  # [weight versions]
+    over_sampling_ratio: float = 1.0
+    freshest_first: bool = False
+
+    @property
+    def reach(self) -> int:
+        window = (self.max_staleness + 1) * self.groups_per_step
+        return math.ceil(self.over_sampling_ratio * window)
+
+    def admit(self, view: View) -> int | None:
+        return NEVER if self._has_room(view, view.outstanding) else None
+
+    def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
+        del group
+        return self._has_room(view, view.outstanding - view.waiting)
+
+    def select(self, view: View) -> list[int]:
+        oldest = view.trainer_version - self.max_staleness
+        if self.freshest_first:
+            versions = (held for held in sorted(view.ready_at, reverse=True) if held >= oldest)
+            turn = (ordinal for held in versions for ordinal in view.ready_at[held])
+        else:
+            ready = view.ready.values()
+            turn = (group.ordinal for group in ready if group.bound_version >= oldest)
+        return list(islice(turn, max(0, view.quota)))
+
+    def stale(self, view: View) -> list[int]:
+        return past_bound(view, self.max_staleness)
+
+    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+        """Foreseen: enough ready groups that expire no earlier fill every step until its expiry.
+
+        They go first in either order. Those that expire earlier do not count: they may be gone
+        themselves by then, and leave a place.
+        """
+        late = doomed_in_flight(view, self.max_staleness)
+        if not foreseen:
+            return late
+        ready, too_late = 0, list[int]()
+        for held in sorted(view.versions, reverse=True):
+            if held + self.max_staleness < view.trainer_version:
+                break
+            ready += len(view.ready_at.get(held, ()))
+            places = places_until(view, held + self.max_staleness, self.groups_per_step)
+            if ready >= places:
+                too_late += view.in_flight_at.get(held, ())
+        return late + too_late
+
+    def _has_room(self, view: View, groups: int) -> bool:
+        """For one more than ``groups``, besides those that the open step has claimed."""
+        claimed = self.groups_per_step - view.quota
+        in_window = view.serving_version + self.max_staleness >= view.trainer_version
+        return in_window and groups + claimed < self.reach

@@ -1,0 +1,82 @@
+"""One actor: a name, the process that bears it now, and an owner who replaces a dead one."""
+
+from collections.abc import Callable
+from typing import Final
+
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.messages.failures import StaleFence
+from offbeat.simulation.faults import Moment
+from offbeat.simulation.network import Call
+from offbeat.simulation.processes import OUTSIDE, Process
+from offbeat.simulation.records import FenceObeyed, FenceRefused
+from offbeat.simulation.surroundings import Surroundings
+
+START_S: Final = (0.5, 3.0)
+LATE_START_S: Final = (20.0, 60.0)
+
+
+class Actor:
+    """Base of the fakes. A life begins with ``born`` and ends with ``die``."""
+
+    in_order = False
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        self.name, self.around = name, around
+        self.life = 0
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        self.life += 1
+        self.process = Process(f"{self.name} life {self.life}")
+        self._guard = FenceGuard(self.name)
+        self._highest = 0  # incarnation heard of, counted apart from the guard
+        self.born()
+
+    def born(self) -> None:
+        """A new process has started; it knows nothing."""
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """The process is dead."""
+
+    def serve(self, call: Call) -> None:
+        raise NotImplementedError
+
+    def die(self) -> bool:
+        """SIGKILL. The owner starts a new process a little later. False: there was none."""
+        process, loop = self.process, self.around.loop
+        if not process.alive:
+            return False
+        loop.kill(process)
+        self.around.network.died(process)
+        self.ended()
+        late = self.around.faults.at(Moment.BIRTH, self.name)
+        start_s = self.around.rng.uniform(*(LATE_START_S if late else START_S))
+        loop.at(loop.time() + start_s, OUTSIDE, self._begin_life)
+        return True
+
+    def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
+        """Run it in this process, if it still lives by then."""
+        loop = self.around.loop
+        loop.at(loop.time() + delay_s, self.process, callback, *args)
+
+    def check_fence(self, call: Call) -> None:
+        """Let a call pass.
+
+        Raises:
+            StaleFence: Its controller was replaced.
+        """
+        got, record = call.fence.incarnation, self.around.record
+        try:
+            self._guard.check(call.fence)
+        except StaleFence:
+            record(FenceRefused(self.around.loop.time(), self.name, got, self._highest))
+            raise
+        if got < self._highest:
+            record(FenceObeyed(self.around.loop.time(), self.name, got, self._highest))
+        elif got > self._highest:
+            self._highest = got
+            self.superseded(got)
+
+    def superseded(self, incarnation: int) -> None:
+        """A new controller speaks for the first time."""

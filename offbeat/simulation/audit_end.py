@@ -1,0 +1,133 @@
+"""How an episode may end: I3 and I8 at rest, I9, I14, I15, I16."""
+
+import builtins
+import re
+from typing import Final
+
+from offbeat.config.rollouts import CustomSamplerConfig, WindowedConfig
+from offbeat.config.run import RunConfig
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_groups import ADMITTED, IN_FLIGHT, READY, TRAINING, Groups
+from offbeat.simulation.audit_steps import Steps
+from offbeat.simulation.audit_world import World
+from offbeat.simulation.records import ControllerEnd, Ended
+
+OUTCOMES: Final = ("finished", "failed", "aborted")
+STOPPED: Final = "stop"
+"""Kind of the fault record that says: an operator asked the run to end after the step."""
+
+OWN_MISTAKES: Final = frozenset(
+    {
+        "CancelledError",
+        "CannotRewind",
+        "Deadlock",
+        "ExceptionGroup",
+        "IllegalMove",
+        "OutOfBudget",
+        "RunFailed",
+        "SchemaError",
+        "StaleHandle",
+        "StepAlreadyOpen",
+        "StepOutOfOrder",
+        "TrainerAhead",
+        "TrainerLost",
+    }
+)
+"""Causes that no fault explains: the controller got itself there."""
+
+_QUIET: Final = re.compile(r"nothing moved for ([\d.e+]+) s")
+_STEP: Final = re.compile(r"\bstep \d+\b")
+_VERSION: Final = re.compile(r"\bversion \d+\b")
+
+
+class End:
+    """The last checks, once everything has been read."""
+
+    def __init__(
+        self, config: RunConfig, groups: Groups, steps: Steps, world: World, findings: Findings
+    ) -> None:
+        self._config, self._groups, self._steps = config, groups, steps
+        self._world, self._findings = world, findings
+
+    def check(self) -> None:
+        """Everything about the end."""
+        ended = self._world.ended
+        for life in self._world.lives:
+            self._findings.current = life
+            self._check_error(life)
+        if ended is None:
+            self._findings.current = None
+            self._findings.add("I9", "the episode has no end")
+            return
+        self._findings.current = ended
+        self._check_outcome(ended)
+        finished = ended.outcome == "finished"
+        self._steps.check_end(finished=finished)
+        if finished:
+            self._check_sums()
+
+    def _check_error(self, life: ControllerEnd) -> None:
+        add, cause = self._findings.add, life.cause
+        if life.outcome != "failed":
+            return
+        if not cause or cause in OWN_MISTAKES or hasattr(builtins, cause):
+            add("I9", f"the run failed by its own mistake: {cause or 'no cause'}: {life.error}")
+        elif cause == "RunStalled" and not self._excused_stall(life):
+            add("I9", f"the run stalled although no fault held it up: {life.error}")
+        if not (_STEP.search(life.error) and _VERSION.search(life.error) and cause in life.error):
+            add("I16", f"the error does not name step, version and cause {cause!r}: {life.error!r}")
+
+    def _excused_stall(self, life: ControllerEnd) -> bool:
+        """It waited as long as it was told to, and a fault fired within twice that time.
+
+        A shorter silence is a deadlock: the controller found that nobody could ever act.
+        """
+        last, patience_s = self._world.last_fault_at, self._config.supervision.stall_timeout_s
+        quiet = _QUIET.search(life.error)
+        waited = quiet is not None and float(quiet[1]) >= patience_s
+        return waited and last is not None and life.at - last <= 2 * patience_s
+
+    def _check_outcome(self, ended: Ended) -> None:
+        add = self._findings.add
+        if ended.outcome not in OUTCOMES:
+            add("I9", f"the episode ended {ended.outcome!r}")
+        if ended.running:
+            add("I8", f"{ended.running} rollouts still run after the end")
+        # Whoever adopts a step, or loses the trainer right after one, has no measures of it.
+        excused = max(0, len(self._world.lives) - 1) + self._steps.rewinds
+        if ended.telemetry_lost > excused:
+            add("I14", f"the metrics of {ended.telemetry_lost} steps are lost")
+        if ended.unclosed:
+            add("I15", f"never told to close: {', '.join(ended.unclosed)}")
+
+    def _check_sums(self) -> None:
+        """A finished run trained what it drew."""
+        add, groups, steps = self._findings.add, self._groups, self._steps
+        config, made = self._config, len(self._steps.stack)
+        stopped, counts = STOPPED in self._world.fault_kinds, groups.counts
+        if groups.failed > config.rollout.drop_budget:
+            add(
+                "I3",
+                f"{groups.failed} prompts were given up; rollout.drop_budget is "
+                f"{config.rollout.drop_budget}",
+            )
+        left = {place: counts[place] for place in (ADMITTED, IN_FLIGHT, READY, TRAINING)}
+        if any(left.values()) and not (stopped or self._over_samples()):
+            add("I3", f"the run finished with groups neither trained nor dropped: {left}")
+        endless = groups.prompts is None and config.data.epochs is None
+        if made > config.steps:
+            add("I3", f"{made} steps were trained; {config.steps} were asked for")
+        elif stopped:
+            return
+        elif endless and steps.short:
+            add("I3", f"{steps.short[1]}, and the data has no end")
+        elif made < config.steps and (endless or not groups.source_is_empty):
+            left_over = "no end" if endless else f"{groups.prompts} prompts, {groups.drawn} drawn"
+            add("I3", f"it finished after {made} of {config.steps} steps; the data has {left_over}")
+
+    def _over_samples(self) -> bool:
+        """The policy admits more than it can train, as asked."""
+        sampler = self._config.sampler
+        if isinstance(sampler, WindowedConfig):
+            return sampler.over_sampling_ratio > 1
+        return isinstance(sampler, CustomSamplerConfig)

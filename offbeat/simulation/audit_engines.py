@@ -1,0 +1,100 @@
+"""What the journal says of weights and engines, held against the engines' own word: I5, I6."""
+
+from offbeat.controller.events import Committed, Dispatched, Opened, Released, Rewound, Served
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_groups import Groups, Row
+from offbeat.simulation.audit_world import World
+
+
+class Engines:
+    """Which engine may be given work in this life of the controller and this lineage."""
+
+    def __init__(self, groups: Groups, world: World, findings: Findings) -> None:
+        self._groups, self._world, self._findings = groups, world, findings
+        self._served: dict[str, Served] = {}  # the last ack of each engine
+        self._lives: set[tuple[str, str]] = set()  # that acked
+        self._released: dict[int, str] = {}  # digest by version
+
+    def opened(self, event: Opened) -> None:
+        del event
+        self._forget()
+
+    def rewound(self, event: Rewound) -> None:
+        self._forget()
+        kept = {v: digest for v, digest in self._released.items() if v <= event.to_version}
+        self._released = kept
+
+    def _forget(self) -> None:
+        """Whatever an engine served before: it has to ack again before it is given work."""
+        self._served.clear()
+        self._lives.clear()
+
+    def released(self, event: Released) -> None:
+        if (event.version, event.digest) not in self._world.published:
+            self._findings.add(
+                "I6",
+                f"version {event.version} is released with digest {event.digest}; the trainer "
+                "published none such",
+            )
+        if event.version > self._groups.version:
+            self._findings.add(
+                "I5", f"version {event.version} is released at version {self._groups.version}"
+            )
+        self._released[event.version] = event.digest
+
+    def served(self, event: Served) -> None:
+        ack = event.engine, event.incarnation, event.epoch, event.version, event.digest
+        if ack not in self._world.serves:
+            self._findings.add("I6", f"the ack {ack} is counted on; no such weights were served")
+        if self._released.get(event.version) != event.digest:
+            self._findings.add(
+                "I6",
+                f"{event.engine} serves version {event.version} with digest {event.digest}; "
+                f"released was {self._released.get(event.version)}",
+            )
+        before = self._served.get(event.engine)
+        if (
+            before is not None
+            and before.incarnation == event.incarnation
+            and event.version < before.version
+        ):
+            self._findings.add(
+                "I5", f"{event.engine} went from version {before.version} back to {event.version}"
+            )
+        self._served[event.engine] = event
+        self._lives.add((event.engine, event.incarnation))
+
+    def dispatched(self, event: Dispatched) -> None:
+        served = self._served.get(event.engine)
+        if served is None:
+            self._findings.add(
+                "I6",
+                f"group {event.ordinal} goes to {event.engine}, which has acked nothing since this "
+                "controller or this lineage began",
+            )
+        elif served.version != event.version:
+            self._findings.add(
+                "I6",
+                f"group {event.ordinal} goes to {event.engine} as version {event.version}; it acked "
+                f"{served.version}",
+            )
+
+    def committed(self, event: Committed, row: Row) -> None:
+        receipt, add = event.receipt, self._findings.add
+        name = f"group {receipt.ordinal} attempt {receipt.attempt}"
+        life = receipt.engine, receipt.engine_incarnation
+        answers = self._world.answers.get((receipt.ordinal, receipt.attempt, *life), ())
+        if all(answer.spans != receipt.version_spans for answer in answers):
+            add("I6", f"{name} is committed with {receipt.version_spans}; no worker sent that")
+        if receipt.engine != row.engine:
+            add("I6", f"{name} was dispatched to {row.engine} and comes from {receipt.engine}")
+        elif life not in self._lives:
+            add("I6", f"{name} comes from {life}, which acked no weights")
+        if row.oldest < row.version:
+            add("I6", f"{name} has tokens of version {row.oldest}; its engine had {row.version}")
+        if row.newest > self._groups.version:
+            add(
+                "I4",
+                f"{name} has tokens of version {row.newest}; the trainer is at "
+                f"{self._groups.version}",
+            )

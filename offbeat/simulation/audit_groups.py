@@ -1,0 +1,262 @@
+"""The auditor's own table of prompt groups, told by the journal alone: I1, and what it implies.
+
+Naive on purpose: one row a group, every move checked against the row. An illegal move is reported
+and then made all the same, so that one broken rule is not told as ten.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from offbeat.config.limits import sampler_reach
+from offbeat.config.rollouts import CustomSamplerConfig
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import (
+    Admitted,
+    Committed,
+    Dispatched,
+    Dropped,
+    Opened,
+    Returned,
+)
+from offbeat.messages.groups import Receipt
+from offbeat.simulation.audit_findings import Findings
+
+ADMITTED: Final = "admitted"
+IN_FLIGHT: Final = "in flight"
+READY: Final = "ready"
+TRAINING: Final = "training"
+TRAINED: Final = "trained"
+DROPPED: Final = "dropped"
+UNKNOWN: Final = "never drawn"
+ENDLESS: Final = 2**63
+PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
+
+LEAVES_FROM: Final = {
+    "infrastructure": (IN_FLIGHT,),
+    "data": (IN_FLIGHT,),
+    "cancelled": (IN_FLIGHT,),
+    "evicted": (READY,),
+    "recovered": (IN_FLIGHT, READY),
+}
+"""Where a group is that returns to be rolled out again, by kind."""
+
+DROP_REASONS: Final = frozenset(
+    {
+        "empty_group",
+        "environment_raised",
+        "no_valid_tokens",
+        "overlong",
+        "refused_at_commit",
+        "reward_deadline",
+        "reward_import_failed",
+        "reward_nan",
+        "reward_none",
+        "reward_not_finite",
+        "reward_process_died",
+        "reward_raised",
+        "reward_wrong_type",
+        "stale",
+        "step_not_applied",
+        "truncated",
+        "zero_variance",
+    }
+)
+"""Why a prompt may be given up."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One prompt group."""
+
+    place: str = UNKNOWN
+    attempt: int = 0  # of the last dispatch
+    engine: str = ""
+    version: int = -1  # its engine's, by the dispatch
+    life: int = 0  # of the controller that dispatched it
+    receipt: Receipt | None = None
+    oldest: int = -1  # version of its oldest token
+    newest: int = -1
+
+
+class Groups:
+    """Every group that was ever drawn, and how many are where."""
+
+    def __init__(self, config: RunConfig, prompts: int | None, findings: Findings) -> None:
+        self._config, self.prompts, self._findings = config, prompts, findings
+        self.rows: dict[int, Row] = {}
+        self.drawn = 0
+        self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
+        self.version = 0  # of the trainer, by the books
+        self.shrunk: dict[int, int] = {}  # groups that a step goes without, by step
+        self.brought_back = 0  # outstanding after a rewind: more than the policy would ever admit
+        self.failed = 0  # prompts dropped for a failure
+        self._life = self._incarnation = 0  # lives of the controller so far; the last one's number
+        custom = isinstance(config.sampler, CustomSamplerConfig)
+        # A policy of the user's own may reach further, and have its own reasons to evict.
+        self._reach = ENDLESS if custom else sampler_reach(config)
+        self._capacity = config.buffer.capacity_groups or self._reach
+        self._max_in_flight = config.rollout.max_in_flight or self._reach
+        self._bound = config.sampler.max_staleness
+        self._evicts_stale_only = not custom
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that are neither trained nor dropped."""
+        counts = self.counts
+        return counts[ADMITTED] + counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
+
+    @property
+    def source_is_empty(self) -> bool:
+        """Every prompt there is has been drawn."""
+        return self.prompts is not None and self.drawn >= self.prompts
+
+    def move(self, ordinal: int, place: str) -> Row:
+        row = self.rows[ordinal]
+        self.counts[row.place] -= 1
+        self.counts[place] += 1
+        row.place = place
+        return row
+
+    def expect(self, what: str, ordinal: int, *places: str) -> Row:
+        """The group's row; a finding unless it is in one of these places."""
+        row = self.rows.get(ordinal)
+        if row is None:
+            row = self.rows[ordinal] = Row()
+            self.counts[UNKNOWN] += 1
+        if row.place not in places:
+            invariant = "I2" if row.place == TRAINED else "I1"
+            self._findings.add(
+                invariant,
+                f"group {ordinal} is {row.place} (attempt {row.attempt}); {what} needs it "
+                f"{' or '.join(places)}",
+            )
+        return row
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def opened(self, event: Opened) -> None:
+        if event.incarnation <= self._incarnation:
+            self._findings.add(
+                "I13",
+                f"incarnation {event.incarnation} opens after incarnation {self._incarnation}",
+            )
+        self._life += 1
+        self._incarnation = event.incarnation
+
+    def admitted(self, event: Admitted) -> None:
+        if event.ordinal != self.drawn:
+            self._findings.add(
+                "I1", f"ordinal {event.ordinal} was drawn; the next one is {self.drawn}"
+            )
+        if event.ordinal in self.rows:
+            return
+        self.drawn += 1
+        self.rows[event.ordinal] = Row(ADMITTED)
+        self.counts[ADMITTED] += 1
+        if self.outstanding <= self._reach:
+            self.brought_back = 0
+        elif self.outstanding > self.brought_back:
+            self._findings.add(
+                "I8",
+                f"{self.outstanding} groups are outstanding; the sampler's reach is {self._reach}",
+            )
+
+    def dispatched(self, event: Dispatched) -> None:
+        row = self.expect("a dispatch", event.ordinal, ADMITTED)
+        if event.attempt != row.attempt + 1:
+            self._findings.add(
+                "I1",
+                f"group {event.ordinal} is dispatched as attempt {event.attempt}; the last one was "
+                f"{row.attempt}",
+            )
+        self.move(event.ordinal, IN_FLIGHT)
+        row.attempt, row.engine, row.version = event.attempt, event.engine, event.version
+        row.life, row.receipt = self._life, None
+        self._check_permits()
+
+    def _check_permits(self) -> None:
+        counts = self.counts
+        if counts[IN_FLIGHT] > self._max_in_flight:
+            self._findings.add(
+                "I8",
+                f"{counts[IN_FLIGHT]} groups are in flight; at most {self._max_in_flight} may be",
+            )
+        held = counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
+        if held > self._capacity:
+            self._findings.add(
+                "I8", f"{held} groups fill the buffer; its capacity is {self._capacity}"
+            )
+
+    def returned(self, event: Returned) -> None:
+        places = LEAVES_FROM.get(event.kind)
+        if places is None:
+            self._findings.add("I1", f"group {event.ordinal} returned for {event.kind!r}")
+            places = (IN_FLIGHT, READY)
+        row = self.expect(f"to be {event.kind}", event.ordinal, *places)
+        if event.attempt != row.attempt:
+            self._findings.add(
+                "I1",
+                f"attempt {event.attempt} of group {event.ordinal} returned; {row.attempt} was out",
+            )
+        if event.kind == "evicted":
+            self._check_too_old("evicted", event.ordinal, row)
+        self.move(event.ordinal, ADMITTED).receipt = None
+
+    def committed(self, event: Committed) -> Row:
+        receipt = event.receipt
+        row = self.expect("a commit", receipt.ordinal, IN_FLIGHT)
+        if receipt.attempt != row.attempt or row.life != self._life:
+            self._findings.add(
+                "I1",
+                f"attempt {receipt.attempt} of group {receipt.ordinal} was committed; attempt "
+                f"{row.attempt} of controller life {row.life} was out, and this is life {self._life}",
+            )
+        if receipt.samples != self._config.samples_per_group or not all(
+            map(math.isfinite, receipt.rewards)
+        ):
+            self._findings.add(
+                "I11", f"group {receipt.ordinal} was committed with rewards {receipt.rewards}"
+            )
+        versions = [version for sample in receipt.version_spans for version, _ in sample] or [-1]
+        self.move(receipt.ordinal, READY)
+        row.receipt, row.oldest, row.newest = receipt, min(versions), max(versions)
+        return row
+
+    def dropped(self, event: Dropped) -> None:
+        row = self.expect("a drop", event.ordinal, ADMITTED, IN_FLIGHT, READY)
+        self.check_reason(event.ordinal, event.reason)
+        if event.reason == "stale":
+            self._check_too_old("dropped as stale", event.ordinal, row)
+        elif not event.filtered:
+            self.failed += 1
+        if event.shrinks:
+            if event.filtered:
+                self._findings.add(
+                    "I3", f"group {event.ordinal} was filtered and its step {event.shrinks} shrunk"
+                )
+            self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
+        self.move(event.ordinal, DROPPED).receipt = None
+
+    def check_reason(self, ordinal: int, reason: str) -> None:
+        if reason not in DROP_REASONS:
+            self._findings.add("I3", f"group {ordinal} was dropped for {reason!r}: no known reason")
+
+    def check_age(self, ordinal: int, row: Row) -> None:
+        """Its tokens may be trained now."""
+        if row.receipt is None:
+            return
+        if self.version - row.oldest > self._bound or row.newest > self.version:
+            self._findings.add(
+                "I4",
+                f"group {ordinal} has tokens of versions {row.oldest} to {row.newest}; the trainer "
+                f"is at {self.version}, max_staleness is {self._bound}",
+            )
+
+    def _check_too_old(self, what: str, ordinal: int, row: Row) -> None:
+        if self._evicts_stale_only and row.receipt and self.version - row.oldest <= self._bound:
+            self._findings.add(
+                "I3",
+                f"group {ordinal} of version {row.oldest} was {what} at version {self.version}: "
+                f"within max_staleness {self._bound}",
+            )

@@ -1,0 +1,304 @@
+"""The auditor's account of optimizer steps: the journal's story held against the trainer's own.
+
+I2, I5, I7, and the sums of I3. By the journal a step is claimed, intended, applied or refused; the
+trainer wrote down what it stepped over. Neither may know of a step that the other does not count.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import (
+    Checkpointed,
+    Claimed,
+    Rewound,
+    StepApplied,
+    StepIntent,
+    StepRefused,
+    Unclaimed,
+)
+from offbeat.messages.groups import Receipt
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.audit_groups import (
+    ADMITTED,
+    DROPPED,
+    IN_FLIGHT,
+    READY,
+    TRAINED,
+    TRAINING,
+    Groups,
+)
+from offbeat.simulation.audit_world import Moment, Trained, World
+
+
+class Intent(NamedTuple):
+    """What the books knew when a step was about to be finished."""
+
+    ordinals: tuple[int, ...]
+    receipts: dict[int, Receipt | None]
+    before: Trained
+
+
+class Steps:
+    """The steps as the journal tells them."""
+
+    def __init__(self, config: RunConfig, groups: Groups, world: World, findings: Findings) -> None:
+        self._config, self._groups, self._world = config, groups, world
+        self._findings = findings
+        self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
+        self.intent: tuple[int, int] | None = None  # its outcome is not known
+        self.stack: list[tuple[int, int]] = []  # step and attempt that made versions 1, 2, ...
+        self.short: tuple[int, str] | None = None  # the newest step that was not full, and how
+        self.rewinds = 0
+        self._lineage = 0
+        self._training: list[int] = []  # in claim order
+        self._intents: dict[tuple[int, int], Intent] = {}
+        self._trained: list[tuple[int, ...]] = []  # ordinals of versions 1, 2, ...
+        self._last_attempt = 0
+
+    # --- the journal -----------------------------------------------------------------------------
+
+    def claimed(self, event: Claimed) -> None:
+        findings, groups, key = self._findings, self._groups, (event.step, event.attempt)
+        if event.step != groups.version + 1:
+            findings.add(
+                "I7", f"step {event.step} claims groups while the trainer is at {groups.version}"
+            )
+        if self.open is None and event.attempt <= self._last_attempt:
+            findings.add("I7", f"attempt {event.attempt} begins after attempt {self._last_attempt}")
+        if self.open not in (None, key):
+            findings.add("I7", f"{key} claims groups while {self.open} is open")
+        self.open, self._last_attempt = key, max(event.attempt, self._last_attempt)
+        for ordinal in event.ordinals:
+            row = groups.expect("a claim", ordinal, READY)
+            groups.check_age(ordinal, row)
+            groups.move(ordinal, TRAINING)
+        self._training += event.ordinals
+        room = self._config.groups_per_step - groups.shrunk.get(event.step, 0)
+        if len(self._training) > room:
+            findings.add(
+                "I3",
+                f"step {event.step} claims {len(self._training)} groups; it has room for {room}",
+            )
+
+    def unclaimed(self, event: Unclaimed) -> None:
+        if self.open is not None and self.open[0] != event.step:  # a later life has own attempts
+            self._findings.add("I7", f"step {event.step} is aborted; open is {self.open}")
+        self._leave(READY)
+
+    def intended(self, event: StepIntent) -> None:
+        key = event.step, event.attempt
+        self._is_open("is intended", *key)
+        self._same_ordinals("intends", event.step, event.ordinals)
+        if key in self._intents:
+            self._findings.add("I7", f"step {event.step} attempt {event.attempt} is intended twice")
+        rows = self._groups.rows
+        for ordinal in self._training:
+            self._groups.check_age(ordinal, rows[ordinal])
+        receipts = {ordinal: rows[ordinal].receipt for ordinal in self._training}
+        self._intents[key] = Intent(event.ordinals, receipts, tuple(self.stack))
+        self.intent = key
+
+    def applied(self, event: StepApplied) -> None:
+        findings, groups, key = self._findings, self._groups, (event.step, event.attempt)
+        if self.intent != key:
+            findings.add("I7", f"step {key} was applied; the last intent is {self.intent}")
+        self._same_ordinals("applies", event.step, event.ordinals)
+        if event.version != groups.version + 1 or event.step != event.version:
+            findings.add(
+                "I5",
+                f"step {event.step} made version {event.version} out of {groups.version}",
+            )
+        if event.frontier != groups.drawn:
+            findings.add(
+                "I1", f"the frontier is {event.frontier}; {groups.drawn} prompts were drawn"
+            )
+        self._check_applied_by_trainer(event)
+        self._check_size(event)
+        self._leave(TRAINED)
+        self.stack.append(key)
+        self._trained.append(event.ordinals)
+        groups.version = len(self.stack)
+
+    def refused(self, event: StepRefused) -> None:
+        self._is_open("is refused", event.step, event.attempt)
+        for ordinal in self._training:
+            self._groups.check_reason(ordinal, event.reason)
+        if (event.step, event.attempt) in self._world.steps:
+            self._findings.add(
+                "I7",
+                f"step {event.step} attempt {event.attempt} was refused; the trainer applied it",
+            )
+        self._leave(DROPPED)
+
+    def rewound(self, event: Rewound) -> None:
+        findings, groups = self._findings, self._groups
+        if event.to_version > groups.version or event.lineage != self._lineage + 1:
+            findings.add(
+                "I5",
+                f"version {groups.version} of lineage {self._lineage} is rewound to "
+                f"{event.to_version} of lineage {event.lineage}",
+            )
+        if event.to_version not in self._world.restored:
+            findings.add("I2", f"the trainer was never restored to version {event.to_version}")
+        if groups.counts[IN_FLIGHT]:
+            findings.add("I1", f"{groups.counts[IN_FLIGHT]} groups are in flight over a rewind")
+        self._lineage = event.lineage
+        self.rewinds += 1
+        self._leave(READY)
+        for ordinal, row in groups.rows.items():
+            if row.place == READY and row.newest > event.to_version:
+                groups.move(ordinal, ADMITTED).receipt = None
+        for ordinals in self._trained[event.to_version :]:
+            for ordinal in ordinals:
+                groups.move(ordinal, ADMITTED).receipt = None
+        del self.stack[event.to_version :], self._trained[event.to_version :]
+        groups.version, groups.brought_back = len(self.stack), groups.outstanding
+        if self.short is not None and self.short[0] > groups.version:
+            self.short = None
+
+    def checkpointed(self, event: Checkpointed) -> None:
+        if (event.version, event.digest) not in self._world.written:
+            self._findings.add(
+                "I12",
+                f"a checkpoint of version {event.version} with digest {event.digest} is counted on; "
+                "none was written",
+            )
+        if event.version > self._groups.version:
+            self._findings.add(
+                "I12",
+                f"a checkpoint of version {event.version} is counted on at version "
+                f"{self._groups.version}",
+            )
+
+    def _leave(self, place: str) -> None:
+        """The open step ends, one way or the other."""
+        for ordinal in self._training:
+            self._groups.move(ordinal, place)
+        self._training, self.open, self.intent = [], None, None
+
+    def _is_open(self, what: str, step: int, attempt: int) -> None:
+        if self.open is not None and self.open != (step, attempt):
+            self._findings.add("I7", f"step {(step, attempt)} {what}; open is {self.open}")
+
+    def _same_ordinals(self, what: str, step: int, ordinals: tuple[int, ...]) -> None:
+        if list(ordinals) != self._training:
+            self._findings.add(
+                "I1", f"step {step} {what} groups {ordinals}; it has claimed {self._training}"
+            )
+
+    def _check_size(self, event: StepApplied) -> None:
+        """Every step is whole, but for the one that ends the data."""
+        if self.short is not None:
+            # Batches bound to their step stay as they are when no prompt is left to fill them up.
+            if not self._groups.source_is_empty:
+                self._findings.add("I3", f"{self.short[1]}, and another step followed")
+            self.short = None
+        size, config = len(event.ordinals), self._config
+        whole = config.groups_per_step - self._groups.shrunk.get(event.step, 0)
+        if size < whole:
+            self.short = (
+                event.version,
+                f"step {event.step} trained {size} groups instead of {whole}",
+            )
+        if whole < config.rollout.min_step_batch_fraction * config.groups_per_step:
+            self._findings.add(
+                "I3", f"step {event.step} shrank to {whole} of {config.groups_per_step} groups"
+            )
+
+    def _check_applied_by_trainer(self, event: StepApplied) -> None:
+        moment = self._world.steps.get((event.step, event.attempt))
+        if moment is None or moment.record.version != event.version:
+            self._findings.add(
+                "I2",
+                f"step {event.step} attempt {event.attempt} counts as version {event.version}; the "
+                "trainer never applied it",
+            )
+        elif sorted(moment.record.ordinals) != sorted(event.ordinals):
+            self._findings.add(
+                "I2",
+                f"step {event.step} counts groups {event.ordinals} as trained; the trainer says "
+                f"{moment.record.ordinals}",
+            )
+
+    # --- the trainer's records -------------------------------------------------------------------
+
+    def check_trainer(self) -> None:
+        """Hold each step of the trainer against what the books knew when they asked for it."""
+        findings = self._findings
+        findings.source = "records"
+        for key, moment in self._world.steps.items():
+            findings.index, findings.current = moment.index, moment.record
+            intent = self._intents.get(key)
+            if intent is None:
+                findings.add("I7", f"step {key} was applied without a durable intent")
+                continue
+            if sorted(intent.ordinals) != sorted(moment.record.ordinals):
+                findings.add(
+                    "I7",
+                    f"step {key} was intended with groups {intent.ordinals}; the trainer applied "
+                    f"{moment.record.ordinals}",
+                )
+            if intent.before != moment.before:
+                findings.add("I2", f"step {key} began: {difference(moment.before, intent.before)}")
+            self._check_samples(moment, intent)
+
+    def check_end(self, *, finished: bool) -> None:
+        """What the trainer holds at the end is what the books count."""
+        held, counted = self._world.held, tuple(self.stack)
+        if held == counted:
+            return
+        if not finished:
+            unknown = (*counted, self.intent) if self.intent else counted
+            if held in (unknown, counted[: len(held)]):
+                return  # the next controller would ask, and adopt the step or rewind
+        self._findings.add("I2", f"at the end {difference(held, counted)}")
+
+    def _check_samples(self, moment: Moment, intent: Intent) -> None:
+        """The trained payloads are the committed ones, sampled from weights of this lineage."""
+        record = moment.record
+        for ordinal, attempt, oldest in zip(
+            record.ordinals, record.attempts, record.oldest, strict=True
+        ):
+            receipt = intent.receipts.get(ordinal)
+            if receipt is None:
+                continue
+            spans = receipt.version_spans
+            if attempt != receipt.attempt or oldest != min(v for s in spans for v, _ in s):
+                self._findings.add(
+                    "I6",
+                    f"group {ordinal} was trained as attempt {attempt} of version {oldest}; its "
+                    f"receipt is attempt {receipt.attempt} with {spans}",
+                )
+                continue
+            self._check_digests(moment, receipt)
+
+    def _check_digests(self, moment: Moment, receipt: Receipt) -> None:
+        """Of the answers that this receipt may be: a draw that a crash forgot may be drawn again."""
+        key = receipt.ordinal, receipt.attempt, receipt.engine, receipt.engine_incarnation
+        wrong = [
+            _other_weights(answer.digests, moment.digests)
+            for answer in self._world.answers.get(key, ())
+            if answer.spans == receipt.version_spans
+        ]
+        if wrong and all(wrong):
+            self._findings.add("I6", f"group {receipt.ordinal} was sampled from {wrong[-1]}")
+
+
+def _other_weights(sampled: Mapping[int, str], held: Sequence[str | None]) -> str:
+    """The first version whose weights are not those the trainer had for it; empty: none."""
+    for version, digest in sampled.items():
+        known = held[version] if version < len(held) else None
+        if known is not None and digest != known:
+            return f"version {version} with digest {digest}; the trainer that trains it had {known}"
+    return ""
+
+
+def difference(held: Trained, counted: Trained) -> str:
+    """The first version about which trainer and books disagree."""
+    for version, (theirs, ours) in enumerate(zip(held, counted, strict=False), start=1):
+        if theirs != ours:
+            return f"version {version} of the trainer is step {theirs}, of the books {ours}"
+    if len(held) > len(counted):
+        return f"the trainer holds step {held[len(counted)]}, which the books do not count"
+    return f"the books count step {counted[len(held)]}, which the trainer does not hold"

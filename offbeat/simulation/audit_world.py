@@ -1,0 +1,303 @@
+"""The auditor's first pass: what the actors wrote down, taken by itself and indexed.
+
+Nothing of the controller is looked at here, so whatever is wrong is wrong by the actors' own word:
+weights that were never published, a step that was trained twice, a checkpoint that does not verify.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from offbeat.config.limits import sampler_reach
+from offbeat.config.run import RunConfig
+from offbeat.messages.groups import VersionSpans
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.records import (
+    CheckpointLatest,
+    CheckpointWritten,
+    ControllerEnd,
+    Ended,
+    EngineServes,
+    Fault,
+    FenceObeyed,
+    Generated,
+    PermitsUsed,
+    Published,
+    Record,
+    Scored,
+    TrainerApplied,
+    TrainerLife,
+    TrainerRestored,
+)
+
+_MIB = 2**20
+
+Trained = tuple[tuple[int, int], ...]
+"""Step and attempt that made each version the trainer holds, oldest first."""
+
+
+class Answer(NamedTuple):
+    """A group as its worker sent it."""
+
+    spans: tuple[VersionSpans, ...]
+    digests: dict[int, str]  # of the weights behind each version, as its engine served them
+
+
+class Moment(NamedTuple):
+    """One optimizer step as the trainer knows it."""
+
+    index: int  # of its record
+    record: TrainerApplied
+    before: Trained
+    digests: tuple[str | None, ...]  # of versions 0, 1, ... before the step; None: never told
+
+
+class World:
+    """What really happened, by the word of those to whom it happened."""
+
+    def __init__(self, config: RunConfig, findings: Findings) -> None:
+        self._config, self._findings = config, findings
+        self.ended: Ended | None = None
+        self.lives: list[ControllerEnd] = []
+        self.last_fault_at: float | None = None
+        self.fault_kinds: set[str] = set()
+        self.answers: dict[tuple[int, int, str, str], list[Answer]] = {}
+        self.serves: set[tuple[str, str, int, int, str]] = set()
+        self.published: dict[tuple[int, str], int] = {}  # with the lineage it was last made in
+        self.written: set[tuple[int, str]] = set()
+        self.restored: set[int] = {0}
+        self.steps: dict[tuple[int, int], Moment] = {}
+        self._served: dict[tuple[str, str], dict[int, str]] = {}  # by engine and life
+        self._newest: dict[tuple[str, str], tuple[int, int]] = {}  # version and its lineage
+        self._lineage = 0  # restores of the trainer so far
+        self._stack: list[tuple[int, int]] = []  # the steps the trainer holds
+        self._trained: list[frozenset[int]] = []  # ordinals of each of them
+        self._in_weights: set[int] = set()  # all of these ordinals
+        self._digests: list[str | None] = [None]  # of versions 0, 1, ...
+        self._known: dict[int, set[str]] = {}  # digests the trainer ever had for a version
+        self._saved: dict[tuple[int, str], tuple[Trained, list[frozenset[int]], list[Any]]] = {}
+
+    @property
+    def held(self) -> Trained:
+        """The steps whose effect the trainer's weights have now."""
+        return tuple(self._stack)
+
+    def read(self, records: Sequence[Record]) -> None:
+        """Take in all records, in the order they were written."""
+        findings = self._findings
+        findings.source = "records"
+        takers: dict[type[Record], Callable[[Any], None]] = {
+            Fault: self._fault,
+            ControllerEnd: self.lives.append,
+            Generated: self._generated,
+            Scored: self._scored,
+            EngineServes: self._serves,
+            TrainerLife: self._trainer_life,
+            TrainerRestored: self._trainer_restored,
+            TrainerApplied: self._applied,
+            Published: self._published,
+            CheckpointWritten: self._checkpoint_written,
+            CheckpointLatest: self._checkpoint_latest,
+            FenceObeyed: self._fence_obeyed,
+            PermitsUsed: self._permits,
+            Ended: self._ended,
+        }
+        for findings.index, record in enumerate(records):
+            take = takers.get(type(record))
+            if take is not None:
+                findings.current = record
+                take(record)
+
+    def _fault(self, record: Fault) -> None:
+        self.last_fault_at = record.at
+        self.fault_kinds.add(record.kind)
+
+    def _ended(self, record: Ended) -> None:
+        self.ended = record
+
+    # --- engines ---------------------------------------------------------------------------------
+
+    def _serves(self, record: EngineServes) -> None:
+        life = record.engine, record.life
+        lineage = self.published.get((record.version, record.digest))
+        if lineage is None:
+            self._findings.add(
+                "I6",
+                f"{record.engine} serves version {record.version} with digest {record.digest}, "
+                "which the trainer never published",
+            )
+        version, of_lineage = self._newest.get(life, (-1, 0))
+        if record.version < version and lineage == of_lineage:
+            self._findings.add(
+                "I5", f"{record.engine} went from version {version} back to {record.version}"
+            )
+        self._newest[life] = record.version, lineage or 0
+        self._served.setdefault(life, {})[record.version] = record.digest
+        self.serves.add((*life, record.epoch, record.version, record.digest))
+
+    def _generated(self, record: Generated) -> None:
+        served = self._served.get((record.engine, record.life), {})
+        digests = {version: served.get(version, "") for version in set(_versions(record.spans))}
+        if not record.poison and "" in digests.values():
+            self._findings.add(
+                "I6",
+                f"group {record.ordinal} has tokens of versions {sorted(digests)}; "
+                f"{record.engine} life {record.life} had served {sorted(served)}",
+            )
+        key = record.ordinal, record.attempt, record.engine, record.life
+        self.answers.setdefault(key, []).append(Answer(record.spans, digests))
+
+    def _scored(self, record: Scored) -> None:
+        """An engine that is pinned for an evaluation takes no other weights, faults aside."""
+        versions = set(_versions(record.spans))
+        if len(versions) > 1 and self.last_fault_at is None:
+            self._findings.add(
+                "I6", f"prompt {record.ordinal} was scored under versions {sorted(versions)}"
+            )
+
+    # --- trainer ---------------------------------------------------------------------------------
+
+    def _learn(self, version: int, digest: str) -> None:
+        """The digest of the weights that the trainer holds now."""
+        self._digests[version] = digest
+        self._known.setdefault(version, set()).add(digest)
+
+    def _trainer_life(self, record: TrainerLife) -> None:
+        del record
+        self._lineage += 1
+        self._hold((), [], self._digests[:1])
+
+    def _hold(
+        self, stack: Trained, trained: list[frozenset[int]], digests: list[str | None]
+    ) -> None:
+        """The trainer's weights are those of another moment."""
+        self._stack, self._trained, self._digests = list(stack), trained[:], digests[:]
+        self._in_weights = set[int]().union(*trained)
+
+    def _trainer_restored(self, record: TrainerRestored) -> None:
+        self._lineage += 1
+        self.restored.add(record.version)
+        saved = self._saved.get((record.version, record.digest))
+        if record.version == 0:
+            self._hold((), [], self._digests[:1])
+            self._check_digest(0, record.digest)
+        elif saved is None:
+            self._findings.add(
+                "I12",
+                f"the trainer was restored to version {record.version} with digest "
+                f"{record.digest}, of which no checkpoint was written",
+            )
+        else:
+            self._hold(*saved)
+
+    def _applied(self, record: TrainerApplied) -> None:
+        findings, key = self._findings, (record.step, record.attempt)
+        if record.version != len(self._stack) + 1:
+            findings.add(
+                "I5", f"the trainer made version {record.version} out of {len(self._stack)}"
+            )
+        if key in self.steps:
+            findings.add("I7", f"step {record.step} attempt {record.attempt} was applied twice")
+        ordinals = frozenset(record.ordinals)
+        again = self._in_weights & ordinals
+        if again or len(ordinals) < len(record.ordinals):
+            findings.add(
+                "I2", f"step {record.step} trains {sorted(again) or record.ordinals} once more"
+            )
+        self._check_content(record)
+        moment = Moment(findings.index, record, self.held, tuple(self._digests))
+        self.steps[key] = moment
+        self._stack.append(key)
+        self._trained.append(ordinals)
+        self._in_weights |= ordinals
+        self._digests.append(None)
+        self._learn(len(self._stack), record.digest)
+
+    def _check_content(self, record: TrainerApplied) -> None:
+        """What is in the groups, as their payloads say."""
+        before, bound = record.version - 1, self._config.sampler.max_staleness
+        for ordinal, poison in zip(record.ordinals, record.poison, strict=False):
+            if poison:
+                self._findings.add("I11", f"group {ordinal} was trained although it is: {poison}")
+        if record.oldest and before - min(record.oldest) > bound:
+            self._findings.add(
+                "I4",
+                f"step {record.step} trained tokens of version {min(record.oldest)} at version "
+                f"{before}; max_staleness is {bound}",
+            )
+        if record.newest and max(record.newest) > before:
+            self._findings.add(
+                "I4",
+                f"step {record.step} trained tokens of version {max(record.newest)}, which was not "
+                f"made before version {before}",
+            )
+
+    def _published(self, record: Published) -> None:
+        held = len(self._stack)
+        if record.version != held:
+            self._findings.add(
+                "I6", f"version {record.version} was published while the trainer held {held}"
+            )
+        else:
+            self._check_digest(held, record.digest)
+        self.published[record.version, record.digest] = self._lineage
+
+    def _check_digest(self, version: int, digest: str) -> None:
+        known = self._digests[version]
+        if known is not None and known != digest:
+            self._findings.add(
+                "I6", f"version {version} has digest {digest}; the trainer's weights have {known}"
+            )
+        self._learn(version, digest)
+
+    def _checkpoint_written(self, record: CheckpointWritten) -> None:
+        key = record.version, record.digest
+        held = self._digests[record.version] if record.version < len(self._digests) else None
+        if record.digest not in self._known.get(record.version, ()):
+            self._findings.add(
+                "I12",
+                f"a checkpoint of version {record.version} with digest {record.digest} was "
+                "written; the trainer never had such weights",
+            )
+        self.written.add(key)
+        if held == record.digest:
+            self._saved[key] = (
+                tuple(self._stack[: record.version]),
+                self._trained[: record.version],
+                self._digests[: record.version + 1],
+            )
+
+    # --- disk, fences, permits -------------------------------------------------------------------
+
+    def _checkpoint_latest(self, record: CheckpointLatest) -> None:
+        if not record.verifies:
+            self._findings.add(
+                "I12", f"LATEST names version {record.version}, which does not verify"
+            )
+
+    def _fence_obeyed(self, record: FenceObeyed) -> None:
+        self._findings.add(
+            "I13",
+            f"{record.actor} obeyed incarnation {record.got}; it had heard of {record.held}",
+        )
+
+    def _permits(self, record: PermitsUsed) -> None:
+        config, reach = self._config, sampler_reach(self._config)
+        in_flight = config.rollout.max_in_flight or reach
+        limits = (
+            # A cancelled call counts until its task has noticed; the journal is exact.
+            ("groups in flight", record.in_flight, 2 * in_flight),
+            # A trained group is let go once the journal has it; meanwhile the next ones come.
+            (
+                "groups held",
+                record.held_groups - config.groups_per_step,
+                config.buffer.capacity_groups or reach,
+            ),
+            ("bytes held", record.held_bytes, int(config.buffer.capacity_mb * _MIB)),
+        )
+        for what, used, limit in limits:
+            if used > limit:
+                self._findings.add("I8", f"{used} {what} at once; at most {limit} are allowed")
+
+
+def _versions(spans: Iterable[VersionSpans]) -> list[int]:
+    return [version for sample in spans for version, _ in sample]

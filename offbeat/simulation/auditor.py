@@ -1,0 +1,116 @@
+"""The independent auditor: recounts a whole run and says which invariant does not hold.
+
+It reads the journal and what the actors wrote themselves, and nothing else: it shares no code with
+the ledger, the fleet or the samplers, so a mistake of theirs is not repeated here.
+
+    records -> World    what happened, by the actors' word
+    journal -> Groups   where every group is           I1 I3 I4 I8 I11
+               Steps    what was trained               I2 I5 I7 I12
+               Engines  what was served                I5 I6
+    both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import (
+    Admitted,
+    AnyEvent,
+    Checkpointed,
+    Claimed,
+    Committed,
+    Dispatched,
+    Dropped,
+    Opened,
+    Released,
+    Returned,
+    Rewound,
+    Served,
+    StepApplied,
+    StepIntent,
+    StepRefused,
+    Unclaimed,
+)
+from offbeat.simulation.audit_end import End
+from offbeat.simulation.audit_engines import Engines
+from offbeat.simulation.audit_findings import Findings, Violation
+from offbeat.simulation.audit_groups import Groups
+from offbeat.simulation.audit_steps import Steps
+from offbeat.simulation.audit_world import World
+from offbeat.simulation.records import Record
+
+__all__ = ["Violation", "audit"]
+
+
+def audit(
+    journals: Sequence[AnyEvent],
+    records: Sequence[Record],
+    config: RunConfig,
+    *,
+    prompts: int | None = None,
+) -> list[Violation]:
+    """Every violation of an invariant that journal and records show, the first cause first.
+
+    Args:
+        journals: What survived of the journal, oldest first, over all lives of the controller.
+        records: What the actors wrote down, in the order it happened.
+        config: What the run was asked to do.
+        prompts: Rows the prompt source had in all; None: endless, or not known.
+    """
+    findings = Findings()
+    world = World(config, findings)
+    world.read(records)
+    groups = Groups(config, prompts, findings)
+    steps = Steps(config, groups, world, findings)
+    engines = Engines(groups, world, findings)
+    _read_journal(journals, groups, steps, engines, findings)
+    steps.check_trainer()
+    findings.source, findings.index = "end", len(records)
+    End(config, groups, steps, world, findings).check()
+    return findings.violations
+
+
+def _read_journal(
+    journals: Sequence[AnyEvent],
+    groups: Groups,
+    steps: Steps,
+    engines: Engines,
+    findings: Findings,
+) -> None:
+    def opened(event: Opened) -> None:
+        groups.opened(event)
+        engines.opened(event)
+
+    def dispatched(event: Dispatched) -> None:
+        groups.dispatched(event)
+        engines.dispatched(event)
+
+    def committed(event: Committed) -> None:
+        engines.committed(event, groups.committed(event))
+
+    def rewound(event: Rewound) -> None:
+        steps.rewound(event)
+        engines.rewound(event)
+
+    takers: dict[type[Any], Callable[[Any], None]] = {
+        Opened: opened,
+        Rewound: rewound,
+        Admitted: groups.admitted,
+        Dispatched: dispatched,
+        Returned: groups.returned,
+        Committed: committed,
+        Claimed: steps.claimed,
+        Unclaimed: steps.unclaimed,
+        Dropped: groups.dropped,
+        StepIntent: steps.intended,
+        StepApplied: steps.applied,
+        StepRefused: steps.refused,
+        Checkpointed: steps.checkpointed,
+        Released: engines.released,
+        Served: engines.served,
+    }
+    findings.source = "journal"
+    for findings.index, event in enumerate(journals):
+        findings.current = event
+        takers[type(event)](event)

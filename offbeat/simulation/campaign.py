@@ -1,0 +1,182 @@
+"""Many episodes over all cores: what broke, what was struck, what was never reached."""
+
+import gc
+import logging
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from offbeat.config.run import RunConfig
+from offbeat.simulation.auditor import audit
+from offbeat.simulation.episode import EpisodeResult, run_episode
+from offbeat.simulation.schedule import Strike
+
+CHUNK: Final = 20
+"""Episodes that a worker is given at once."""
+
+REPLAYED_EVERY: Final = 100
+"""One episode out of so many is played twice: it has to come out the same, bit for bit."""
+
+_LAST_EVENTS: Final = 5
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """An episode that broke an invariant."""
+
+    seed: int
+    violations: list[str]  # the first one names the cause
+    last_events: list[str]
+    fired: list[str]
+
+
+class Tally(msgspec.Struct):
+    """What some episodes add up to."""
+
+    episodes: int = 0
+    events: list[int] = []  # callbacks run, by episode; msgspec copies it for each instance
+    outcomes: dict[str, int] = {}
+    fired: dict[str, int] = {}  # by fault kind
+    reached: dict[str, int] = {}  # episodes that reached a failpoint
+    struck: dict[str, int] = {}  # faults at a failpoint
+    findings: list[Finding] = []
+    cpu_s: float = 0.0
+
+    def add(self, other: "Tally") -> None:
+        self.episodes += other.episodes
+        self.events += other.events
+        self.findings += other.findings
+        self.cpu_s += other.cpu_s
+        for mine, more in (
+            (self.outcomes, other.outcomes),
+            (self.fired, other.fired),
+            (self.reached, other.reached),
+            (self.struck, other.struck),
+        ):
+            for name, count in more.items():
+                mine[name] = mine.get(name, 0) + count
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Episodes for one worker to play."""
+
+    base: bytes  # the run as JSON
+    seeds: list[int]
+    profile: str
+    strikes: list[Strike] | None
+
+
+def quiet() -> None:
+    """Drop every log line below critical: an episode's warnings are what it is about."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
+        cache_logger_on_first_use=True,
+    )
+
+
+def run_campaign(
+    base: RunConfig,
+    seeds: Sequence[int],
+    profile: str,
+    *,
+    strikes: list[Strike] | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[Tally], None] = lambda _: None,
+) -> Tally:
+    """Play and audit every seed.
+
+    Args:
+        base: The run that episodes are drawn from.
+        seeds: Of the episodes.
+        profile: Which faults are drawn.
+        strikes: These faults in every episode instead.
+        workers: Processes; None: one a core. 1 plays in this process.
+        on_progress: Called now and then with the tally so far.
+    """
+    total = Tally()
+    encoded = base.model_dump_json().encode()
+    jobs = [
+        Job(encoded, list(seeds[start : start + CHUNK]), profile, strikes)
+        for start in range(0, len(seeds), CHUNK)
+    ]
+    for tally in _tallies(jobs, workers or os.cpu_count() or 1):
+        total.add(tally)
+        on_progress(total)
+    return total
+
+
+def _tallies(jobs: list[Job], workers: int) -> Iterator[Tally]:
+    if workers == 1 or len(jobs) == 1:
+        yield from map(run_job, jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers, _start_worker) as pool:
+        yield from pool.imap(run_job, jobs)
+
+
+def _start_worker() -> None:
+    quiet()
+    gc.freeze()
+
+
+def run_job(job: Job) -> Tally:
+    """Play and audit some episodes, one after the other."""
+    base, tally = RunConfig.model_validate_json(job.base), Tally()
+    began_s = time.process_time()
+    was_enabled = gc.isenabled()
+    gc.disable()  # in the middle of an episode a collection finds nothing, and costs a third of the time
+    try:
+        for seed in job.seeds:
+            _play(tally, base, job, seed)
+            gc.collect(0)
+    finally:
+        if was_enabled:
+            gc.enable()
+    tally.cpu_s = time.process_time() - began_s
+    return tally
+
+
+def _play(tally: Tally, base: RunConfig, job: Job, seed: int) -> None:
+    result = run_episode(seed, base, profile=job.profile, strikes=job.strikes)
+    _count(tally, result)
+    violations = violations_of(result)
+    if seed % REPLAYED_EVERY == 0:
+        again = run_episode(seed, base, profile=job.profile, strikes=job.strikes)
+        if again.digest != result.digest:
+            violations.append(f"replay differs: {result.digest} and {again.digest} from one seed")
+    if violations:
+        events = last_events(result, _LAST_EVENTS)
+        tally.findings.append(Finding(seed, violations, events, result.fired))
+
+
+def violations_of(result: EpisodeResult) -> list[str]:
+    """What the auditor says of an episode, and what its own end says."""
+    plan = result.plan
+    found = [
+        str(violation)
+        for violation in audit(result.journal, result.records, plan.config, prompts=plan.prompts)
+    ]
+    if result.outcome == "stuck":
+        found.insert(0, f"I9 broken: {result.error}")
+    return found
+
+
+def last_events(result: EpisodeResult, count: int) -> list[str]:
+    """The end of the journal and of what the actors wrote, a line each."""
+    return [repr(each) for each in (*result.journal[-count:], *result.records[-count:])]
+
+
+def _count(tally: Tally, result: EpisodeResult) -> None:
+    tally.episodes += 1
+    tally.events.append(result.events)
+    tally.outcomes[result.outcome] = tally.outcomes.get(result.outcome, 0) + 1
+    for kind, times in Counter(result.fired).items():
+        tally.fired[kind] = tally.fired.get(kind, 0) + times
+    for point in result.failpoints:
+        tally.reached[point] = tally.reached.get(point, 0) + 1
+    for point in result.struck:
+        tally.struck[point] = tally.struck.get(point, 0) + 1

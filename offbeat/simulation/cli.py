@@ -1,0 +1,153 @@
+"""``offbeat simulate``: a campaign, or one seed told in full."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.failpoints import Failpoint
+from offbeat.simulation import schedule as schedules
+from offbeat.simulation.campaign import (
+    Finding,
+    Tally,
+    last_events,
+    quiet,
+    run_campaign,
+    violations_of,
+)
+from offbeat.simulation.episode import EpisodeResult, run_episode
+from offbeat.simulation.faults import KINDS, PROFILES
+from offbeat.simulation.schedule import Strike
+
+HELD: Final = 0
+VIOLATED: Final = 1
+BAD_ARGUMENTS: Final = 2
+_SHOWN_FINDINGS: Final = 10
+_SHOWN_VIOLATIONS: Final = 3
+_TOLD_EVENTS: Final = 20
+
+Write = Callable[[str], object]
+
+
+def simulate(  # noqa: PLR0913 - the options of a command
+    config: RunConfig,
+    *,
+    seeds: int = 1000,
+    seed: int | None = None,
+    faults: str = "all",
+    schedule: Path | None = None,
+    base: int | None = None,
+    workers: int | None = None,
+    recipe: str = "RECIPE",
+    write: Write = sys.stdout.write,
+) -> int:
+    """Run this run's controller among seeded faults; the exit code.
+
+    Args:
+        config: The recipe. Each episode draws its policies and sizes anew from it.
+        seeds: Episodes of a campaign.
+        seed: Play this one alone and tell what happened.
+        faults: A name of ``PROFILES``.
+        schedule: A file of strikes to play instead of drawn ones.
+        base: First seed of a campaign. None: another one each time.
+        workers: Processes; None: one a core.
+        recipe: How the recipe was named, for the command that replays a seed.
+        write: Takes the text.
+    """
+    quiet()
+    if faults not in PROFILES:
+        write(f"no fault profile is named {faults!r}; there are {', '.join(PROFILES)}\n")
+        return BAD_ARGUMENTS
+    strikes = None if schedule is None else schedules.read(schedule)
+    if unknown := sorted({strike.action for strike in strikes or ()} - KINDS.keys()):
+        write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")
+        return BAD_ARGUMENTS
+    replay = f"offbeat simulate {recipe} --faults {faults}"
+    if schedule is not None:
+        replay += f" --schedule {schedule}"
+    if seed is not None:
+        return _tell(run_episode(seed, config, profile=faults, strikes=strikes), write)
+    first = secrets.randbelow(10**9) if base is None else base
+    return _campaign(config, range(first, first + seeds), faults, strikes, workers, replay, write)
+
+
+def _campaign(
+    config: RunConfig,
+    seeds: range,
+    faults: str,
+    strikes: list[Strike] | None,
+    workers: int | None,
+    replay: str,
+    write: Write,
+) -> int:
+    write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
+    began = time.perf_counter()
+    tally = run_campaign(config, seeds, faults, strikes=strikes, workers=workers)
+    wall_s = time.perf_counter() - began
+    for finding in tally.findings[:_SHOWN_FINDINGS]:
+        write(_finding_text(finding, replay))
+    if more := len(tally.findings) - _SHOWN_FINDINGS:
+        write(f"and {more} more\n" if more > 0 else "")
+    write(_summary(tally, wall_s))
+    write(_coverage(tally, faults))
+    return VIOLATED if tally.findings else HELD
+
+
+def _finding_text(finding: Finding, replay: str) -> str:
+    shown = "".join(f"  {each}\n" for each in finding.violations[:_SHOWN_VIOLATIONS])
+    more = len(finding.violations) - _SHOWN_VIOLATIONS
+    events = "".join(f"    {each}\n" for each in finding.last_events)
+    return (
+        f"seed {finding.seed}: {', '.join(finding.fired) or 'no fault'}\n{shown}"
+        + (f"  and {more} more violations\n" if more > 0 else "")
+        + f"  the last events\n{events}  replay: {replay} --seed {finding.seed}\n"
+    )
+
+
+def _summary(tally: Tally, wall_s: float) -> str:
+    fired = sum(tally.fired.values())
+    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(tally.outcomes.items()))
+    return (
+        f"{tally.episodes} episodes in {wall_s:.1f} s: {tally.episodes / wall_s:.1f} episodes/s, "
+        f"{1000 * tally.cpu_s / tally.episodes:.1f} ms of CPU each, "
+        f"{median(tally.events):.0f} events (median), {fired / tally.episodes:.2f} faults fired "
+        f"(mean)\noutcomes: {outcomes}; violations in {len(tally.findings)} episodes\n"
+    )
+
+
+def _coverage(tally: Tally, faults: str) -> str:
+    """What was struck and reached, a line each; what never was is marked."""
+    kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
+    lines = ["fault                  fired"]
+    lines += [_counted(name, tally.fired.get(name, 0)) for name in kinds]
+    lines += ["failpoint              episodes"]
+    lines += [
+        _counted(point, tally.reached.get(point, 0))
+        + f", struck {tally.struck.get(point, 0)} times"
+        for point in Failpoint
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{name:<22} {count}{'' if count else '   <- never'}"
+
+
+def _tell(result: EpisodeResult, write: Write) -> int:
+    """One episode in full."""
+    violations = violations_of(result)
+    write(f"seed {result.seed}: {result.outcome} after {result.virtual_s:.1f} s of virtual time, "
+          f"{result.events} events, digest {result.digest}\n")  # fmt: skip
+    if result.error:
+        write(f"{result.error}\n")
+    write(f"strikes\n{schedules.dump(result.plan.strikes)}fired: {', '.join(result.fired)}\n")
+    for line in last_events(result, _TOLD_EVENTS):
+        write(f"  {line}\n")
+    for violation in violations:
+        write(f"{violation}\n")
+    write("" if violations else "no violation\n")
+    return VIOLATED if violations else HELD

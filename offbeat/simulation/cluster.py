@@ -1,0 +1,259 @@
+"""The simulated cluster: actors, one controller after the other, and what strikes them."""
+
+import asyncio
+import random
+from typing import Final
+
+import msgspec
+
+from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.config.limits import max_group_bytes
+from offbeat.controller.controller import Controller
+from offbeat.controller.errors import RunAborted, RunFailed
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.ports import NoTrace, Ports
+from offbeat.messages.fences import Fence
+from offbeat.messages.training import LossSpec
+from offbeat.sampler.build import build_sampler
+from offbeat.simulation.actor import Actor
+from offbeat.simulation.controller_ports import (
+    Caller,
+    SimulatedFailpoints,
+    SimulatedGenerator,
+    SimulatedJournal,
+    SimulatedPrompts,
+    SimulatedRollouts,
+    SimulatedTelemetry,
+    SimulatedTrainer,
+    SpooledPayloads,
+)
+from offbeat.simulation.draws import Plan
+from offbeat.simulation.engine import SLOW_FOR_S, FakeEngine
+from offbeat.simulation.faults import KINDS
+from offbeat.simulation.loop import Deadlock, VirtualLoop
+from offbeat.simulation.processes import OUTSIDE, Process
+from offbeat.simulation.records import ControllerEnd, ControllerLife
+from offbeat.simulation.surroundings import Surroundings
+from offbeat.simulation.trainer import FakeTrainer
+from offbeat.simulation.worker import FakeWorker
+
+RUN_ID: Final = "simulated"
+PARTITION_S: Final = 30.0
+_FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor is thawed, if nobody replaces it before
+_SILENT_S: Final = 8.0  # a controller that answers nothing for so long is killed by its driver
+_REPLACED_S: Final = (0.5, 4.0)  # from the death of a controller to the next one
+
+
+class Life:
+    """One controller process with all that belongs to it."""
+
+    def __init__(
+        self, around: Surroundings, incarnation: int, events: list[msgspec.Struct]
+    ) -> None:
+        self.incarnation = incarnation
+        self.process = Process(f"controller {incarnation}")
+        self.caller = Caller(around, self.process, Fence(RUN_ID, incarnation))
+        self.journal = SimulatedJournal(around, self.process, events)
+        self.first_record = len(events)
+        self.telemetry = SimulatedTelemetry(around)
+        self.controller: Controller | None = None
+        self.rollouts: SimulatedRollouts | None = None
+
+    def held(self) -> tuple[int, int]:
+        """Groups that are with workers, ready or in training; bytes by the queue's own count."""
+        if self.controller is None or self.rollouts is None:
+            return 0, 0
+        state = self.controller.state
+        done = len(state.ledger.ready) + len(state.ledger.training)
+        return self.rollouts.open + done, state.queue.bytes_held
+
+
+class Cluster:
+    """Everything that runs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        around: Surroundings,
+        rng: random.Random,
+        controller_cls: type[Controller] = Controller,
+    ) -> None:
+        self._controller_cls = controller_cls
+        self._plan, self._around, self._rng = plan, around, rng
+        self._loop: VirtualLoop = around.loop
+        self.trainer = FakeTrainer(around, plan.config.groups_per_step)
+        names = [f"generator-{index}" for index in range(plan.config.generator.engines)]
+        self.engines = {name: FakeEngine(name, around) for name in names}
+        self.workers = [
+            FakeWorker(f"environment-{index}", around, self.engines)
+            for index in range(plan.workers)
+        ]
+        for worker in self.workers:
+            worker.spools = plan.spools
+        actors: list[Actor] = [self.trainer, *self.engines.values(), *self.workers]
+        self.actors = {actor.name: actor for actor in actors}
+        self.events: list[msgspec.Struct] = []  # of the journal, as far as it survived
+        self.lives: list[Life] = []
+        self.over: asyncio.Future[ControllerEnd] = self._loop.create_future()
+        around.faults.strike = self.strike
+
+    @property
+    def life(self) -> Life:
+        """The controller that runs, or ran last."""
+        return self.lives[-1]
+
+    # --- controllers -----------------------------------------------------------------------------
+
+    def start_controller(self) -> None:
+        """A new incarnation takes over what the journal says."""
+        life = Life(self._around, len(self.lives) + 1, self.events)
+        self.lives.append(life)
+        self._around.record(ControllerLife(self._loop.time(), life.incarnation))
+        context = life.process.context
+        self._loop.create_task(self._live(life), name="controller", context=context)
+
+    async def _live(self, life: Life) -> None:
+        outcome, error, cause = "finished", "", ""
+        try:
+            await self._controller(life).run()
+        except RunFailed as failure:
+            first = failure.causes[0]
+            outcome = "aborted" if isinstance(first, RunAborted) else "failed"
+            error, cause = str(failure), type(first).__name__
+        except Exception as bug:  # noqa: BLE001 - whatever it is, the auditor wants to know
+            outcome, error, cause = "failed", str(bug), type(bug).__name__
+        if life.process.alive:
+            end = ControllerEnd(self._loop.time(), life.incarnation, outcome, error, cause)
+            self._around.record(end)
+            if not self.over.done():
+                self.over.set_result(end)
+
+    def _controller(self, life: Life) -> Controller:
+        around, caller, config = self._around, life.caller, self._plan.config
+        life.rollouts = SimulatedRollouts(caller, self.workers, life.held)
+        prompts = SimulatedPrompts(self._plan.prompts)
+        ports = Ports(
+            prompts=prompts,
+            rollouts=life.rollouts,
+            generators={
+                name: SimulatedGenerator(caller, engine) for name, engine in self.engines.items()
+            },
+            trainer=SimulatedTrainer(caller, self.trainer),
+            journal=life.journal,
+            telemetry=life.telemetry,
+            trace=NoTrace(),
+            payloads=SpooledPayloads(around.disk.spool),
+            failpoints=SimulatedFailpoints(around, life.process),
+            evaluation=SimulatedPrompts(config.eval.prompts) if config.eval.interval else None,
+        )
+        life.controller = self._controller_cls(
+            config,
+            caller.fence,
+            ports,
+            sampler=build_sampler(config.sampler, config.groups_per_step),
+            advantages=ESTIMATORS[config.algorithm.advantage],
+            loss=LossSpec(old_logprobs=config.algorithm.loss.old_logprobs),
+            max_group_bytes=max_group_bytes(config),
+            rng=random.Random(f"{config.seed}/{life.incarnation}"),
+            ledger=Ledger.fold(self.events) if self.events else None,  # type: ignore[arg-type]
+        )
+        return life.controller
+
+    def _kill_controller(self) -> bool:
+        """SIGKILL, and a new one a little later."""
+        if not self._end_controller():
+            return False
+        delay_s = self._rng.uniform(*_REPLACED_S)
+        self._loop.at(self._loop.time() + delay_s, OUTSIDE, self.start_controller)
+        return True
+
+    def _end_controller(self) -> bool:
+        life = self.life
+        if not life.process.alive or self.over.done():
+            return False
+        self._loop.kill(life.process)
+        life.journal.cut(self._rng)
+        self._around.lost_controllers.add(life.incarnation)
+        self._around.record(ControllerEnd(self._loop.time(), life.incarnation, "killed"))
+        return True
+
+    # --- strikes ---------------------------------------------------------------------------------
+
+    def strike(self, kind: str, target: str) -> bool:
+        """Do what a fault does; False when its victim is not there."""
+        if self.over.done():
+            return False
+        whole = {
+            "controller_killed": self._kill_controller,
+            "controller_frozen": self._freeze_controller,
+            "cluster_lost": self._lose_cluster,
+        }
+        if kind in whole:
+            return whole[kind]()
+        actor = self._victim(kind, target)
+        if kind == "partition":
+            self._around.network.partition(actor.name, self._loop.time() + PARTITION_S)
+        elif kind.endswith("_killed"):
+            return actor.die()
+        elif kind.endswith("_frozen"):
+            self._freeze(actor.process)
+        else:
+            self._hamper(self.engines[actor.name], kind)
+        return actor.process.alive
+
+    def _victim(self, kind: str, target: str) -> Actor:
+        """The actor of this name; without one, any that this kind of fault strikes."""
+        if target:
+            return self.actors[target]
+        strikes = KINDS[kind].strikes
+        if strikes == "trainer":
+            return self.trainer
+        return self._rng.choice(
+            list(self.engines.values()) if strikes == "engine" else self.workers
+        )
+
+    def _hamper(self, engine: FakeEngine, kind: str) -> None:
+        if kind == "engine_wedged":
+            engine.wedge()
+        else:
+            engine.slow_until = self._loop.time() + SLOW_FOR_S
+
+    def _freeze(self, process: Process) -> None:
+        self._loop.freeze(process)
+        thawed_at = self._loop.time() + self._rng.uniform(*_FROZEN_S)
+        self._loop.at(thawed_at, OUTSIDE, self._loop.thaw, process)
+
+    def _freeze_controller(self) -> bool:
+        process = self.life.process
+        if not process.alive:
+            return False
+        self._loop.freeze(process)
+        self._loop.at(self._loop.time() + _SILENT_S, OUTSIDE, self._kill_if_alive, process)
+        return True
+
+    def _kill_if_alive(self, process: Process) -> None:
+        if process is self.life.process:
+            self._kill_controller()
+
+    def _lose_cluster(self) -> bool:
+        """Every process dies at once; only the run directory is left. Then a new cluster."""
+        if not self._end_controller():
+            return False
+        for actor in self.actors.values():
+            actor.die()
+        delay_s = 2 * self._rng.uniform(*_REPLACED_S)
+        self._loop.at(self._loop.time() + delay_s, OUTSIDE, self.start_controller)
+        return True
+
+    # --- at rest ---------------------------------------------------------------------------------
+
+    def unclosed(self) -> tuple[str, ...]:
+        """Actors that live and were not told to close by the controller that ended."""
+        told = self.life.caller.told_to_close
+        return tuple(
+            name for name, actor in self.actors.items() if actor.process.alive and name not in told
+        )
+
+    def describe(self, error: Exception | Deadlock) -> str:
+        state = self.life.controller.state if self.life.controller else None
+        return f"{error}; {state.ledger if state else 'no controller'}"

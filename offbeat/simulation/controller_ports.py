@@ -1,0 +1,255 @@
+"""The ports that one life of the controller is given. When it dies they are severed."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from offbeat.controller.failpoints import Failpoint
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.training import (
+    Checkpoint,
+    Chunk,
+    ChunkResult,
+    LossSpec,
+    PreparedColumns,
+    StepResult,
+    TrainerState,
+)
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.simulation.actor import Actor
+from offbeat.simulation.faults import Moment
+from offbeat.simulation.network import Call
+from offbeat.simulation.payloads import Payload
+from offbeat.simulation.processes import Process
+from offbeat.simulation.records import Closed, PermitsUsed
+from offbeat.simulation.surroundings import Surroundings
+from offbeat.simulation.worker import FakeWorker
+
+
+class Caller:
+    """A controller's end of the network."""
+
+    def __init__(self, around: Surroundings, process: Process, fence: Fence) -> None:
+        self.around, self.process, self.fence = around, process, fence
+        self.told_to_close: set[str] = set()
+
+    async def ask(self, host: Actor, method: str, fence: Fence, *args: object) -> Any:  # noqa: ANN401
+        """A remote call; cancelling it tells the callee."""
+        call = self.around.network.send(self.process, host, method, fence, *args)
+        try:
+            return await call.reply
+        except asyncio.CancelledError:
+            self.around.network.cancel(call)
+            raise
+
+    async def close(self, *hosts: Actor) -> None:
+        """Tell actors to close, all at once."""
+        if not self.process.alive:
+            return
+        calls = list[Call]()
+        for host in hosts:
+            self.told_to_close.add(host.name)
+            self.around.record(Closed(self.around.loop.time(), host.name))
+            if host.process.alive:
+                calls.append(self.around.network.send(self.process, host, "close", self.fence))
+        for call in calls:
+            await call.reply
+
+    def restart(self, host: Actor) -> None:
+        if self.process.alive:
+            host.die()
+
+
+class SimulatedPrompts:
+    """Prompts without content; endless unless ``count`` is given."""
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+
+    def prompt(self, ordinal: int) -> Prompt | None:
+        if self._count is not None and ordinal >= self._count:
+            return None
+        return Prompt(ordinal, 0, ordinal, {})
+
+
+class SimulatedRollouts:
+    """The workers in turn. Counts for itself what they were given and have not answered."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        workers: list[FakeWorker],
+        held: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._caller, self._workers, self._held = caller, workers, held
+        self._turn = 0
+        self.open = 0
+        self._peaks = (0, 0, 0)
+        self._looks = False
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        self._turn += 1
+        worker = self._workers[self._turn % len(self._workers)]
+        if not task.evaluation:
+            self.open += 1
+            self._look_soon()
+        try:
+            return await self._caller.ask(worker, "rollout", fence, task)
+        finally:
+            self.open -= not task.evaluation
+
+    def _look_soon(self) -> None:
+        """Count once all that happens at this moment has happened: a cancelled call leaves late."""
+        if not self._looks:
+            self._looks = True
+            loop = self._caller.around.loop
+            loop.at(loop.time() + 1e-9, self._caller.process, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        now, peaks = (self.open, *self._held()), self._peaks
+        if now[0] > peaks[0] or now[1] > peaks[1] or now[2] > peaks[2]:
+            first, second, third = map(max, now, peaks)
+            self._peaks = first, second, third
+            caller = self._caller
+            at = caller.around.loop.time()
+            caller.around.record(PermitsUsed(at, caller.fence.incarnation, *self._peaks))
+
+    async def close(self) -> None:
+        await self._caller.close(*self._workers)
+
+
+class SimulatedGenerator:
+    """One engine."""
+
+    def __init__(self, caller: Caller, engine: Actor) -> None:
+        self.name = engine.name
+        self._caller, self._engine = caller, engine
+
+    async def state(self, fence: Fence) -> EngineState:
+        return await self._caller.ask(self._engine, "state", fence)
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        return await self._caller.ask(self._engine, "load_weights", fence, epoch, release)
+
+    async def restart(self) -> None:
+        self._caller.restart(self._engine)
+
+    async def close(self) -> None:
+        await self._caller.close(self._engine)
+
+
+class SimulatedTrainer:
+    """The gang."""
+
+    def __init__(self, caller: Caller, trainer: Actor) -> None:
+        self._ask, self._caller, self._trainer = caller.ask, caller, trainer
+
+    async def state(self, fence: Fence) -> TrainerState:
+        return await self._ask(self._trainer, "state", fence)
+
+    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        return await self._ask(self._trainer, "prepare_logprobs", fence, chunk, loss)
+
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        await self._ask(self._trainer, "begin_train_step", fence, key, loss)
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        return await self._ask(self._trainer, "train_microbatch", fence, key, chunk)
+
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        return await self._ask(self._trainer, "finish_train_step", fence, key)
+
+    async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
+        await self._ask(self._trainer, "abort_train_step", fence, key)
+
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        return await self._ask(self._trainer, "publish_weights", fence, version)
+
+    async def save(self, fence: Fence, step: int) -> None:
+        await self._ask(self._trainer, "save", fence, step)
+
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        return await self._ask(self._trainer, "save_checkpoint", fence, version)
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        return await self._ask(self._trainer, "restore", fence, at_most)
+
+    async def restart(self) -> None:
+        self._caller.restart(self._trainer)
+
+    async def close(self) -> None:
+        await self._caller.close(self._trainer)
+
+
+class SimulatedJournal:
+    """Events in memory with a durable prefix; the rest of what a killed writer had may be lost."""
+
+    def __init__(
+        self, around: Surroundings, process: Process, events: list[msgspec.Struct]
+    ) -> None:
+        self._around, self._process = around, process
+        self.events = events
+        self.durable = len(events)
+
+    def append(self, event: msgspec.Struct) -> None:
+        if self._process.alive:
+            self.events.append(event)
+            self._around.faults.record(len(self.events))
+
+    async def barrier(self) -> None:
+        reached, loop = len(self.events), self._around.loop
+        if reached > self.durable:
+            synced = loop.create_future()
+            takes_s = 0.002 + self._around.network.latency()
+            loop.at(loop.time() + takes_s, self._process, self._synced, synced, reached)
+            await synced
+
+    def _synced(self, synced: "asyncio.Future[None]", reached: int) -> None:
+        self.durable = max(self.durable, reached)
+        if not synced.done():
+            synced.set_result(None)
+
+    def cut(self, rng: random.Random) -> None:
+        """Its writer was killed: a part of the unsynced tail never reached the disk."""
+        kept = rng.randint(self.durable, len(self.events))
+        del self.events[kept:]
+
+
+class SimulatedTelemetry:
+    """A sink. What the controller handed over counts; what the sink then loses is a fault."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self.emitted: dict[int, None] = {}  # versions
+
+    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+        del step
+        if "eval/reward" not in metrics:
+            self._around.faults.at(Moment.EMIT, "controller")
+            self.emitted[version] = None
+
+
+class SpooledPayloads:
+    """What former controllers left readable on disk."""
+
+    def __init__(self, spool: dict[Receipt, Payload]) -> None:
+        self._spool = spool
+
+    def readable(self, receipt: Receipt) -> object | None:
+        return self._spool.get(receipt)
+
+
+class SimulatedFailpoints:
+    """Tells the faults which points one life of a controller reaches."""
+
+    def __init__(self, around: Surroundings, process: Process) -> None:
+        self._around, self._process = around, process
+
+    def __call__(self, point: Failpoint) -> None:
+        if self._process.alive:
+            self._around.faults.failpoint(point)

@@ -1,0 +1,61 @@
+"""The run directory: what outlives every process, the whole cluster included."""
+
+from typing import Final
+
+import msgspec
+
+from offbeat.messages.groups import Receipt
+from offbeat.simulation.payloads import Payload
+from offbeat.simulation.records import CheckpointLatest, CheckpointWritten, Record
+
+INITIAL_DIGEST: Final = "untrained"
+
+
+class SavedModel(msgspec.Struct, frozen=True):
+    """Everything a trainer needs to go on from."""
+
+    version: int
+    digest: str
+    step: int
+    attempt: int
+
+
+class Disk:
+    """Complete checkpoints, the name in LATEST, and spooled payloads."""
+
+    def __init__(self, records: list[Record], keep: int) -> None:
+        self._records, self._keep = records, keep
+        self._checkpoints: dict[int, SavedModel] = {}
+        self._latest = 0
+        self.spool: dict[Receipt, Payload] = {}  # by the receipt that vouches for it
+
+    def write(self, at_s: float, model: SavedModel) -> None:
+        """A checkpoint is renamed into its place: it is complete from here on."""
+        self._checkpoints[model.version] = model
+        self._records.append(CheckpointWritten(at_s, model.version, model.digest))
+
+    def move_latest(self, at_s: float, version: int) -> None:
+        """LATEST names the checkpoint; the oldest beyond ``keep`` go."""
+        self._latest = version
+        for old in sorted(self._checkpoints)[: -self._keep]:
+            if old != version:
+                del self._checkpoints[old]
+        self._tell_latest(at_s)
+
+    def newest(self, at_most: int) -> SavedModel | None:
+        """The newest checkpoint of this version or older."""
+        versions = [version for version in self._checkpoints if version <= at_most]
+        return self._checkpoints[max(versions)] if versions else None
+
+    def abandon_after(self, at_s: float, version: int) -> None:
+        """Newer checkpoints are of a history that is being abandoned: their numbers come again."""
+        newer = [each for each in self._checkpoints if each > version]
+        if self._latest > version and version in self._checkpoints:
+            self._latest = version
+            self._tell_latest(at_s)
+        for each in newer:
+            del self._checkpoints[each]
+
+    def _tell_latest(self, at_s: float) -> None:
+        named = self._checkpoints.get(self._latest)
+        self._records.append(CheckpointLatest(at_s, self._latest, named is not None))

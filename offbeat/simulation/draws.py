@@ -1,0 +1,137 @@
+"""From a seed to the run of one episode: policies, sizes and budgets."""
+
+import random
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.config.run import RunConfig
+from offbeat.simulation.faults import draw_strikes
+from offbeat.simulation.schedule import Strike
+
+MIN_STEPS: Final = 12
+MIN_GROUPS_PER_STEP: Final = 8
+MIN_ENGINES: Final = 3
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All that an episode is made from, besides the seed of its dice."""
+
+    config: RunConfig
+    strikes: list[Strike]
+    prompts: int | None  # rows of the source; None: endless
+    spools: bool  # payloads reach the run directory too
+    workers: int
+
+
+def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None) -> Plan:
+    """The plan of an episode.
+
+    Args:
+        seed: Of the episode.
+        base: What the draws start from: a recipe. Sizes beyond what an episode needs are cut.
+        profile: Which faults are drawn.
+        strikes: These faults instead.
+    """
+    rng = random.Random(f"{seed}/plan")
+    config = RunConfig.model_validate(_merged(base.model_dump(), _changes(rng)))
+    needed = config.steps * config.groups_per_step
+    prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
+    workers = rng.randint(1, 2)
+    if strikes is None:
+        strikes = draw_strikes(
+            rng, profile, steps=config.steps, engines=config.generator.engines, workers=workers
+        )
+    return Plan(config, strikes, prompts, rng.random() < 0.5, workers)  # noqa: PLR2004
+
+
+def _changes(rng: random.Random) -> dict[str, Any]:
+    chance = rng.random
+    staleness = rng.randint(0, 3)
+    # Any version between two syncs counts: more of them than the bound could never be trained.
+    interval = rng.randint(1, min(3, staleness + 1)) if chance() < 0.4 else 1  # noqa: PLR2004
+    shrinks = chance() < 0.3  # noqa: PLR2004
+    return {
+        "steps": MIN_STEPS,
+        "groups_per_step": MIN_GROUPS_PER_STEP,
+        "samples_per_group": rng.choice((2, 2, 3)),
+        "seed": rng.randrange(2**31),
+        "sampler": _sampler(rng, staleness),
+        "sync": {
+            "mode": rng.choice(("keep", "keep", "drain", "abort_stale")),
+            "interval": interval,
+            "deadline_s": 8.0,
+        },
+        "buffer": {"capacity_groups": None, "capacity_mb": 1024.0},
+        "rollout": {
+            "max_in_flight": None,
+            "deadline_s": 15.0,
+            "infrastructure_retries": 40,
+            "consecutive_failures": 400,
+            "data_retries": rng.choice((0, 1, 3)),
+            "drop_budget": 40,
+            "on_dropped_prompt": "shrink" if shrinks else "replace",
+            "min_step_batch_fraction": 0.5,
+        },
+        "generator": {
+            "engines": MIN_ENGINES + rng.choice((0, 0, 1, 2)),
+            "start_deadline_s": 30.0,
+            "restart_budget": 60,
+            "deterministic": False,
+        },
+        "trainer": {
+            "min_tokens_per_chunk": rng.choice((1, 100, None)),
+            "start_deadline_s": 40.0,
+            "step_deadline_s": 10.0,
+            "step_retries": rng.randint(1, 2),
+            "restart_budget": 20,
+            "max_steps_not_applied": 5,
+        },
+        "filters": {
+            "zero_variance": chance() < 0.25,  # noqa: PLR2004
+            "max_truncated_fraction": rng.choice((None, None, None, 0.6)),
+        },
+        "eval": {
+            "interval": rng.choice((0, 0, 0, 4)),
+            "path": None,
+            "prompts": 4,
+            "samples": 1,
+            "deadline_s": 8.0,
+        },
+        "checkpoint": {
+            "interval": rng.randint(1, 6),
+            "keep": 2,
+            "final": chance() < 0.5,  # noqa: PLR2004
+            "deadline_s": 10.0,
+        },
+        "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
+        "stub": {
+            "median_rollout_s": rng.choice((0.2, 0.4, 0.8)),
+            "tail_sigma": rng.choice((0.4, 0.8, 1.2)),
+            "step_s": rng.choice((0.15, 0.4, 1.0)),
+            "sync_s": rng.choice((0.03, 0.15, 0.5)),
+        },
+    }
+
+
+def _sampler(rng: random.Random, staleness: int) -> dict[str, Any]:
+    name = rng.choice(("in_order", "ready_first", "weight_fifo", "windowed"))
+    sampler: dict[str, Any] = {"name": name, "max_staleness": staleness}
+    if name == "in_order":
+        sampler["max_lookahead"] = rng.choice((None, rng.randint(0, staleness)))
+    elif name == "windowed":
+        sampler["over_sampling_ratio"] = rng.choice((1.0, 1.5, 2.0))
+        sampler["freshest_first"] = rng.random() < 0.5  # noqa: PLR2004
+        sampler["on_evicted"] = rng.choice(("readmit", "drop"))
+    return sampler
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; the sampler, a choice by name, is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        if isinstance(value, dict) and key != "sampler":
+            merged[key] = {**base[key], **value}
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,201 @@
+"""A fake inference engine: decodes over time under the weights it holds, takes new ones meanwhile."""
+
+from collections.abc import Callable
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError, WeightSyncFailed
+from offbeat.messages.groups import VersionSpans
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.simulation.actor import Actor
+from offbeat.simulation.faults import Moment
+from offbeat.simulation.loop import Entry
+from offbeat.simulation.network import Call
+from offbeat.simulation.records import EngineDied, EngineServes
+from offbeat.simulation.surroundings import Surroundings
+
+SLOW: Final = 10.0
+SLOW_FOR_S: Final = 60.0
+
+
+class Decoding:
+    """One group in an engine. ``on_end`` gets True when all tokens are there, False if it died."""
+
+    __slots__ = ("entry", "lengths", "on_end", "seconds", "started_at")
+
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        seconds: float,
+        started_at: float,
+        on_end: "Callable[[Decoding, bool], None]",
+    ) -> None:
+        self.lengths, self.seconds, self.started_at = lengths, seconds, started_at
+        self.on_end = on_end
+        self.entry: Entry | None = None
+
+
+class FakeEngine(Actor):
+    """One engine. Weights are taken wholly, verified, or not at all."""
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        self.sync_s = around.config.stub.sync_s
+        super().__init__(name, around)
+
+    def born(self) -> None:
+        self.version: int | None = None
+        self.digest: str | None = None
+        self.since: list[tuple[float, int]] = []  # when each version began to decode
+        self.wedged, self.slow_until = False, 0.0
+        self._epoch = 0
+        self._open: dict[Decoding, None] = {}
+        self._busy_s, self._tokens = 0.0, 0
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}-life-{self.life}"
+
+    def ended(self) -> None:
+        loop = self.around.loop
+        self.around.record(EngineDied(loop.time(), self.name, self.incarnation))
+        for decoding in self._open:
+            decoding.on_end(decoding, False)  # noqa: FBT003
+        self._open.clear()
+
+    # --- decoding --------------------------------------------------------------------------------
+
+    def decode(
+        self,
+        lengths: tuple[int, ...],
+        seconds: float,
+        on_end: Callable[[Decoding, bool], None],
+    ) -> Decoding:
+        """Begin a group; ``on_end`` is called in this engine's process, or when that dies."""
+        now = self.around.loop.time()
+        if now < self.slow_until:
+            seconds *= SLOW
+        decoding = Decoding(lengths, seconds, now, on_end)
+        self._open[decoding] = None
+        if not self.wedged:
+            loop = self.around.loop
+            decoding.entry = loop.at(now + seconds, self.process, self._decoded, decoding)
+        return decoding
+
+    def wedge(self) -> None:
+        """Requests never end any more; probes are answered."""
+        self.wedged = True
+        for decoding in self._open:
+            if decoding.entry is not None:
+                decoding.entry.cancel()
+
+    def drop(self, decoding: Decoding) -> None:
+        """Nobody wants it any more."""
+        if self._open.pop(decoding, self) is None and decoding.entry is not None:
+            decoding.entry.cancel()
+
+    def _decoded(self, decoding: Decoding) -> None:
+        del self._open[decoding]
+        self._busy_s += decoding.seconds
+        self._tokens += sum(decoding.lengths)
+        decoding.on_end(decoding, True)  # noqa: FBT003
+
+    def spans(self, decoding: Decoding) -> tuple[VersionSpans, ...]:
+        """Which weights each sample's tokens come from. Samples decode side by side, at one pace."""
+        start = decoding.started_at
+        first = len(self.since) - 1
+        while self.since[first][0] > start:
+            first -= 1
+        if first == len(self.since) - 1:
+            version = self.since[first][1]
+            return tuple([((version, length),) for length in decoding.lengths])
+        pace = decoding.seconds / max(decoding.lengths)
+        changes = [((at - start) / pace, version) for at, version in self.since[first + 1 :]]
+        return tuple([self._cut(length, changes, first) for length in decoding.lengths])
+
+    def _cut(self, length: int, changes: list[tuple[float, int]], first: int) -> VersionSpans:
+        spans, done, version = list[tuple[int, int]](), 0, self.since[first][1]
+        for at, newer in changes:
+            tokens = min(length, int(at)) - done
+            if tokens > 0:
+                spans.append((version, tokens))
+                done += tokens
+            version = newer
+        if done < length:
+            spans.append((version, length - done))
+        return tuple(spans)
+
+    # --- calls of the controller -----------------------------------------------------------------
+
+    def serve(self, call: Call) -> None:
+        try:
+            self.check_fence(call)
+            if call.method == "load_weights":
+                self._load(call, *call.args)
+                return
+        except OffbeatError as failure:
+            call.fail(failure)
+            return
+        call.answer(self._state() if call.method == "state" else None)
+
+    def _state(self) -> EngineState:
+        return EngineState(
+            self.name,
+            self.incarnation,
+            self.version,
+            self.digest,
+            len(self._open),
+            0,
+            self._busy_s,
+            self._tokens,
+        )
+
+    def _load(self, call: Call, epoch: int, release: WeightRelease) -> None:
+        """Begin a transfer; a newer one supersedes it."""
+        if epoch <= self._epoch:
+            detail = f"a newer transfer was begun: epoch {self._epoch}"
+            raise WeightSyncFailed(self.name, epoch, release.version, detail)
+        self._epoch = epoch
+        kind = self.around.faults.at(Moment.LOAD, self.name)
+        takes_s = self.sync_s * (0.6 + self.around.rng.expovariate(1.6))
+        if kind == "load_kills":
+            self.later(0.5 * takes_s, self.die)
+        elif kind != "load_hangs":
+            self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
+
+    def _commit(
+        self, call: Call, epoch: int, release: WeightRelease, took_s: float, kind: str
+    ) -> None:
+        """Everything has come: verify it, and serve it from now on."""
+        if epoch != self._epoch or kind:
+            problem = {
+                "load_torn": "chunk 2 of 3 never came",
+                "load_wrong_digest": f"what came has another digest than {release.digest}",
+            }.get(kind, f"superseded by epoch {self._epoch}")
+            call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
+            return
+        now = self.around.loop.time()
+        self.version, self.digest = release.version, release.digest
+        self.since.append((now, release.version))
+        self.around.record(
+            EngineServes(now, self.name, self.incarnation, epoch, release.version, release.digest)
+        )
+        said = self.around.faults.at(Moment.ACK, self.name)
+        digest = "of-something-else" if said == "ack_lies" else release.digest
+        ack = WeightsAck(
+            self.name,
+            self.incarnation,
+            epoch,
+            release.version,
+            digest,
+            took_s,
+            0.1 * took_s,
+            self._busy_s,
+            self._tokens,
+        )
+        if said == "ack_lost":
+            call.answered = True
+            return
+        if said == "ack_doubled":
+            self.around.network.answer(call, ack, None, 1.0)
+        call.answer(ack) if said != "ack_doubled" else self.around.network.answer(
+            call, ack, None, 0.0
+        )

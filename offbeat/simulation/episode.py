@@ -1,0 +1,152 @@
+"""One episode: a seed, a whole run over all lives of its controller, and everything it left behind."""
+
+import hashlib
+import random
+from typing import Final
+
+import msgspec
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.events import AnyEvent, Opened, StepApplied, StepIntent
+from offbeat.simulation.cluster import Cluster
+from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.faults import Faults
+from offbeat.simulation.loop import Deadlock, OutOfBounds, VirtualLoop
+from offbeat.simulation.network import Network
+from offbeat.simulation.records import ControllerEnd, Ended, Fault, Record
+from offbeat.simulation.schedule import Strike
+from offbeat.simulation.surroundings import Surroundings
+
+MAX_EVENTS: Final = 300_000
+MAX_S: Final = 20_000.0
+
+
+class EpisodeResult(msgspec.Struct, frozen=True):
+    """What is left of one episode."""
+
+    seed: int
+    plan: Plan
+    outcome: str  # of the last controller; stuck: it had no end
+    error: str
+    events: int  # callbacks run
+    virtual_s: float
+    journal: list[AnyEvent]
+    records: list[Record]
+    fired: list[str]  # fault kinds, in order
+    failpoints: list[str]  # reached at least once
+    struck: list[str]  # failpoints at which a fault did something
+    digest: str  # of journal and records: two equal ones are the same history
+
+    @property
+    def weights(self) -> str:
+        """Digest of the weights after the last step that the trainer applied; empty: none."""
+        digests = [getattr(record, "digest", "") for record in self.records]
+        return next((digest for digest in reversed(digests) if digest), "")
+
+
+def run_episode(
+    seed: int,
+    base: RunConfig,
+    *,
+    profile: str = "all",
+    strikes: list[Strike] | None = None,
+) -> EpisodeResult:
+    """Play it. The same arguments give the same result, bit for bit.
+
+    Args:
+        seed: Decides everything.
+        base: The run that the episode's own is drawn from.
+        profile: Which faults are drawn: a name of ``offbeat.simulation.faults.PROFILES``.
+        strikes: These faults instead of drawn ones.
+    """
+    return play(seed, draw_plan(seed, base, profile, strikes))
+
+
+def play(seed: int, plan: Plan, controller_cls: type[Controller] = Controller) -> EpisodeResult:
+    """Play a plan with the dice of a seed. A test may have another controller play it."""
+    records: list[Record] = []
+    loop = VirtualLoop(random.Random(f"{seed}/loop"), max_events=MAX_EVENTS, max_s=MAX_S)
+    rng = random.Random(f"{seed}/world")
+
+    def fired(kind: str, target: str, detail: str) -> None:
+        records.append(Fault(loop.time(), kind, target, detail))
+
+    faults = Faults(plan.strikes, loop, fired)
+    network = Network(loop, rng, faults)
+    around = Surroundings(plan.config, loop, rng, faults, network, records)
+    cluster = Cluster(plan, around, rng, controller_cls)
+    try:
+        outcome, error = _run(loop, cluster, faults)
+        records.append(_ended(loop, cluster, outcome))
+        events, virtual_s = loop.events, loop.time()
+    finally:
+        loop.close()
+    return EpisodeResult(
+        seed=seed,
+        plan=plan,
+        outcome=outcome,
+        error=error,
+        events=events,
+        virtual_s=virtual_s,
+        journal=cluster.events,  # type: ignore[arg-type]
+        records=records,
+        fired=faults.fired,
+        failpoints=faults.reached,
+        struck=faults.struck,
+        digest=_digest(cluster.events, records),
+    )
+
+
+def _run(loop: VirtualLoop, cluster: Cluster, faults: Faults) -> tuple[str, str]:
+    try:
+        cluster.start_controller()
+        faults.step(0)
+        end: ControllerEnd = loop.run_until_complete(cluster.over)
+    except (Deadlock, OutOfBounds) as stuck:
+        return "stuck", f"{type(stuck).__name__}: {cluster.describe(stuck)}"
+    return end.outcome, end.error
+
+
+def _ended(loop: VirtualLoop, cluster: Cluster, outcome: str) -> Ended:
+    rollouts = cluster.life.rollouts
+    return Ended(
+        at=loop.time(),
+        outcome=outcome,
+        running=rollouts.open if rollouts and outcome != "stuck" else 0,
+        unclosed=cluster.unclosed() if outcome != "stuck" else (),
+        telemetry_lost=_telemetry_lost(cluster) if outcome != "stuck" else 0,
+    )
+
+
+def _telemetry_lost(cluster: Cluster) -> int:
+    """Steps that a controller applied and told no metrics of.
+
+    The last one of a life may be cut off; one that a former life had intended has no measures.
+    """
+    applied: dict[int, list[int]] = {}
+    incarnation = intended_by = 0
+    for event in cluster.events:
+        if isinstance(event, Opened):
+            incarnation = event.incarnation
+        elif isinstance(event, StepIntent):
+            intended_by = incarnation
+        elif isinstance(event, StepApplied) and intended_by == incarnation:
+            applied.setdefault(incarnation, []).append(event.version)
+    lost = 0
+    for life in cluster.lives:
+        versions = applied.get(life.incarnation, [])
+        if life is not cluster.life or cluster.over.result().outcome != "finished":
+            versions = versions[:-1]
+        lost += sum(version not in life.telemetry.emitted for version in versions)
+    return lost
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def _digest(journal: list[msgspec.Struct], records: list[Record]) -> str:
+    whole = hashlib.blake2b(digest_size=16)
+    whole.update(_ENCODER.encode(journal))
+    whole.update(_ENCODER.encode(records))
+    return whole.hexdigest()

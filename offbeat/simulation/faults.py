@@ -1,0 +1,220 @@
+"""Every fault a simulation knows: what it strikes, how it shows, how it heals.
+
+A fault either strikes by itself (``Moment.NOW``) or waits for its victim to come to a moment: the
+next weight load, the next request. Only a fault that changed what somebody got to see has fired.
+"""
+
+import enum
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from offbeat.controller.failpoints import Failpoint
+from offbeat.simulation.loop import VirtualLoop
+from offbeat.simulation.processes import OUTSIDE
+from offbeat.simulation.schedule import Strike
+
+
+class Moment(enum.Enum):
+    """When a fault that waits takes effect."""
+
+    NOW = enum.auto()
+    REQUEST = enum.auto()  # a message leaves the controller
+    ANSWER = enum.auto()  # a message leaves an actor
+    LOAD = enum.auto()  # an engine begins a transfer
+    ACK = enum.auto()  # it has verified the weights and serves them
+    BEGIN = enum.auto()  # the trainer's calls
+    MICROBATCH = enum.auto()
+    FINISH = enum.auto()
+    CHECKPOINT = enum.auto()
+    ROLLOUT = enum.auto()  # a worker finished a group
+    EMIT = enum.auto()  # metrics leave the controller
+    BIRTH = enum.auto()  # an actor's next process is about to start
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """One kind of fault."""
+
+    profile: str
+    strikes: str  # engine | worker | trainer | controller | any | all
+    moment: Moment
+    shows: str
+    heals: str
+
+
+def _kinds() -> dict[str, Kind]:
+    now, load, roll = Moment.NOW, Moment.LOAD, Moment.ROLLOUT
+    restart, retry, at_once = "a new process", "the next attempt", "at once"
+    return {
+        "engine_killed": Kind("engines", "engine", now, "its calls raise after 1.4 s", restart),
+        "engine_frozen": Kind("engines", "engine", now, "it answers nothing", "thawed or replaced"),
+        "engine_wedged": Kind("engines", "engine", now, "probes answer, rollouts hang", restart),
+        "engine_slow": Kind("engines", "engine", now, "rollouts take ten times as long", "60 s"),
+        "engine_born_late": Kind("engines", "engine", Moment.BIRTH, "its next start drags", at_once),
+        "load_torn": Kind("engines", "engine", load, "part of the weights never came", retry),
+        "load_wrong_digest": Kind("engines", "engine", load, "what came is not what was sent", retry),
+        "load_hangs": Kind("engines", "engine", load, "no ack, ever", "a newer transfer, or restart"),
+        "load_kills": Kind("engines", "engine", load, "dies in mid-transfer", restart),
+        "ack_lies": Kind("engines", "engine", Moment.ACK, "the ack names another digest", retry),
+        "ack_lost": Kind("engines", "engine", Moment.ACK, "serves, and nobody heard of it", retry),
+        "ack_doubled": Kind("engines", "engine", Moment.ACK, "the ack comes twice", at_once),
+        "worker_killed": Kind("engines", "worker", now, "its rollouts raise ActorLost", restart),
+        "worker_frozen": Kind("engines", "worker", now, "its rollouts hang", "thawed after a while"),
+        "begin_raises": Kind("trainer", "trainer", Moment.BEGIN, "TrainStepFailed", retry),
+        "microbatch_raises": Kind("trainer", "trainer", Moment.MICROBATCH, "TrainStepFailed", retry),
+        "finish_raises": Kind("trainer", "trainer", Moment.FINISH, "TrainStepFailed", retry),
+        "finish_kills_before": Kind("trainer", "trainer", Moment.FINISH, "dies before it stepped", restart),
+        "finish_kills_after": Kind("trainer", "trainer", Moment.FINISH, "dies once it stepped", restart),
+        "gradient_nan": Kind("trainer", "trainer", Moment.FINISH, "the step is not applied", "next step"),
+        "trainer_killed": Kind("trainer", "trainer", now, "its calls raise after 1.4 s", restart),
+        "trainer_frozen": Kind("trainer", "trainer", now, "it answers nothing", restart),
+        "checkpoint_fails": Kind("trainer", "trainer", Moment.CHECKPOINT, "no space: nothing written", retry),
+        "checkpoint_kills": Kind("trainer", "trainer", Moment.CHECKPOINT, "dies while it writes", restart),
+        "checkpoint_untold": Kind("trainer", "trainer", Moment.CHECKPOINT, "dies before LATEST moves", restart),
+        "controller_killed": Kind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
+        "controller_frozen": Kind("controller", "controller", now, "silent, then killed", "next incarnation"),
+        "cluster_lost": Kind("controller", "all", now, "only the run directory is left", "a new cluster"),
+        "request_lost": Kind("network", "any", Moment.REQUEST, "never arrives", "the caller's deadline"),
+        "request_late": Kind("network", "any", Moment.REQUEST, "arrives seconds later", at_once),
+        "request_doubled": Kind("network", "any", Moment.REQUEST, "served twice", at_once),
+        "request_reordered": Kind("network", "any", Moment.REQUEST, "later ones overtake it", at_once),
+        "answer_lost": Kind("network", "any", Moment.ANSWER, "never arrives", "the caller's deadline"),
+        "answer_late": Kind("network", "any", Moment.ANSWER, "arrives seconds later", at_once),
+        "partition": Kind("network", "engine", now, "no message passes", "30 s"),
+        "reward_nan": Kind("data", "worker", roll, "a reward is NaN", retry),
+        "reward_raises": Kind("data", "worker", roll, "RolloutFailed, by the data", retry),
+        "group_short": Kind("data", "worker", roll, "a sample is missing", retry),
+        "group_ragged": Kind("data", "worker", roll, "columns of different length", retry),
+        "sample_doubled": Kind("data", "worker", roll, "a sample too many", retry),
+        "sample_empty": Kind("data", "worker", roll, "a sample without tokens", retry),
+        "version_future": Kind("data", "worker", roll, "a token of weights not made yet", retry),
+        "attempt_wrong": Kind("data", "worker", roll, "the answer of another attempt", retry),
+        "spans_short": Kind("data", "worker", roll, "versions for some tokens only", retry),
+        "rollout_hangs": Kind("data", "worker", roll, "no answer", "the caller's deadline"),
+        "sink_drops": Kind("data", "controller", Moment.EMIT, "a step's metrics are lost", at_once),
+    }  # fmt: skip
+
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(_kinds())
+PROFILES: Final = ("none", "engines", "trainer", "controller", "network", "data", "all")
+FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
+"""What may strike at a failpoint."""
+
+
+class Faults:
+    """The faults of one episode: due, waiting for their moment, fired."""
+
+    def __init__(
+        self,
+        strikes: Sequence[Strike],
+        loop: VirtualLoop,
+        on_fired: Callable[[str, str, str], None],
+    ) -> None:
+        self._loop, self._on_fired = loop, on_fired
+        self._steps = sorted(
+            [s for s in strikes if s.at_step is not None], key=lambda s: s.at_step or 0
+        )
+        self._records = sorted(
+            [s for s in strikes if s.at_record is not None], key=lambda s: s.at_record or 0
+        )
+        self._points: dict[str, list[Strike]] = {}
+        for strike in strikes:
+            if strike.failpoint is not None:
+                self._points.setdefault(strike.failpoint, []).append(strike)
+        self._waiting: dict[Moment, list[Strike]] = {}
+        self._reached: dict[str, int] = {}
+        self.strike: Callable[[str, str], bool] = lambda _kind, _target: False
+        """Does what a fault of ``Moment.NOW`` does, at once; False when there is no victim."""
+        self.fired: list[str] = []
+        self.struck: list[str] = []  # failpoints at which a fault did something
+        self.last_at_s = 0.0
+
+    @property
+    def reached(self) -> list[str]:
+        """Failpoints, in the order they were first reached."""
+        return list(self._reached)
+
+    def at(self, moment: Moment, target: str) -> str:
+        """Whether a fault fires here and now; its name, or nothing."""
+        if not self._waiting or (waiting := self._waiting.get(moment)) is None:
+            return ""
+        for place, strike in enumerate(waiting):
+            if strike.target in ("", target):
+                del waiting[place]
+                if not waiting:
+                    del self._waiting[moment]
+                self.has_fired(strike.action, target, "")
+                return strike.action
+        return ""
+
+    def has_fired(self, kind: str, target: str, detail: str) -> None:
+        self.fired.append(kind)
+        self.last_at_s = self._loop.time()
+        self._on_fired(kind, target, detail)
+
+    def step(self, applied: int) -> None:
+        """The trainer has applied so many steps."""
+        while self._steps and (self._steps[0].at_step or 0) <= applied:
+            self._release(self._steps.pop(0))
+
+    def failpoint(self, point: Failpoint) -> None:
+        """The controller is at this point; who dies of it is dead when this returns."""
+        count = self._reached[point] = self._reached.get(point, 0) + 1
+        for strike in self._points.get(point, ()):
+            if strike.nth == count:
+                self._release(strike)
+
+    def record(self, count: int) -> None:
+        """The controller has written so many journal records."""
+        while self._records and (self._records[0].at_record or 0) <= count:
+            self._release(self._records.pop(0))
+
+    def _release(self, strike: Strike) -> None:
+        if strike.delay_s:
+            self._loop.at(self._loop.time() + strike.delay_s, OUTSIDE, self._arm, strike)
+        else:
+            self._arm(strike)
+
+    def _arm(self, strike: Strike) -> None:
+        kind = KINDS[strike.action]
+        if kind.moment is not Moment.NOW:
+            self._waiting.setdefault(kind.moment, []).append(strike)
+        elif self.strike(strike.action, strike.target):
+            point = strike.failpoint or ""
+            self.has_fired(strike.action, strike.target, point and f"at {point}")
+            self.struck += [point] if point else []
+
+
+def draw_strikes(
+    rng: random.Random, profile: str, *, steps: int, engines: int, workers: int
+) -> list[Strike]:
+    """What will strike one episode. The last steps are left in peace, so that it can end."""
+    if profile == "none":
+        return []
+    names = [name for name, kind in KINDS.items() if profile in ("all", kind.profile)]
+    victims = {
+        "engine": [f"generator-{index}" for index in range(engines)],
+        "worker": [f"environment-{index}" for index in range(workers)],
+        "trainer": ["trainer"],
+        "controller": ["controller"],
+        "all": [""],
+    }
+    victims["any"] = [*victims["engine"], *victims["trainer"], *victims["worker"], ""]
+    free = [name for name in names if name in FREE]
+    points = list(Failpoint)
+    strikes = list[Strike]()
+    for _ in range(rng.randint(3, 6)):
+        if free and rng.random() < 0.2:  # noqa: PLR2004 - a fifth strikes at a failpoint
+            name, point = rng.choice(free), rng.choice(points)
+            target = rng.choice(victims[KINDS[name].strikes])
+            strikes.append(Strike(name, target, failpoint=point, nth=rng.choice((1, 1, 2, 5, 20))))
+            continue
+        name = rng.choice(names)
+        target = rng.choice(victims[KINDS[name].strikes])
+        step = rng.randint(0, max(0, steps - 4))
+        delay_s = round(rng.uniform(0.0, 4.0), 3) if rng.random() < 0.7 else 0.0  # noqa: PLR2004
+        strikes.append(Strike(name, target, at_step=step, delay_s=delay_s))
+    return strikes

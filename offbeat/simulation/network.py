@@ -1,0 +1,164 @@
+"""Calls from a controller to actors: delayed by long-tailed latencies, and by faults lost or doubled.
+
+    request  ->  the callee's process, where it may be served or never  ->  answer
+
+A call to a process that dies raises ``ActorLost`` once the death is noticed; a frozen process never
+answers. Calls of one controller to the trainer arrive in the order they were sent, as Ray promises,
+unless a fault reorders them.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from offbeat.messages.failures import ActorLost
+from offbeat.messages.fences import Fence
+from offbeat.simulation.faults import Faults, Moment
+from offbeat.simulation.loop import VirtualLoop
+from offbeat.simulation.processes import Process
+
+DEATH_NOTICED_S: Final = 1.4  # measured with Ray: from SIGKILL to the error at the caller
+HELD_BACK_S: Final = (0.5, 6.0)  # a message that is late or overtaken
+_BASE_S: Final = 0.0004
+_TAIL: Final = 0.998  # the longest latency is 500 times the shortest; the median is twice
+
+
+class Host(Protocol):
+    """An actor: one name, one process after the other."""
+
+    name: str
+    process: Process
+    in_order: bool  # requests arrive as they were sent
+
+    def serve(self, call: "Call") -> None:
+        """Take a request. Runs in the actor's process."""
+        ...
+
+
+class Call(msgspec.Struct, eq=False):
+    """One request on its way, in service, or answered."""
+
+    network: "Network"
+    caller: Process
+    host: Host
+    process: Process  # of the host, when it was sent
+    method: str
+    fence: Fence
+    args: tuple[Any, ...]
+    reply: asyncio.Future[Any]
+    answered: bool = False
+    cancelled: bool = False
+    on_cancel: Callable[[], None] | None = None
+
+    def answer(self, value: object, after_s: float = 0.0) -> None:
+        """Give a result; a second answer of the same call says nothing."""
+        if not self.answered:
+            self.network.answer(self, value, None, after_s)
+
+    def fail(self, error: Exception, after_s: float = 0.0) -> None:
+        if not self.answered:
+            self.network.answer(self, None, error, after_s)
+
+
+class Network:
+    """All links between processes."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, faults: Faults) -> None:
+        self._loop, self._rng, self._draw = loop, rng, rng.random
+        self._faults = faults
+        self._cut: dict[str, float] = {}  # until when no message passes, by actor
+        self._last_arrival: dict[tuple[Process, str], float] = {}
+
+    def latency(self) -> float:
+        return _BASE_S / (1.0 - _TAIL * self._draw())
+
+    def partition(self, name: str, until_s: float) -> None:
+        """No message between controller and actor arrives before ``until_s``; then all do."""
+        self._cut[name] = until_s
+
+    def send(self, caller: Process, host: Host, method: str, fence: Fence, *args: object) -> Call:
+        """Send a request; its reply is the call's future, of the caller's loop."""
+        loop = self._loop
+        process = host.process
+        call = Call(self, caller, host, process, method, fence, args, loop.create_future())
+        if not caller.alive:
+            return call  # whatever a dead process still executes has no effect
+        if not process.alive:
+            noticed = max(loop.time(), process.died_at + DEATH_NOTICED_S) + self.latency()
+            loop.at(noticed, caller, _lost, call)
+            return call
+        process.calls[call] = None
+        arrives = self._passes(host.name, loop.time() + self.latency())
+        kind = self._faults.at(Moment.REQUEST, host.name)
+        if kind == "request_lost":
+            return call
+        if kind == "request_late":
+            arrives += self._rng.uniform(*HELD_BACK_S)
+        elif kind == "request_doubled":
+            loop.at(arrives + self.latency(), process, host.serve, self._twin(call))
+        if host.in_order and kind != "request_reordered":
+            link = (caller, host.name)
+            arrives = max(arrives, self._last_arrival.get(link, 0.0) + 1e-6)
+            self._last_arrival[link] = arrives
+        elif kind == "request_reordered":
+            arrives += self._rng.uniform(*HELD_BACK_S)
+        loop.at(arrives, process, host.serve, call)
+        return call
+
+    def answer(self, call: Call, value: object, error: Exception | None, after_s: float) -> None:
+        loop = self._loop
+        call.answered = True
+        call.process.calls.pop(call, None)
+        arrives = self._passes(call.host.name, loop.time() + after_s + self.latency())
+        kind = self._faults.at(Moment.ANSWER, call.host.name)
+        if kind == "answer_lost":
+            return
+        if kind == "answer_late":
+            arrives += self._rng.uniform(*HELD_BACK_S)
+        loop.at(arrives, call.caller, _arrive, call, value, error)
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for it any more; the callee hears of that a little later."""
+        if not call.answered and call.caller.alive:
+            call.process.calls.pop(call, None)
+            self._loop.at(self._loop.time() + self.latency(), call.process, _cancelled, call)
+
+    def died(self, process: Process) -> None:
+        """Whoever waits for an answer of this process learns of its death."""
+        noticed = self._loop.time() + DEATH_NOTICED_S
+        for call in process.calls:
+            self._loop.at(noticed + self.latency(), call.caller, _lost, call)
+        process.calls.clear()
+
+    def _twin(self, call: Call) -> Call:
+        return msgspec.structs.replace(call)
+
+    def _passes(self, name: str, arrives: float) -> float:
+        if self._cut and (until := self._cut.get(name, 0.0)) > arrives:
+            return until + self.latency()
+        return arrives
+
+
+def _arrive(call: Call, value: object, error: Exception | None) -> None:
+    reply = call.reply
+    if reply.done():
+        return
+    if error is None:
+        reply.set_result(value)
+    else:
+        reply.set_exception(error)
+
+
+def _lost(call: Call) -> None:
+    if not call.reply.done():
+        call.reply.set_exception(ActorLost(call.host.name, call.method, "its process was killed"))
+
+
+def _cancelled(call: Call) -> None:
+    if not call.answered:
+        call.cancelled = True
+        if call.on_cancel is not None:
+            call.on_cancel()

@@ -1,0 +1,167 @@
+"""What the fake actors of an episode write down themselves, in the order it happened.
+
+The controller never sees these. Together with its journal they are all the auditor reads.
+"""
+
+import msgspec
+
+from offbeat.messages.groups import VersionSpans
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One thing that happened in the world. ``at`` is virtual time in seconds."""
+
+    at: float
+
+
+class Fault(Record, frozen=True):
+    """A fault fired: it changed what somebody got to see."""
+
+    kind: str  # a name of offbeat.simulation.faults
+    target: str
+    detail: str = ""
+
+
+class ControllerLife(Record, frozen=True):
+    """A controller begins."""
+
+    incarnation: int
+
+
+class ControllerEnd(Record, frozen=True):
+    """A controller's life is over."""
+
+    incarnation: int
+    outcome: str  # finished | failed | aborted | killed
+    error: str = ""  # one line, as its operator reads it
+    cause: str = ""  # class name of the first cause
+
+
+class Generated(Record, frozen=True):
+    """A worker finished a group and sent it; it may never arrive."""
+
+    ordinal: int
+    attempt: int
+    engine: str
+    life: str
+    spans: tuple[VersionSpans, ...]  # one entry a sample, as the engine stamped them
+    poison: str = ""  # what is wrong with it, empty for an honest group
+
+
+class Scored(Record, frozen=True):
+    """A worker finished a group of an evaluation: scored, never trained."""
+
+    ordinal: int  # in the evaluation's own source
+    attempt: int
+    engine: str
+    life: str
+    spans: tuple[VersionSpans, ...]
+    poison: str = ""
+
+
+class EngineServes(Record, frozen=True):
+    """An engine has verified weights and decodes with them from now on."""
+
+    engine: str
+    life: str
+    epoch: int
+    version: int
+    digest: str
+
+
+class EngineDied(Record, frozen=True):
+    """A life of an engine is over."""
+
+    engine: str
+    life: str
+
+
+class TrainerLife(Record, frozen=True):
+    """The ranks begin, with the initial model."""
+
+    life: int
+
+
+class TrainerRestored(Record, frozen=True):
+    """The ranks hold this version again."""
+
+    life: int
+    version: int
+    digest: str
+
+
+class TrainerApplied(Record, frozen=True):
+    """The optimizer stepped, wholly: the trainer's own account of what it trained."""
+
+    life: int
+    step: int
+    attempt: int
+    version: int  # it made
+    ordinals: tuple[int, ...]
+    attempts: tuple[int, ...]  # of the groups, as their payload says
+    oldest: tuple[int, ...]  # version of the oldest token of each group, as its payload says
+    newest: tuple[int, ...]
+    poison: tuple[str, ...]  # of the groups; empty strings when all are honest
+    digest: str  # of the weights after it
+
+
+class Published(Record, frozen=True):
+    """The trainer made a release of the weights it holds."""
+
+    life: int
+    version: int
+    digest: str
+
+
+class CheckpointWritten(Record, frozen=True):
+    """A checkpoint is complete on disk and durable."""
+
+    version: int
+    digest: str
+
+
+class CheckpointLatest(Record, frozen=True):
+    """What LATEST names, after every change of it or of what it names."""
+
+    version: int
+    verifies: bool
+
+
+class FenceRefused(Record, frozen=True):
+    """An actor refused a call of an older controller."""
+
+    actor: str
+    got: int
+    held: int
+
+
+class FenceObeyed(Record, frozen=True):
+    """An actor acted on a call of a controller that has been replaced: never."""
+
+    actor: str
+    got: int
+    held: int
+
+
+class PermitsUsed(Record, frozen=True):
+    """A new peak of what the workers were given at once by one controller."""
+
+    incarnation: int
+    in_flight: int
+    held_groups: int  # admitted and not yet trained, by the queue's own count
+    held_bytes: int
+
+
+class Closed(Record, frozen=True):
+    """An actor was told to close by the controller that ended."""
+
+    actor: str
+
+
+class Ended(Record, frozen=True):
+    """The episode is over; what is left."""
+
+    outcome: str  # of the last controller
+    running: int  # rollouts that workers still work on for the last controller
+    unclosed: tuple[str, ...]  # actors that were alive and not told to close
+    telemetry_lost: int  # steps without metrics although no telemetry fault fired

@@ -1,0 +1,46 @@
+"""Faults to come, as data: what a campaign draws, what a file says, what a live test replays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+
+class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One fault. It is due at a step, at a failpoint, or at a journal record: exactly one of them."""
+
+    action: str  # a name of offbeat.simulation.faults.KINDS
+    target: str = ""  # generator-1, environment-0, trainer, controller; empty: whoever comes first
+    at_step: int | None = None  # the trainer has applied this many steps; 0: from the start
+    failpoint: str | None = None  # a value of offbeat.controller.failpoints.Failpoint
+    at_record: int | None = None  # so many journal records are written
+    nth: int = 1  # which time the failpoint is reached, over all lives of the controller
+    delay_s: float = 0.0  # between being due and striking
+
+    def __post_init__(self) -> None:
+        when = (self.at_step, self.failpoint, self.at_record)
+        if sum(each is not None for each in when) != 1:
+            raise ValueError(
+                f"{self.action} needs exactly one of at_step, failpoint and at_record; "
+                f"it has {when}"
+            )
+
+
+def dump(strikes: Sequence[Strike]) -> str:
+    """As JSON, one strike a line."""
+    lines = ",\n ".join(msgspec.json.encode(strike).decode() for strike in strikes)
+    return f"[{lines}]\n"
+
+
+def load(text: str | bytes) -> list[Strike]:
+    """The strikes of a JSON list.
+
+    Raises:
+        msgspec.ValidationError: It is not such a list.
+    """
+    return msgspec.json.decode(text, type=list[Strike])
+
+
+def read(path: Path) -> list[Strike]:
+    """The strikes of a file."""
+    return load(path.read_bytes())

@@ -1,0 +1,259 @@
+"""The fake trainer: one gang, one call at a time in the order they came, and a log of its own.
+
+Its weights are a digest that follows from what it trained, whatever the chunks or the arrival order.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from offbeat.actors.trainers.step_guard import Call as StepCall
+from offbeat.actors.trainers.step_guard import StepGuard
+from offbeat.messages.failures import (
+    CheckpointFailed,
+    OffbeatError,
+    StepOutOfOrder,
+    TrainStepFailed,
+)
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import (
+    Checkpoint,
+    Chunk,
+    ChunkResult,
+    LossSpec,
+    PreparedColumns,
+    StepResult,
+    TrainerState,
+)
+from offbeat.messages.weights import WeightRelease
+from offbeat.simulation.actor import Actor
+from offbeat.simulation.disk import INITIAL_DIGEST, SavedModel
+from offbeat.simulation.faults import Moment
+from offbeat.simulation.network import Call
+from offbeat.simulation.payloads import Payload
+from offbeat.simulation.records import Published, TrainerApplied, TrainerLife, TrainerRestored
+from offbeat.simulation.surroundings import Surroundings
+
+_NBYTES: Final = 1000
+_MOMENTS: Final = {
+    "begin_train_step": Moment.BEGIN,
+    "train_microbatch": Moment.MICROBATCH,
+    "finish_train_step": Moment.FINISH,
+    "save_checkpoint": Moment.CHECKPOINT,
+}
+
+
+_STEP_CALLS: Final = {
+    "begin_train_step": StepCall.BEGIN,
+    "train_microbatch": StepCall.MICROBATCH,
+    "finish_train_step": StepCall.FINISH,
+}
+_DURING: Final = {
+    StepCall.BEGIN: "begin",
+    StepCall.MICROBATCH: "microbatch",
+    StepCall.FINISH: "finish",
+}
+
+
+class FakeTrainer(Actor):
+    """All ranks. The process is the gang: it dies and is replaced as a whole."""
+
+    in_order = True
+
+    def __init__(self, around: Surroundings, groups_per_step: int) -> None:
+        self._groups_per_step = groups_per_step
+        self.step_s = around.config.stub.step_s
+        super().__init__("trainer", around)
+
+    def born(self) -> None:
+        """A new gang, with the initial model."""
+        self._steps = StepGuard()
+        self._queue: deque[Call] = deque()
+        self._busy = False
+        self._digest, self._version = INITIAL_DIGEST, 0
+        self._last_step = self._last_attempt = 0
+        self._open: list[Payload] = []
+        self._chunks = 0
+        self.around.record(TrainerLife(self.around.loop.time(), self.life))
+
+    # --- one call at a time ----------------------------------------------------------------------
+
+    def serve(self, call: Call) -> None:
+        self._queue.append(call)
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        """Take up the call that waits longest, for as long as its work takes."""
+        queue = self._queue
+        while queue:
+            call = queue.popleft()
+            if call.cancelled:
+                continue
+            moment = _MOMENTS.get(call.method)
+            kind = self.around.faults.at(moment, self.name) if moment else ""
+            self._busy = True
+            takes_s = self._duration(call) * self.around.rng.uniform(0.7, 1.5)
+            self.later(takes_s, self._done, call, kind)
+            return
+
+    def _duration(self, call: Call) -> float:
+        """Seconds of work."""
+        match call.method:
+            case "train_microbatch":
+                return 0.85 * self.step_s * len(call.args[1].ordinals) / self._groups_per_step
+            case "finish_train_step":
+                return 0.15 * self.step_s
+            case "save_checkpoint" | "restore" | "save":
+                return self.step_s
+            case "publish_weights" | "prepare_logprobs":
+                return 0.1 * self.step_s
+            case _:
+                return 0.001
+
+    def _done(self, call: Call, kind: str) -> None:
+        self._busy = False
+        if kind.endswith("kills_before") or kind == "checkpoint_kills":
+            self.die()
+            return
+        try:
+            self.check_fence(call)
+            answer = self._work(call, kind)
+        except OffbeatError as failure:
+            call.fail(failure)
+        else:
+            if kind == "finish_kills_after":
+                self.die()
+                return
+            if self.process.alive:
+                call.answer(answer)
+        self._next()
+
+    def _work(self, call: Call, kind: str) -> object:
+        method, args = call.method, call.args
+        if method in _STEP_CALLS:
+            return self._step_call(call, _STEP_CALLS[method], kind)
+        if method == "save_checkpoint":
+            return self._checkpoint(args[0], kind)
+        work = _WORK.get(method)  # of a final save or a close there is nothing to tell
+        return work(self, *args) if work else None
+
+    def _prepare_logprobs(self, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        del loss
+        groups = len(chunk.ordinals)
+        return PreparedColumns(("policy_logprobs",), (64,) * groups, (None,) * groups)
+
+    def _state(self) -> TrainerState:
+        return TrainerState(1, self._version, self._last_step, self._last_attempt, 10, self._digest)
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def _step_call(self, call: Call, step_call: StepCall, kind: str) -> object:
+        key: StepKey = call.args[0]
+        if step_call is StepCall.BEGIN and key.step != self._version + 1:
+            raise StepOutOfOrder(str(key), f"the step after version {self._version}")
+
+        def work() -> object:
+            if kind.endswith("_raises"):
+                raise TrainStepFailed(0, key.step, _DURING[step_call], "out of memory")
+            if step_call is StepCall.BEGIN:
+                return self._begin()
+            if step_call is StepCall.MICROBATCH:
+                return self._accumulate(call)
+            return self._finish(call, kind)
+
+        return self._steps.once(key, step_call, work)
+
+    def _begin(self) -> None:
+        self._open, self._chunks = [], 0
+
+    def _accumulate(self, call: Call) -> ChunkResult:
+        key, chunk = call.args
+        payloads = [handles[0] for handles in chunk.payloads]
+        lost = [payload for payload in payloads if self.around.is_gone(payload)]
+        if lost:
+            detail = f"the payload of group {lost[0].ordinal} is gone"
+            raise TrainStepFailed(0, key.step, "microbatch", detail)
+        self._open += payloads
+        self._chunks += 1
+        groups = len(payloads)
+        return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
+
+    def _finish(self, call: Call, kind: str) -> StepResult:
+        key: StepKey = call.args[0]
+        groups, chunks = self._open, self._chunks
+        self._open, self._chunks = [], 0
+        if kind == "gradient_nan":
+            nan = "gradient norm is nan"
+            return StepResult(False, 0.5, 0.0, 1e-3, 100, 10, chunks, {}, nan, self.step_s)  # noqa: FBT003
+        self._version += 1
+        self._last_step, self._last_attempt = key.attempt_id
+        content = sorted((payload.ordinal, payload.seed) for payload in groups)
+        text = f"{self._digest}{content}"
+        self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        self.around.record(
+            TrainerApplied(
+                at=self.around.loop.time(),
+                life=self.life,
+                step=key.step,
+                attempt=key.attempt,
+                version=self._version,
+                ordinals=tuple(payload.ordinal for payload in groups),
+                attempts=tuple(payload.attempt for payload in groups),
+                oldest=tuple(payload.oldest for payload in groups),
+                newest=tuple(payload.newest for payload in groups),
+                poison=tuple(payload.poison for payload in groups),
+                digest=self._digest,
+            )
+        )
+        self.around.faults.step(self._version)
+        return StepResult(True, 0.5, 1.0, 1e-3, 100, 10, chunks, {}, "", self.step_s)  # noqa: FBT003
+
+    def _abort(self, key: StepKey) -> None:
+        if self._steps.abort(key):
+            self._open, self._chunks = [], 0
+
+    # --- weights ---------------------------------------------------------------------------------
+
+    def _publish(self, version: int) -> WeightRelease:
+        if version != self._version:
+            detail = f"it holds version {self._version}"
+            raise TrainStepFailed(0, version, "publish", detail)
+        self.around.record(Published(self.around.loop.time(), self.life, version, self._digest))
+        return WeightRelease(version, self._digest, None, (), _NBYTES)
+
+    def _checkpoint(self, version: int, kind: str) -> Checkpoint:
+        if version != self._version or self._steps.is_open:
+            detail = f"it holds version {self._version}"
+            detail += ", with a step open" if self._steps.is_open else ""
+            raise CheckpointFailed(0, version, detail)
+        if kind == "checkpoint_fails":
+            raise CheckpointFailed(0, version, "no space left on device")
+        now = self.around.loop.time()
+        model = SavedModel(version, self._digest, self._last_step, self._last_attempt)
+        self.around.disk.write(now, model)
+        if kind == "checkpoint_untold":
+            self.die()
+        else:
+            self.around.disk.move_latest(now, version)
+        return Checkpoint(version, self._digest, _NBYTES, self.step_s)
+
+    def _restore(self, at_most: int) -> TrainerState:
+        now, disk = self.around.loop.time(), self.around.disk
+        model = disk.newest(at_most) or SavedModel(0, INITIAL_DIGEST, 0, 0)
+        disk.abandon_after(now, model.version)
+        self._version, self._digest = model.version, model.digest
+        self._last_step, self._last_attempt = model.step, model.attempt
+        self._steps, self._open, self._chunks = StepGuard(), [], 0
+        self.around.record(TrainerRestored(now, self.life, model.version, model.digest))
+        return self._state()
+
+
+_WORK: Final[Mapping[str, Callable[..., object]]] = {
+    "state": FakeTrainer._state,  # noqa: SLF001 - the table of what the class does
+    "abort_train_step": FakeTrainer._abort,  # noqa: SLF001
+    "prepare_logprobs": FakeTrainer._prepare_logprobs,  # noqa: SLF001
+    "publish_weights": FakeTrainer._publish,  # noqa: SLF001
+    "restore": FakeTrainer._restore,  # noqa: SLF001
+}

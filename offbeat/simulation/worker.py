@@ -1,0 +1,155 @@
+"""Fake environment workers: have an engine decode, reward the samples, send receipt and payload."""
+
+import math
+from typing import Final
+
+from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.simulation.actor import Actor
+from offbeat.simulation.engine import Decoding, FakeEngine
+from offbeat.simulation.faults import Moment
+from offbeat.simulation.groups import Content, poisoned, receipt_of
+from offbeat.simulation.network import DEATH_NOTICED_S, Call
+from offbeat.simulation.payloads import Payload
+from offbeat.simulation.records import Generated, Scored
+from offbeat.simulation.surroundings import Surroundings
+
+REWARD_S: Final = 0.02
+SPOOLED: Final = 0.8  # share of finished groups that reach the disk
+
+
+class FakeWorker(Actor):
+    """One environment worker. It drops what a replaced controller asked for."""
+
+    def __init__(self, name: str, around: Surroundings, engines: dict[str, FakeEngine]) -> None:
+        self._engines = engines
+        stub = around.config.stub
+        self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
+        self.spools = False
+        super().__init__(name, around)
+
+    def born(self) -> None:
+        self._open: dict[Call, _Rollout] = {}
+
+    def ended(self) -> None:
+        for rollout in self._open.values():
+            rollout.engine.drop(rollout.decoding)
+        self._open.clear()
+
+    def superseded(self, incarnation: int) -> None:
+        for call in [each for each in self._open if each.fence.incarnation < incarnation]:
+            self.drop(call)
+
+    def serve(self, call: Call) -> None:
+        if call.cancelled:
+            return
+        try:
+            self.check_fence(call)
+            if call.method == "rollout":
+                self._roll_out(call, call.args[0])
+                return
+        except OffbeatError as failure:
+            call.fail(failure)
+            return
+        call.answer(None)
+
+    def _roll_out(self, call: Call, task: RolloutTask) -> None:
+        engine = self._engines[task.engine]
+        if not engine.process.alive:
+            call.fail(lost(task, "engine_lost"), DEATH_NOTICED_S)
+        elif engine.version is None:
+            call.fail(lost(task, "engine_unavailable"))
+        else:
+            _Rollout(self, call, task, engine)
+
+    def drop(self, call: Call) -> None:
+        """Nobody waits for it any more."""
+        rollout = self._open.pop(call, None)
+        if rollout is not None:
+            rollout.engine.drop(rollout.decoding)
+
+    def opened(self, call: Call, rollout: "_Rollout") -> float:
+        """Returns how long its engine decodes, in seconds."""
+        self._open[call] = rollout
+        call.on_cancel = rollout.drop
+        return math.exp(self.around.rng.gauss(self._mu, self._sigma))
+
+    def closed_call(self, call: Call) -> bool:
+        """False if it was dropped before."""
+        return self._open.pop(call, None) is not None
+
+
+class _Rollout:
+    """One group on its way through an engine."""
+
+    __slots__ = ("call", "content", "decoding", "engine", "worker")
+
+    def __init__(
+        self, worker: FakeWorker, call: Call, task: RolloutTask, engine: FakeEngine
+    ) -> None:
+        self.worker, self.call, self.engine = worker, call, engine
+        self.content = Content(task, worker.around.config)
+        seconds = worker.opened(call, self)
+        self.decoding = engine.decode(self.content.lengths, seconds, self.decoded)
+
+    def drop(self) -> None:
+        self.worker.drop(self.call)
+
+    def decoded(self, decoding: Decoding, complete: bool) -> None:  # noqa: FBT001 - of an engine
+        """The engine is through with it, or gone. Runs in the engine's process, or outside."""
+        worker, call = self.worker, self.call
+        if not worker.closed_call(call):
+            return
+        loop, task = worker.around.loop, self.content.task
+        now = loop.time()
+        if complete:
+            spans = self.engine.spans(decoding)
+            receipt = receipt_of(self.content, self.engine, spans)
+            loop.at(now + REWARD_S, worker.process, self.rewarded, receipt)
+        else:
+            failure = lost(task, "engine_lost")
+            loop.at(now + DEATH_NOTICED_S, worker.process, call.fail, failure)
+
+    def rewarded(self, receipt: Receipt) -> None:
+        """The samples have their rewards; receipt and payload leave. Runs in the worker's process."""
+        call, around, task = self.call, self.worker.around, self.content.task
+        kind = around.faults.at(Moment.ROLLOUT, self.worker.name)
+        if kind == "rollout_hangs" or call.cancelled:
+            return
+        if kind == "reward_raises":
+            call.fail(
+                RolloutFailed(
+                    FailureKind.DATA, task.ordinal, task.attempt, "reward_raised", "ValueError"
+                )
+            )
+            return
+        versions = receipt.oldest_version, receipt.newest_version
+        if kind:
+            receipt = poisoned(receipt, kind)
+        now, spans = around.loop.time(), receipt.version_spans
+        kind_of_record = Scored if task.evaluation else Generated
+        around.record(
+            kind_of_record(
+                now,
+                task.ordinal,
+                task.attempt,
+                receipt.engine,
+                receipt.engine_incarnation,
+                spans,
+                kind,
+            )
+        )
+        payload = Payload(
+            task.ordinal, task.attempt, call.fence.incarnation, task.seed, versions, kind
+        )
+        if self.worker.spools and not task.evaluation and around.rng.random() < SPOOLED:
+            payload.spooled = True
+            around.disk.spool[receipt] = payload
+        call.answer((receipt, payload))
+
+
+def lost(task: RolloutTask, reason: str) -> RolloutFailed:
+    """The engine of this task cannot go on with it; another one may."""
+    return RolloutFailed(
+        FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, reason, task.engine
+    )

@@ -1,0 +1,193 @@
+"""Spans and marks of a run as events of the Chrome trace format, for Perfetto. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from offbeat.telemetry.trace_rows import MAX_ROWS, Lane
+
+Place = tuple[str, str]
+"""A lane: its kind (pump, engine, rank, group) and its name."""
+
+GROUPS: Final = "group"
+_PROCESSES: Final = {
+    "pump": "pumps",
+    "engine": "engines",
+    "rank": "trainer ranks",
+    GROUPS: "groups",
+}
+_NUMBERS: Final = {kind: number for number, kind in enumerate(_PROCESSES, start=1)}
+_NESTING: Final = ("pump", "rank")  # on an engine, what overlaps is of different groups
+_LIFE: Final = 10  # process numbers of one life of the controller; 0 is for kinds nobody foresaw
+_GROUPS_KEPT: Final = 1 << 16
+_MAX_LANES: Final = 1 << 15
+_OTHERS: Final = "others"
+
+Event = dict[str, Any]
+
+
+class TraceEvents:
+    """Makes the events of one life of a controller.
+
+    A kind is a process, a lane a thread; a lane whose spans overlap gets further threads beside it.
+    Groups are asynchronous events that have the ordinal for their id: a viewer packs thousands of
+    them into a few rows. Whatever the order the spans come in, those of one row, or one id, are
+    apart or hold one another, and no event is older than 0.
+    """
+
+    def __init__(self, life: int, offset_s: float) -> None:
+        """``offset_s`` is added to every time: the trace begins at 0."""
+        self._life, self._offset_s = life, offset_s
+        self._named = set[tuple[int, int]]()  # process and thread; thread -1 is the process itself
+        self._lanes = dict[str, dict[str, Lane]]()
+        self._groups = dict[str, Lane]()  # latest used last
+        self._forgotten_us = 0  # end of the last group that is not kept any more
+        self._strays = 0
+
+    def span(
+        self, lane: Place, name: str, start_s: float, end_s: float, facts: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        """A span that ends before it starts takes no time.
+
+        Raises:
+            ValueError: A time is not finite.
+            OverflowError: Likewise.
+        """
+        start_us = self._us(start_s)
+        end_us = max(start_us, self._us(end_s))
+        kind, lane_name = lane
+        if kind == GROUPS:
+            yield from self._group_span(lane_name, name, start_us, end_us, facts)
+            return
+        held = self._lane(kind, lane_name)
+        row = held.row_of(start_us, end_us)
+        yield from self._named_lane(kind, lane_name, held, row or 0)
+        if row is None:
+            # Under the name of the lane, so that all these are packed beside each other.
+            facts = {"name": name, **facts}
+            yield from self._stray(kind, f"{lane_name} more", start_us, end_us, facts)
+            return
+        thread = _thread(held, row)
+        yield self._event("X", kind, thread, name, start_us, facts) | {"dur": end_us - start_us}
+
+    def mark(
+        self, lane: Place, name: str, at_s: float, facts: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        """Raises as ``span`` does."""
+        at_us = self._us(at_s)
+        kind, lane_name = lane
+        if kind == GROUPS:
+            yield from self._named_process(kind)
+            yield self._event("n", kind, 0, name, at_us, facts) | _identity(lane_name)
+            return
+        held = self._lane(kind, lane_name)
+        yield from self._named_lane(kind, lane_name, held, 0)
+        yield self._event("i", kind, _thread(held, 0), name, at_us, facts) | {"s": "t"}
+
+    # --- lanes -----------------------------------------------------------------------------------
+
+    def _lane(self, kind: str, name: str) -> Lane:
+        lanes = self._lanes.setdefault(kind, {})
+        if name not in lanes and len(lanes) >= _MAX_LANES:
+            name = _OTHERS
+        if name not in lanes:
+            lanes[name] = Lane(len(lanes), nests=kind in _NESTING)
+        return lanes[name]
+
+    def _group_span(
+        self, group: str, name: str, start_us: int, end_us: int, facts: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        yield from self._named_process(GROUPS)
+        held = self._groups.pop(group, None)
+        if held is None and start_us < self._forgotten_us:  # it may be one that is not kept
+            yield from self._stray(GROUPS, name, start_us, end_us, facts)
+            return
+        held = held or Lane(0, nests=True, gap_us=1)
+        self._groups[group] = held
+        if len(self._groups) > _GROUPS_KEPT:
+            oldest = self._groups.pop(next(iter(self._groups)))
+            self._forgotten_us = max(self._forgotten_us, oldest.last_us)
+        row = held.row_of(start_us, end_us)
+        if row is None:
+            yield from self._stray(GROUPS, name, start_us, end_us, facts)
+        else:
+            yield from self._pair(GROUPS, name, start_us, end_us, facts, _identity(group, row))
+
+    def _stray(
+        self, kind: str, name: str, start_us: int, end_us: int, facts: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        """A span with an id of its own: it can cross nothing."""
+        self._strays += 1
+        identity = {"id": f"{self._life}.{kind}.{self._strays}", "cat": kind}
+        yield from self._pair(kind, name, start_us, end_us, facts, identity)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def _us(self, time_s: float) -> int:
+        return max(0, round((time_s + self._offset_s) * 1e6))
+
+    def _process(self, kind: str) -> int:
+        return self._life * _LIFE + _NUMBERS.get(kind, 0)
+
+    def _event(
+        self, phase: str, kind: str, thread: int, name: str, at_us: int, facts: Mapping[str, Any]
+    ) -> Event:
+        event: Event = {
+            "name": name, "ph": phase, "ts": at_us, "pid": self._process(kind), "tid": thread
+        }  # fmt: skip
+        if facts:
+            event["args"] = facts
+        return event
+
+    def _pair(
+        self,
+        kind: str,
+        name: str,
+        start_us: int,
+        end_us: int,
+        facts: Mapping[str, Any],
+        identity: Event,
+    ) -> Iterator[Event]:
+        yield self._event("b", kind, 0, name, start_us, facts) | identity
+        yield self._event("e", kind, 0, name, end_us, {}) | identity
+
+    def _named_process(self, kind: str) -> Iterator[Event]:
+        process = self._process(kind)
+        if (process, -1) in self._named:
+            return
+        self._named.add((process, -1))
+        title = _PROCESSES.get(kind, kind)
+        if self._life:
+            title = f"{title}, life {self._life + 1}"
+        yield self._metadata(process, 0, "process_name", name=title)
+        yield self._metadata(process, 0, "process_sort_index", sort_index=process)
+
+    def _named_lane(self, kind: str, name: str, lane: Lane, row: int) -> Iterator[Event]:
+        yield from self._named_process(kind)
+        process, thread = self._process(kind), _thread(lane, row)
+        if (process, thread) in self._named:
+            return
+        self._named.add((process, thread))
+        if lane.number == _MAX_LANES:
+            name = _OTHERS
+        title = f"{name} +{row}" if row else name
+        yield self._metadata(process, thread, "thread_name", name=title)
+        yield self._metadata(process, thread, "thread_sort_index", sort_index=thread)
+
+    def _metadata(self, process: int, thread: int, what: str, **facts: str | int) -> Event:
+        return {"name": what, "ph": "M", "ts": 0, "pid": process, "tid": thread, "args": facts}
+
+
+def _thread(lane: Lane, row: int) -> int:
+    return 1 + lane.number * MAX_ROWS + row
+
+
+def end_event(left_out: int) -> Event:
+    """The last event of a life: how many spans and marks the file does not have."""
+    facts = {"left_out": left_out}
+    return {"name": "offbeat.end", "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": facts}
+
+
+def _identity(group: str, row: int = 0) -> Event:
+    """The id of a group's events: its ordinal; ``412+1`` for what overlaps."""
+    ordinal = group.removeprefix("g-").lstrip("0") or "0"
+    return {"id": f"{ordinal}+{row}" if row else ordinal, "cat": GROUPS}

@@ -1,0 +1,114 @@
+"""A growing JSON array of trace events on disk, one event a line."""
+
+import os
+from collections.abc import Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+_BEGIN: Final = "offbeat.begin"
+_MARK: Final = f'"name":"{_BEGIN}"'.encode()
+
+
+class TraceJson:
+    """Appends events; what a write that raised had left is cut away by the next one.
+
+    ``[``, then an event a line, each but the last with a comma, then ``]``: so that the file can be
+    read at any moment, and gone on with after a crash.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = 0  # in the file
+        self._file: FileIO | None = None
+        self._end = 0  # of the last whole event
+
+    def open(self, unix_s: float) -> tuple[int, float]:
+        """Begin the file, or go on behind its last whole event.
+
+        A file that is something else is moved aside, to ``trace.json.unreadable``.
+
+        Returns:
+            How many controllers have written before, and the Unix time of the trace's 0.
+
+        Raises:
+            OSError: The file cannot be opened.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        life, began_unix_s = self._found(unix_s)
+        file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
+        file.truncate(self._end)
+        self._file = file
+        facts = {"life": life, "unix_s": unix_s, "began_unix_s": began_unix_s}
+        begin = {"name": _BEGIN, "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": facts}
+        self.append([msgspec.json.encode(begin)])
+        return life, began_unix_s
+
+    def append(self, events: Sequence[bytes]) -> None:
+        """Write encoded events, all or, as far as a later call can tell, none of them.
+
+        Raises:
+            OSError: The file did not take them.
+        """
+        if events:
+            self._write((b",\n" if self._end else b"[\n") + b",\n".join(events))
+            self.events += len(events)
+
+    def close(self) -> None:
+        """End the array.
+
+        Raises:
+            OSError: The file did not take the end.
+        """
+        if self._file is not None:
+            self._write(b"\n]\n")
+            self._file.close()
+            self._file = None
+
+    def _write(self, content: bytes) -> None:
+        if self._file is None:
+            raise ValueError(f"{self.path} is not open")
+        self._file.truncate(self._end)
+        self._file.seek(self._end)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
+        self._end += len(content)
+
+    def _found(self, unix_s: float) -> tuple[int, float]:
+        """What ``open`` returns; notes where the last whole event ends."""
+        self._end = self.events = 0
+        if not self.path.exists():
+            return 0, unix_s
+        try:
+            return self._scanned()
+        except (msgspec.DecodeError, KeyError, TypeError):
+            if self.path.stat().st_size:
+                self.path.rename(self.path.with_name(f"{self.path.name}.unreadable"))
+            self._end = self.events = 0
+            return 0, unix_s
+
+    def _scanned(self) -> tuple[int, float]:
+        lives, first = 0, b""
+        with self.path.open("rb") as file:
+            position = len(file.readline())  # [
+            for line in file:
+                event = line.rstrip(b"\n").removesuffix(b",")
+                if not (line.endswith(b"},\n") or _is_event(event)):
+                    break  # the end of the array, or a torn event
+                first = first or event
+                lives += _MARK in line
+                self.events += 1
+                self._end = position + len(event)
+                position += len(line)
+        begin: dict[str, Any] = msgspec.json.decode(first, type=dict[str, Any])
+        return lives, float(begin["args"]["began_unix_s"])
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except msgspec.DecodeError:
+        return False

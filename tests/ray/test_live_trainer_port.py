@@ -1,0 +1,75 @@
+"""The trainer's port over a real actor: killed in every way, it comes back and is restored."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from offbeat.actors.ray_ports import RayTrainer
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.stub_actor import StubTrainerActor
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.messages.failures import ActorLost
+from offbeat.messages.fences import Fence
+from offbeat.messages.training import TrainerState
+
+FENCE = Fence("run", 1)
+
+
+@pytest.fixture(scope="module")
+def _ray() -> Iterator[None]:
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
+    yield
+    ray.shutdown()
+
+
+async def up(trainer: RayTrainer) -> TrainerState:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await trainer.state(FENCE)
+            except ActorLost:
+                await asyncio.sleep(0.05)  # a real process is starting
+
+
+@pytest.mark.usefixtures("_ray")
+def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> None:
+    config = RunConfig(steps=5, model=ModelConfig(path="m"))
+    options = {"num_cpus": 0, "max_restarts": -1}
+    rank = (
+        ray.remote(StubTrainerActor)
+        .options(**options)
+        .remote(TrainerSpec(config, "m", str(tmp_path)))
+    )
+
+    async def process() -> int:
+        life, _ = await rank.about.remote(FENCE)
+        return int(life.split("-")[-2])
+
+    async def story() -> None:
+        trainer = RayTrainer(rank)
+        initial = await up(trainer)
+        kept = await trainer.save_checkpoint(FENCE, 0)
+        assert kept.digest == initial.digest
+        pids = [await process()]
+        for stopped in (False, True):
+            if stopped:
+                os.kill(pids[-1], signal.SIGSTOP)
+            await trainer.restart()
+            assert await up(trainer) == initial
+            pids.append(await process())
+        os.kill(pids[-1], signal.SIGKILL)
+        with pytest.raises(ActorLost):
+            await trainer.restore(FENCE, 0)
+        assert await up(trainer) == initial
+        assert await trainer.restore(FENCE, 0) == initial
+        assert (await trainer.publish_weights(FENCE, 0)).version == 0
+        pids.append(await process())
+        assert len(set(pids)) == 4
+        await trainer.close()
+
+    asyncio.run(story())

@@ -1,0 +1,277 @@
+"""A legal run, told twice: by a journal and by the actors' records. Tests then break one thing."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.controller.events import (
+    Admitted,
+    AnyEvent,
+    Checkpointed,
+    Claimed,
+    Committed,
+    Dispatched,
+    Dropped,
+    Opened,
+    Released,
+    Returned,
+    Rewound,
+    Served,
+    StepApplied,
+    StepIntent,
+    StepRefused,
+    Unclaimed,
+)
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.policy import NEVER
+from offbeat.simulation.auditor import Violation, audit
+from offbeat.simulation.records import (
+    CheckpointLatest,
+    CheckpointWritten,
+    ControllerEnd,
+    ControllerLife,
+    Ended,
+    EngineServes,
+    Generated,
+    PermitsUsed,
+    Published,
+    Record,
+    TrainerApplied,
+    TrainerLife,
+    TrainerRestored,
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+ENGINE = "generator-0"
+GROUPS_PER_STEP = 2
+SAMPLES = 2
+
+
+def run_config(**settings: Any) -> RunConfig:
+    """Three steps of two groups, bound 1."""
+    defaults = {"steps": 3, "groups_per_step": GROUPS_PER_STEP, "samples_per_group": SAMPLES}
+    return RunConfig(model=ModelConfig(path="none"), **{**defaults, **settings})
+
+
+def digest_of(version: int, lineage: int = 0) -> str:
+    return f"w{version}" if version == 0 else f"w{version}-{lineage}"
+
+
+class History:
+    """Writes what a correct controller and correct actors would write, move by move."""
+
+    def __init__(self, config: RunConfig | None = None) -> None:
+        self.config = config or run_config()
+        self.journal: list[AnyEvent] = []
+        self.records: list[Record] = []
+        self.version = 0
+        self.lineage = 0
+        self.drawn = 0
+        self.attempts = 0
+        self.epoch = 0
+        self.incarnation = 0
+        self.engine_life = f"{ENGINE}/1"
+        self.serving = 0
+        self.receipts: dict[int, Receipt] = {}
+        self.group_attempts: dict[int, int] = {}
+        self.digests = {0: digest_of(0)}
+        self.claimed: list[int] = []
+
+    # --- lives -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self.incarnation += 1
+        self.journal.append(Opened("run", self.incarnation))
+        self.records.append(ControllerLife(0.0, self.incarnation))
+        if self.incarnation == 1:
+            self.records.append(TrainerLife(0.0, 1))
+
+    def sync(self) -> None:
+        """Publish the trainer's weights and have the engine serve them."""
+        self.epoch += 1
+        self.serving = self.version
+        digest = self.digests[self.version]
+        self.records.append(Published(0.0, 1, self.version, digest))
+        self.journal.append(Released(self.version, digest))
+        ack = ENGINE, self.engine_life, self.epoch, self.version, digest
+        self.records.append(EngineServes(0.0, *ack))
+        self.journal.append(Served(*ack))
+
+    def end(self, outcome: str = "finished", error: str = "", cause: str = "") -> None:
+        self.records.append(ControllerEnd(0.0, self.incarnation, outcome, error, cause))
+        self.records.append(PermitsUsed(0.0, self.incarnation, GROUPS_PER_STEP, 2, 100))
+        self.records.append(Ended(0.0, outcome, 0, (), 0))
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    def admit(self) -> int:
+        ordinal = self.drawn
+        self.journal.append(Admitted(ordinal, NEVER))
+        self.drawn += 1
+        return ordinal
+
+    def dispatch(self, ordinal: int) -> None:
+        attempt = self.group_attempts[ordinal] = self.group_attempts.get(ordinal, 0) + 1
+        self.journal.append(Dispatched(ordinal, attempt, ENGINE, self.serving))
+
+    def generate(self, ordinal: int) -> None:
+        spans = (((self.serving, 3),),) * SAMPLES
+        receipt = Receipt(
+            ordinal=ordinal,
+            attempt=self.group_attempts[ordinal],
+            engine=ENGINE,
+            engine_incarnation=self.engine_life,
+            rewards=(0.0, 1.0),
+            prompt_tokens=(2, 2),
+            response_tokens=(3, 3),
+            valid_tokens=(3, 3),
+            finish_reasons=("stop", "stop"),
+            version_spans=spans,
+            columns=("response_ids",),
+            payload_bytes=50,
+        )
+        self.receipts[ordinal] = receipt
+        self.records.append(
+            Generated(0.0, ordinal, receipt.attempt, ENGINE, self.engine_life, spans)
+        )
+
+    def commit(self, ordinal: int) -> None:
+        self.journal.append(Committed(self.receipts[ordinal]))
+
+    def ready(self, count: int = GROUPS_PER_STEP) -> list[int]:
+        """Fresh groups, admitted to committed."""
+        ordinals = [self.admit() for _ in range(count)]
+        self.roll_out(ordinals)
+        return ordinals
+
+    def roll_out(self, ordinals: Iterable[int]) -> None:
+        for ordinal in ordinals:
+            self.dispatch(ordinal)
+            self.generate(ordinal)
+            self.commit(ordinal)
+
+    def give_back(self, ordinal: int, kind: str = "infrastructure") -> None:
+        attempt = self.group_attempts[ordinal]
+        self.journal.append(Returned(ordinal, attempt, kind, "engine_lost"))
+
+    def drop(self, ordinal: int, reason: str = "reward_raised", **facts: Any) -> None:
+        self.journal.append(Dropped(ordinal, reason, facts.pop("shrinks", 0), **facts))
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.version + 1, self.attempts
+
+    def claim(self, ordinals: Iterable[int]) -> None:
+        if not self.claimed:
+            self.attempts += 1
+        ordinals = tuple(ordinals)
+        self.claimed += ordinals
+        self.journal.append(Claimed(*self.key, ordinals))
+
+    def unclaim(self) -> None:
+        self.journal.append(Unclaimed(*self.key))
+        self.claimed = []
+
+    def intend(self) -> None:
+        self.journal.append(StepIntent(*self.key, tuple(self.claimed)))
+
+    def trainer_applies(self) -> None:
+        made = self.version + 1
+        receipts = [self.receipts[ordinal] for ordinal in self.claimed]
+        self.digests[made] = digest_of(made, self.lineage)
+        self.records.append(
+            TrainerApplied(
+                at=0.0,
+                life=1,
+                step=made,
+                attempt=self.attempts,
+                version=made,
+                ordinals=tuple(self.claimed),
+                attempts=tuple(receipt.attempt for receipt in receipts),
+                oldest=tuple(receipt.oldest_version for receipt in receipts),
+                newest=tuple(receipt.newest_version for receipt in receipts),
+                poison=("",) * len(receipts),
+                digest=self.digests[made],
+            )
+        )
+
+    def book_applied(self) -> None:
+        ordinals = tuple(self.claimed)
+        self.journal.append(StepApplied(*self.key, self.version + 1, ordinals, self.drawn))
+        self.version += 1
+        self.claimed = []
+
+    def refuse(self, reason: str = "no_valid_tokens") -> None:
+        self.journal.append(StepRefused(*self.key, reason))
+        self.claimed = []
+
+    def train(self, ordinals: Iterable[int]) -> None:
+        """A whole step."""
+        self.claim(ordinals)
+        self.intend()
+        self.trainer_applies()
+        self.book_applied()
+
+    def step(self) -> None:
+        """Fresh groups through a whole step, then a sync."""
+        self.train(self.ready())
+        self.sync()
+
+    # --- checkpoints and rewinds -----------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        digest = self.digests[self.version]
+        self.records.append(CheckpointWritten(0.0, self.version, digest))
+        self.records.append(CheckpointLatest(0.0, self.version, verifies=True))
+        self.journal.append(Checkpointed(self.version, digest))
+
+    def trainer_restored(self, to_version: int) -> None:
+        self.records.append(TrainerLife(0.0, 2))
+        self.records.append(TrainerRestored(0.0, 2, to_version, self.digests[to_version]))
+
+    def rewind(self, to_version: int) -> None:
+        self.trainer_restored(to_version)
+        self.lineage += 1
+        self.version = to_version
+        self.claimed = []
+        self.journal.append(Rewound(to_version, self.lineage, "the trainer was lost"))
+
+    # --- breaking it -----------------------------------------------------------------------------
+
+    def change(self, kind: type[T], which: int = -1, **fields: Any) -> None:
+        """Rewrite fields of one event or record of this class."""
+        log: list[Any] = (
+            self.journal if any(type(e) is kind for e in self.journal) else self.records
+        )
+        places = [i for i, each in enumerate(log) if type(each) is kind]
+        log[places[which]] = msgspec.structs.replace(log[places[which]], **fields)
+
+    def remove(self, kind: type[msgspec.Struct], which: int = -1) -> None:
+        log: list[Any] = (
+            self.journal if any(type(e) is kind for e in self.journal) else self.records
+        )
+        places = [i for i, each in enumerate(log) if type(each) is kind]
+        del log[places[which]]
+
+    def audit(self, **facts: Any) -> list[Violation]:
+        return audit(self.journal, self.records, self.config, **facts)
+
+
+def whole_run(config: RunConfig | None = None) -> History:
+    """A short run from its first weights to its last step."""
+    history = History(config)
+    history.open()
+    history.sync()
+    for _ in range(history.config.steps):
+        history.step()
+    history.end()
+    return history
+
+
+def broken(history: History, **facts: Any) -> set[str]:
+    """The invariants that do not hold."""
+    return {violation.invariant for violation in history.audit(**facts)}

@@ -1,0 +1,231 @@
+"""Bugs in where every group is: the ledger, its records, the sampler that reads it."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from planted.planting import LOST, SHALLOW, Planted, become
+from planted.rollout_bugs import ReceiptsAreNotChecked
+
+from offbeat.controller.books import AppliedStep, Group
+from offbeat.controller.events import AnyEvent, Claimed, Committed, Returned, Rewound, StepApplied
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.state import RunState
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.policy import View
+from offbeat.sampler.ready_first import ReadyFirst
+from offbeat.sampler.windowed import Windowed
+
+FILTERED = {"filters": {"zero_variance": True}}
+
+
+class UnclaimForgetsAGroup(Planted):
+    breaks = LOST
+    profile = "trainer"
+
+    class Books(Ledger):
+        def _unclaim(self) -> None:
+            claimed = list(self.training)
+            super()._unclaim()
+            for ordinal in claimed[-1:]:
+                self._leave(self.groups.pop(ordinal))
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class RewoundGroupsAreNotReadmitted(Planted):
+    breaks = LOST
+    profile = "trainer"
+
+    class Books(Ledger):
+        def _undo(self, step: AppliedStep) -> None:
+            self.totals.trained -= len(step.ordinals)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class ReadyGroupsOfAnAbandonedLineageAreKept(Planted):
+    breaks = frozenset({"I1", "I4", "I6"})
+    profile = "trainer"
+
+    class Books(Ledger):
+        def _rewound(self, event: Rewound) -> None:
+            self._unclaim()
+            for version in [made for made in self.history if made > event.to_version]:
+                self._undo(self.history.pop(version))
+            self.trainer_version, self.lineage = event.to_version, event.lineage
+            self.checkpoints = [made for made in self.checkpoints if made <= event.to_version]
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class ARefusedStepCounts(Planted):
+    breaks = frozenset({"I2", "I7"})
+    profile = "trainer"
+
+    class Books(Ledger):
+        def refused(self, step: int, attempt: int, reason: str) -> None:
+            del reason
+            self.applied(step, attempt)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class TheFrontierIsWhatWasTrained(Planted):
+    breaks = frozenset({"I1"})
+
+    class Books(Ledger):
+        def applied(self, step: int, attempt: int) -> int:
+            version, trained = self.trainer_version + 1, tuple(self.training)
+            frontier = self.totals.trained + len(trained)
+            self._do(StepApplied(step, attempt, version, trained, frontier))
+            return version
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class ADropIsNotJournaled(Planted):
+    breaks = LOST
+    settings = FILTERED
+
+    class Books(Ledger):
+        def drop(self, ordinal: int, reason: str, **how: Any) -> None:
+            record, self.record = self.record, lambda _: None
+            super().drop(ordinal, reason, **how)
+            self.record = record
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class ADropHasNoReason(Planted):
+    breaks = frozenset({"I3"})
+    settings = FILTERED
+
+    class Books(Ledger):
+        def drop(self, ordinal: int, reason: str, **how: Any) -> None:
+            del reason
+            super().drop(ordinal, "", **how)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class AFilteredGroupIsCountedTwice(Planted):
+    """It is replaced, and its step goes without it too."""
+
+    breaks = frozenset({"I3"})
+    settings = FILTERED
+
+    class Books(Ledger):
+        def drop(
+            self, ordinal: int, reason: str, *, shrink: bool = False, filtered: bool = False
+        ) -> None:
+            super().drop(ordinal, reason, shrink=shrink or filtered, filtered=filtered)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class AReturnIsNotJournaled(Planted):
+    breaks = frozenset({"I1"})
+    profile = "engines"
+
+    class Books(Ledger):
+        def _do(self, event: AnyEvent) -> None:
+            self.apply(event)
+            if not isinstance(event, Returned):
+                self.record(event)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class ADispatchIsStampedByBelief(Planted):
+    """With the version that the trainer has, not the one that the engine acked."""
+
+    breaks = frozenset({"I6"})
+
+    class Books(Ledger):
+        def dispatch(self, ordinal: int, engine: str, version: int) -> int:
+            del version
+            return super().dispatch(ordinal, engine, self.trainer_version)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class AnAnswerOfAnotherAttemptIsCommitted(Planted):
+    breaks = frozenset({"I1"})
+    profile = "data"
+
+    class Books(Ledger):
+        def commit(self, receipt: Receipt) -> None:
+            self._do(Committed(receipt))
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+        become(self._rollout_pump, ReceiptsAreNotChecked.Pump)
+
+
+class AClaimIsRecordedTwice(Planted):
+    breaks = frozenset({"I1"})
+
+    class Books(Ledger):
+        def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[Group]:
+            groups = super().claim(ordinals, step, attempt)
+            self.record(Claimed(step, attempt, tuple(group.ordinal for group in groups)))
+            return groups
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
+
+
+class TheBoundIsOneTooWide(Planted):
+    """``>=`` for ``>``: one version older than allowed passes everywhere."""
+
+    breaks = frozenset({"I4", "I8"})
+    settings: ClassVar = SHALLOW
+
+    def plant(self) -> None:
+        config = self.state.config
+        self.state.sampler = ReadyFirst(config.groups_per_step, 2)
+
+
+class StaleGroupsAreClaimed(Planted):
+    """The policy claims what is past the bound; whoever sends the chunk notices, too late."""
+
+    breaks = frozenset({"I4", "I9"})
+    settings: ClassVar = {
+        "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0}
+    }
+
+    class Policy(Windowed):
+        def select(self, view: View) -> list[int]:
+            return list(view.ready)[: max(0, view.quota)]
+
+        def stale(self, view: View) -> list[int]:
+            del view
+            return []
+
+    def plant(self) -> None:
+        self.state.sampler = self.Policy(self.state.config.groups_per_step, 0, 2.0)
+
+
+class AStepIsOneGroupShort(Planted):
+    breaks = frozenset({"I3"})
+
+    class State(RunState):
+        __slots__ = ()
+
+        @property
+        def quota(self) -> int:
+            ledger = self.ledger
+            return self.config.groups_per_step - 1 - len(ledger.training)
+
+    def plant(self) -> None:
+        become(self.state, self.State)

@@ -1,0 +1,129 @@
+"""Bugs in which weights are served, and who may be given work."""
+
+from typing import ClassVar
+
+from planted.planting import Planted, become
+
+from offbeat.controller.fleet import Engine, Fleet, Health
+from offbeat.controller.syncing import WeightSync
+from offbeat.messages.weights import WeightRelease, WeightsAck
+
+
+class AnEngineIsHealthyOnceHeard(Planted):
+    """Before it has any weights."""
+
+    breaks = frozenset({"I6"})
+
+    class Engines(Fleet):
+        def _reborn(self, engine: Engine, incarnation: str) -> None:
+            super()._reborn(engine, incarnation)
+            self._become(engine, Health.HEALTHY)
+
+    def plant(self) -> None:
+        become(self.state.fleet, self.Engines)
+
+
+class ARestartedEngineIsHealthy(Planted):
+    """It serves what its former life had acked, it is believed."""
+
+    breaks = frozenset({"I6"})
+    profile = "engines"
+
+    class Engines(Fleet):
+        def _reborn(self, engine: Engine, incarnation: str) -> None:
+            again = bool(engine.incarnation)
+            super()._reborn(engine, incarnation)
+            if again:
+                self._become(engine, Health.HEALTHY)
+
+    def plant(self) -> None:
+        become(self.state.fleet, self.Engines)
+
+
+class ADigestIsNotChecked(Planted):
+    breaks = frozenset({"I6"})
+    profile = "engines"
+
+    class Sync(WeightSync):
+        async def _sync_one(
+            self, name: str, epoch: int, release: WeightRelease
+        ) -> WeightsAck | None:
+            state = self._state
+            try:
+                ack = await state.call(
+                    f"sync of version {release.version}",
+                    on=name,
+                    deadline_s=state.config.sync.deadline_s,
+                    reply=self._generators[name].load_weights(state.fence, epoch, release),
+                )
+            except Exception:  # noqa: BLE001 - a planted bug
+                state.fleet.stale(name)
+                state.engine_moved(name)
+                return None
+            if state.fleet.acked(ack):
+                state.ledger.served(ack)
+            state.engine_moved(name)
+            return ack
+
+    def plant(self) -> None:
+        become(self._sync, self.Sync)
+
+
+class EnginesServeOnAfterARewind(Planted):
+    """Version numbers mean other weights by then."""
+
+    breaks = frozenset({"I6"})
+    profile = "trainer"
+
+    class Engines(Fleet):
+        def rewound(self, to_version: int, last_epoch: int = 0) -> None:
+            del to_version, last_epoch
+
+    def plant(self) -> None:
+        become(self.state.fleet, self.Engines)
+
+
+class APinnedEngineIsSynced(Planted):
+    """Two versions in one evaluation."""
+
+    breaks = frozenset({"I6"})
+    settings: ClassVar = {"eval": {"interval": 1}, "generator": {"engines": 2}}
+
+    class Engines(Fleet):
+        def in_sync_set(self) -> list[str]:
+            return [e.name for e in self.engines.values() if e.health is not Health.DEAD]
+
+    def plant(self) -> None:
+        become(self.state.fleet, self.Engines)
+
+
+class AFailedSyncCountsAsServed(Planted):
+    """Whoever was offered a release is believed to serve it."""
+
+    breaks = frozenset({"I6"})
+    profile = "engines"
+
+    class Engines(Fleet):
+        def stale(self, name: str) -> None:
+            engine = self.engines[name]
+            if engine.health in (Health.HEALTHY, Health.SUSPECT):
+                self._leave(engine)
+                engine.version, engine.health = self._newest, Health.HEALTHY
+                self._enter(engine)
+
+    def plant(self) -> None:
+        become(self.state.fleet, self.Engines)
+
+
+class AnAbandonedReleaseIsStillServed(Planted):
+    """The trainer goes back, and engines that come late still take what it had made before."""
+
+    breaks = frozenset({"I6"})
+    profile = "trainer"
+
+    class Sync(WeightSync):
+        def forget(self) -> None:
+            self._asked = None
+
+    def plant(self) -> None:
+        become(self._sync, self.Sync)

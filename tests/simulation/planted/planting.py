@@ -1,0 +1,65 @@
+"""How a bug is planted: a controller whose parts become broken ones, once it has been made."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.failpoints import Failpoint
+from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.schedule import Strike
+
+BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
+
+LOST = frozenset({"I1", "I3", "I9"})
+"""A group that nobody knows of: left over at the end, or the run waits for it forever."""
+
+_EVERY = {"sync": {"interval": 1}}
+SHALLOW = {"sampler": {"name": "ready_first", "max_staleness": 1}, **_EVERY}
+DEEP = {"sampler": {"name": "ready_first", "max_staleness": 3}, **_EVERY}
+WINDOW = {
+    "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0},
+    **_EVERY,
+}
+
+
+def become(part: object, broken: type) -> None:
+    """The part is of this class from now on; what it holds stays."""
+    object.__setattr__(part, "__class__", broken)
+
+
+def killed_at(point: Failpoint, nth: int) -> Strike:
+    return Strike("controller_killed", "controller", failpoint=point, nth=nth)
+
+
+class Planted(Controller):
+    """A controller with one bug, in every life of the run.
+
+    ``breaks``: invariants of which the auditor has to report one. ``profile``, ``settings`` and
+    ``strikes``: the faults and the recipe under which the bug can show.
+    """
+
+    breaks: ClassVar[frozenset[str]]
+    profile: ClassVar[str] = "none"
+    settings: ClassVar[Mapping[str, Any]] = {}
+    strikes: ClassVar[tuple[Strike, ...]] = ()  # instead of the profile's
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.plant()
+
+    def plant(self) -> None:
+        """Break something."""
+        raise NotImplementedError
+
+    @classmethod
+    def plan(cls, seed: int) -> Plan:
+        """An episode in which the bug can show."""
+        plan = draw_plan(seed, BASE, cls.profile, list(cls.strikes) or None)
+        whole = plan.config.model_dump()
+        for name, section in cls.settings.items():
+            replaces = name == "sampler" or not isinstance(section, dict)
+            whole[name] = section if replaces else {**whole[name], **section}
+        return msgspec.structs.replace(plan, config=RunConfig.model_validate(whole))

@@ -1,0 +1,182 @@
+"""Bugs on the way of a group: dispatch, permits, checks, retries, eviction."""
+
+from typing import Any, ClassVar
+
+from planted.planting import DEEP, LOST, Planted, become
+
+from offbeat.controller.rollouts import RolloutPump
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.simulation.payloads import Payload
+from offbeat.transfer_queue.index import QueueIndex
+
+
+class ReceiptsAreNotChecked(Planted):
+    """NaN rewards, short groups, tokens from the future: all is taken."""
+
+    breaks = frozenset({"I11", "I4", "I6", "I1", "I9"})
+    profile = "data"
+
+    class Pump(RolloutPump):
+        async def _commit(
+            self, task: RolloutTask, receipt: Receipt, payload: object, *life: str
+        ) -> None:
+            state = self._state
+            columns, nbytes = receipt.columns, receipt.payload_bytes
+            state.queue.put(task.ordinal, task.attempt, columns, nbytes, payload)
+            state.ledger.commit(receipt)
+            state.moved()
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class AFailureIsRewardZero(Planted):
+    breaks = frozenset({"I6"})
+    profile = "data"
+
+    class Pump(RolloutPump):
+        async def _failed(self, task: RolloutTask, failure: Any, *life: str) -> None:
+            if not isinstance(failure, RolloutFailed) or failure.kind is not FailureKind.DATA:
+                await super()._failed(task, failure, *life)
+                return
+            n, version = task.samples, self._state.ledger.groups[task.ordinal].bound_version
+            receipt = Receipt(
+                ordinal=task.ordinal,
+                attempt=task.attempt,
+                engine=task.engine,
+                engine_incarnation=self._state.fleet.engines[task.engine].incarnation,
+                rewards=(0.0,) * n,
+                prompt_tokens=(1,) * n,
+                response_tokens=(1,) * n,
+                valid_tokens=(1,) * n,
+                finish_reasons=("stop",) * n,
+                version_spans=(((version, 1),),) * n,
+                columns=(),
+                payload_bytes=1,
+            )
+            payload = Payload(task.ordinal, task.attempt, 1, 0, (version, version), "")
+            await self._commit(task, receipt, payload, *life)
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class OneTooManyIsInFlight(Planted):
+    breaks = frozenset({"I8"})
+    settings: ClassVar = {"rollout": {"max_in_flight": 3}}
+
+    class Pump(RolloutPump):
+        def _can_dispatch(self) -> bool:
+            self._max_in_flight += 1
+            can = super()._can_dispatch()
+            self._max_in_flight -= 1
+            return can
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class TheBufferHasNoBound(Planted):
+    breaks = frozenset({"I8"})
+    settings: ClassVar = {**DEEP, "buffer": {"capacity_groups": 8}}
+
+    class Pump(RolloutPump):
+        def _has_room(self, *waiting: int) -> bool:
+            return True
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class TheOldestIsEvictedWhenFull(Planted):
+    breaks = frozenset({"I3"})
+    settings: ClassVar = {**DEEP, "buffer": {"capacity_groups": 8}}
+
+    class Pump(RolloutPump):
+        def _has_room(self, *waiting: int) -> bool:
+            ledger = self._state.ledger
+            fresh = (o for o, group in ledger.ready.items() if "evicted" not in group.failures)
+            oldest = next(fresh, None)
+            if oldest is not None and not super()._has_room(*waiting):
+                self._state.queue.clear((oldest,))
+                ledger.evict(oldest, "full")
+                self.again(oldest)
+            return super()._has_room(*waiting)
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class BytesAreNeverReleased(Planted):
+    """The buffer fills up with groups that are long gone: the run stands still."""
+
+    breaks = frozenset({"I9"})
+    settings: ClassVar = {"buffer": {"capacity_mb": 0.03}}
+
+    class Queue(QueueIndex):
+        def clear(self, ordinals: Any) -> None:
+            held = self.bytes_held
+            super().clear(ordinals)
+            self.bytes_held = held
+
+    def plant(self) -> None:
+        become(self.state.queue, self.Queue)
+
+
+class AFailedGroupIsNotSentAgain(Planted):
+    breaks = LOST
+    profile = "engines"
+
+    class Pump(RolloutPump):
+        async def _failed(self, task: RolloutTask, failure: Any, *life: str) -> None:
+            self._retries.after(task, failure, *life)
+            self._state.moved()
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class AnEvictedPromptIsForgotten(Planted):
+    breaks = LOST
+    settings: ClassVar = {
+        "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0}
+    }
+
+    class Pump(RolloutPump):
+        def _evict(self) -> None:
+            state = self._state
+            for ordinal in state.sampler.stale(state.view):
+                state.queue.clear((ordinal,))
+                state.ledger.evict(ordinal, "stale")
+                state.moved()
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class MoreIsDrawnThanIsTrained(Planted):
+    """Generation beyond need: groups are left over at the last step."""
+
+    breaks = frozenset({"I3"})
+    settings: ClassVar = DEEP
+
+    class Pump(RolloutPump):
+        def _may_admit(self) -> bool:
+            state = self._state
+            return not state.exhausted and state.sampler.admit(state.view) is not None
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)
+
+
+class GroupsStayInFlightOverARewind(Planted):
+    breaks = frozenset({"I1", "I9"})
+    profile = "trainer"
+
+    class Pump(RolloutPump):
+        def cancel_all(self, reason: str) -> None:
+            del reason
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)

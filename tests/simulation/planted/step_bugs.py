@@ -1,0 +1,156 @@
+"""Bugs around a step: what is durable when, what a new controller assumes, how a run ends."""
+
+import asyncio
+from functools import partial
+from typing import Any, ClassVar
+
+from planted.planting import Planted, become, killed_at
+
+from offbeat.controller.checkpoints import Checkpoints
+from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.measures import StepMeasures
+from offbeat.controller.recovery import Recovery
+from offbeat.controller.train_step import TrainStep
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import StepResult, TrainerState
+from offbeat.simulation.controller_ports import SimulatedJournal
+
+
+class TheIntentIsNotDurable(Planted):
+    breaks = frozenset({"I7", "I9"})
+    strikes = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
+
+    class Step(TrainStep):
+        async def _finish(
+            self, calls: asyncio.TaskGroup, key: StepKey
+        ) -> "asyncio.Task[StepResult]":
+            state = self._state
+            state.ledger.intend(key.step, key.attempt)
+            call = partial(self._gang.trainer.finish_train_step, state.fence, key)
+            return await self._queue(calls, f"finish of step {key.step}", call)
+
+    def plant(self) -> None:
+        become(self._train_pump._one_step, self.Step)  # noqa: SLF001 - it sits inside
+
+
+class AnIntendedStepIsCountedWithoutItsGroups(Planted):
+    """The trainer's version is believed, what it trained to get there is not."""
+
+    breaks = frozenset({"I2", "I5", "I7"})
+    strikes = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
+
+    class Start(Recovery):
+        async def _sort_out_step(self, answer: TrainerState) -> None:
+            state, ledger = self._state, self._state.ledger
+            if ledger.training or ledger.intent:
+                ledger.unclaim(state.step, state.first_of_life)
+            ledger.trainer_version = answer.version
+
+    def plant(self) -> None:
+        become(self._recovery, self.Start)
+
+
+class TheJournalDoesNotWaitForTheDisk(Planted):
+    breaks = frozenset({"I7", "I9"})
+    strikes = (killed_at(Failpoint.FINISH_ANSWERED, 2),)
+
+    class Writer(SimulatedJournal):
+        async def barrier(self) -> None:
+            """It has been handed to the operating system; that will do."""
+
+    def plant(self) -> None:
+        become(self._ports.journal, self.Writer)
+
+
+class AnIntendedStepIsAssumedDone(Planted):
+    breaks = frozenset({"I2", "I9"})
+    strikes = (killed_at(Failpoint.INTENT_DURABLE, 2),)
+
+    class Start(Recovery):
+        async def _sort_out_step(self, answer: TrainerState) -> None:
+            intent = self._state.ledger.intent
+            if intent is None:
+                await super()._sort_out_step(answer)
+            else:
+                self._state.ledger.applied(intent.step, intent.attempt)
+
+    def plant(self) -> None:
+        become(self._recovery, self.Start)
+
+
+class TheFenceIsNotRaised(Planted):
+    """A new controller speaks with the fence of the one it replaces."""
+
+    breaks = frozenset({"I13"})
+    strikes = (killed_at(Failpoint.COMMITTED, 5),)
+
+    def __init__(self, config: Any, fence: Fence, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, Fence(fence.run_id, 1), *args, **kwargs)
+
+    def plant(self) -> None:
+        """It is done."""
+
+
+class ARewindGuessesTheVersion(Planted):
+    """One step is lost at most, it is believed."""
+
+    breaks = frozenset({"I2", "I9"})
+    profile = "trainer"
+    settings: ClassVar = {"checkpoint": {"interval": 3}}
+
+    class Start(Recovery):
+        async def rewind(self, reason: str) -> None:
+            state, ledger = self._state, self._state.ledger
+            self._sync.forget()
+            self._rollouts.cancel_all("rewound")
+            await self._gang.restore(ledger.trainer_version)
+            to_version = max(0, ledger.trainer_version - 1)
+            ordinals = ledger.rewind(to_version, reason)
+            state.queue.clear(ordinals)
+            state.fleet.rewound(to_version)
+            for engine in state.fleet.engines:
+                state.engine_moved(engine)
+            for ordinal in ordinals:
+                self._rollouts.again(ordinal)
+            state.moved()
+
+    def plant(self) -> None:
+        become(self._recovery, self.Start)
+
+
+class AFailedCheckpointCounts(Planted):
+    breaks = frozenset({"I12"})
+    profile = "trainer"
+    settings: ClassVar = {"checkpoint": {"interval": 1}}
+
+    class Saving(Checkpoints):
+        async def save(self, version: int) -> None:
+            failed = self.failed
+            await super().save(version)
+            if self.failed > failed:
+                self._state.ledger.checkpointed(version, "unknown")
+
+    def plant(self) -> None:
+        become(self._train_pump._checkpoints, self.Saving)  # noqa: SLF001 - it sits inside
+
+
+class TheTrainerIsNotClosed(Planted):
+    breaks = frozenset({"I15"})
+
+    async def _close(self) -> None:
+        for actor in (self._ports.rollouts, *self._ports.generators.values()):
+            await self._close_one(actor)
+
+    def plant(self) -> None:
+        """It is done."""
+
+
+class AStepIsNotReported(Planted):
+    breaks = frozenset({"I14"})
+
+    def _step_done(self, measures: StepMeasures) -> None:
+        if measures.step > 1:
+            super()._step_done(measures)
+
+    def plant(self) -> None:
+        self._train_pump._on_step = self._step_done  # noqa: SLF001 - it sits inside

@@ -1,0 +1,289 @@
+"""The auditor's table of groups: each rule broken by hand once."""
+
+import msgspec
+import pytest
+from audit_history import History, broken, run_config, whole_run
+
+from offbeat.controller.events import (
+    Admitted,
+    Committed,
+    Dispatched,
+    Dropped,
+    Returned,
+    StepApplied,
+)
+from offbeat.simulation.records import Ended, PermitsUsed
+
+
+def started(**settings: object) -> History:
+    history = History(run_config(**settings))
+    history.open()
+    history.sync()
+    return history
+
+
+def killed(history: History) -> History:
+    """It need not come out even."""
+    history.end("aborted")
+    return history
+
+
+def test_a_whole_legal_run_has_no_violation() -> None:
+    assert whole_run().audit() == []
+
+
+def test_a_violation_says_which_invariant_where_and_the_values() -> None:
+    history = whole_run()
+    history.change(Dispatched, attempt=7)
+
+    first = history.audit()[0]
+
+    assert str(first).startswith("I1 broken at journal ")
+    assert "Dispatched" in first.where and "attempt 7" in first.message
+
+
+def test_failed_retried_and_recovered_groups_are_legal() -> None:
+    history = started()
+    first, second = history.admit(), history.admit()
+    history.dispatch(first)
+    history.give_back(first)
+    history.roll_out((first, second))
+    history.give_back(second, "recovered")
+    history.roll_out((second,))
+    history.train((first, second))
+
+    assert killed(history).audit() == []
+
+
+def test_an_ordinal_that_is_skipped_breaks_conservation() -> None:
+    history = started()
+    history.journal.append(Admitted(3, -1))
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_dispatch_of_a_group_in_flight_breaks_conservation() -> None:
+    history = started()
+    ordinal = history.admit()
+    history.dispatch(ordinal)
+    history.dispatch(ordinal)
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_commit_of_an_older_attempt_breaks_conservation() -> None:
+    history = started()
+    ordinal = history.admit()
+    history.dispatch(ordinal)
+    history.generate(ordinal)
+    history.give_back(ordinal)
+    history.dispatch(ordinal)
+    history.commit(ordinal)
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_commit_of_what_a_former_controller_sent_out_breaks_conservation() -> None:
+    history = started()
+    ordinal = history.admit()
+    history.dispatch(ordinal)
+    history.generate(ordinal)
+    history.open()
+    history.sync()
+    history.commit(ordinal)
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_claim_of_a_group_that_is_not_ready_breaks_conservation() -> None:
+    history = started()
+    ordinal = history.admit()
+    history.claim((ordinal,))
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_claim_of_a_trained_group_trains_it_twice() -> None:
+    history = started()
+    history.train(history.ready())
+    history.claim((0,))
+    assert broken(killed(history)) == {"I2"}
+
+
+def test_a_step_applied_with_other_groups_than_claimed_breaks_conservation() -> None:
+    history = started()
+    history.train(history.ready())
+    history.change(StepApplied, ordinals=(1, 0))
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_frontier_that_is_not_what_was_drawn_breaks_conservation() -> None:
+    history = started()
+    history.train(history.ready())
+    history.change(StepApplied, frontier=1)
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_an_unclaimed_group_is_ready_again() -> None:
+    history = started()
+    ordinals = history.ready()
+    history.claim(ordinals)
+    history.unclaim()
+    history.train(ordinals)
+    assert killed(history).audit() == []
+
+
+def test_a_drop_without_a_known_reason_is_not_accepted() -> None:
+    history = started()
+    history.drop(history.admit(), "because")
+    assert broken(killed(history)) == {"I3"}
+
+
+def test_more_drops_than_the_budget_allow_no_finished_run() -> None:
+    history = started(steps=1)
+    history.drop(history.admit())
+    history.step()
+    history.end()
+    assert broken(history) == {"I3"}
+
+
+def test_a_drop_within_the_budget_is_legal() -> None:
+    history = started(steps=1, rollout={"drop_budget": 1})
+    history.drop(history.admit())
+    history.step()
+    history.end()
+    assert history.audit() == []
+
+
+def test_a_filtered_group_is_replaced_not_missed() -> None:
+    history = started(steps=1)
+    history.drop(history.ready(1)[0], "zero_variance", filtered=True)
+    history.step()
+    history.end()
+    assert history.audit() == []
+
+    history.change(Dropped, shrinks=1)
+    assert broken(history) == {"I3"}
+
+
+def test_a_shrunk_step_goes_without_its_dropped_group() -> None:
+    settings = {"drop_budget": 1, "on_dropped_prompt": "shrink"}
+    history = started(steps=1, rollout=settings)
+    first, second = history.admit(), history.admit()
+    history.drop(first, shrinks=1)
+    history.roll_out((second,))
+    history.train((second,))
+    history.end()
+    assert history.audit() == []
+
+
+def test_a_group_left_over_at_the_end_is_lost() -> None:
+    history = whole_run()
+    history.journal.append(Admitted(history.drawn, -1))
+    assert broken(history) == {"I3"}
+
+
+def test_a_group_within_the_bound_is_not_evicted() -> None:
+    history = started()
+    history.give_back(history.ready(1)[0], "evicted")
+    assert broken(killed(history)) == {"I3"}
+
+
+def test_a_group_past_the_bound_is_evicted() -> None:
+    history = started()
+    late = history.ready(1)[0]
+    history.train(history.ready())
+    history.sync()
+    history.train(history.ready(1) + history.ready(1))
+    history.give_back(late, "evicted")
+    assert killed(history).audit() == []
+
+
+def test_a_claim_past_the_bound_breaks_staleness() -> None:
+    history = started()
+    late = history.ready(1)[0]
+    history.step()
+    history.step()
+    history.claim((late,))
+    assert broken(killed(history)) == {"I4"}
+
+
+def test_a_token_of_a_version_not_made_yet_breaks_staleness() -> None:
+    history = started()
+    history.train(history.ready())
+    history.sync()
+    history.ready(1)
+    # The journal of a controller that lost count of its version.
+    history.remove(StepApplied)
+    assert "I4" in broken(killed(history))
+
+
+def test_more_in_flight_than_asked_breaks_permits() -> None:
+    history = started(rollout={"max_in_flight": 1})
+    for ordinal in (history.admit(), history.admit()):
+        history.dispatch(ordinal)
+    history.end("aborted")
+    history.change(PermitsUsed, in_flight=1)
+    assert broken(history) == {"I8"}
+
+
+def test_more_outstanding_than_the_samplers_reach_breaks_permits() -> None:
+    history = started()
+    for _ in range(5):
+        history.admit()
+    assert broken(killed(history)) == {"I8"}
+
+
+def test_a_fuller_buffer_than_its_capacity_breaks_permits() -> None:
+    history = started(buffer={"capacity_groups": 2})
+    history.ready(3)
+    assert broken(killed(history)) == {"I8"}
+
+
+@pytest.mark.parametrize("field", ["in_flight", "held_groups", "held_bytes"])
+def test_what_the_workers_saw_is_held_against_the_limits_too(field: str) -> None:
+    history = whole_run()
+    history.change(PermitsUsed, **{field: 2**40})
+    assert broken(history) == {"I8"}
+
+
+def test_a_rollout_that_outlives_the_run_is_a_leak() -> None:
+    history = whole_run()
+    history.change(Ended, running=1)
+    assert broken(history) == {"I8"}
+
+
+def test_a_group_returns_for_a_known_kind_of_reason_only() -> None:
+    history = started()
+    ordinal = history.admit()
+    history.dispatch(ordinal)
+    history.give_back(ordinal, "mood")
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_return_of_another_attempt_breaks_conservation() -> None:
+    history = started()
+    ordinal = history.admit()
+    history.dispatch(ordinal)
+    history.give_back(ordinal)
+    history.change(Returned, attempt=9)
+    assert broken(killed(history)) == {"I1"}
+
+
+def test_a_committed_reward_that_is_not_finite_is_poison() -> None:
+    history = started()
+    history.ready(1)
+    receipt = history.receipts[0]
+    bad = msgspec.structs.replace(receipt, rewards=(float("nan"), 1.0))
+    history.change(Committed, receipt=bad)
+    assert broken(killed(history)) == {"I11"}
+
+
+def test_a_committed_group_of_too_few_samples_is_poison() -> None:
+    history = started()
+    history.ready(1)
+    bad = msgspec.structs.replace(history.receipts[0], rewards=(1.0,))
+    history.change(Committed, receipt=bad)
+    assert broken(killed(history)) == {"I11"}
+
+
+def test_a_controller_that_opens_without_a_higher_fence_is_found() -> None:
+    history = started()
+    history.incarnation = 0
+    history.open()
+    assert broken(killed(history)) == {"I13"}

@@ -1,0 +1,150 @@
+"""Whole episodes: the very controller of a real run among the fakes, audited."""
+
+import msgspec
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import StepApplied
+from offbeat.simulation import schedule
+from offbeat.simulation.campaign import run_campaign, violations_of
+from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
+from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.episode import EpisodeResult, play, run_episode
+from offbeat.simulation.faults import KINDS
+from offbeat.simulation.schedule import Strike
+
+BASE = RunConfig.model_validate({"steps": 12, "groups_per_step": 8, "model": {"path": "none"}})
+SAMPLERS = ("in_order", "ready_first", "weight_fifo", "windowed")
+
+
+def plan_with(**changes: object) -> Plan:
+    """A quiet run of three engines, in order, with a checkpoint every third step."""
+    config = {
+        **BASE.model_dump(),
+        "sampler": {"name": "in_order", "max_staleness": 1},
+        "samples_per_group": 2,
+        **changes,
+    }
+    quick: dict[str, dict[str, object]] = {
+        "generator": {"engines": 3, "start_deadline_s": 30.0, "restart_budget": 60},
+        "trainer": {"step_deadline_s": 10.0, "start_deadline_s": 40.0, "restart_budget": 20},
+        "rollout": {"deadline_s": 15.0, "drop_budget": 40, "data_retries": 3},
+        "checkpoint": {"interval": 3, "keep": 2, "deadline_s": 10.0},
+        "sync": {"deadline_s": 8.0},
+        "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
+    }
+    for section, values in quick.items():
+        config[section] = {**config[section], **values}  # type: ignore[dict-item]
+    return Plan(RunConfig.model_validate(config), [], None, True, 2)  # noqa: FBT003
+
+
+def struck(*strikes: Strike) -> EpisodeResult:
+    return play(7, msgspec.structs.replace(plan_with(), strikes=list(strikes)))
+
+
+def trained(result: EpisodeResult) -> list[tuple[int, ...]]:
+    """The groups of each version, as the last controller's books have them, sorted."""
+    steps: dict[int, tuple[int, ...]] = {}
+    for event in result.journal:
+        if isinstance(event, StepApplied):
+            steps[event.version] = tuple(sorted(event.ordinals))
+    return [steps[version] for version in sorted(steps)]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_without_faults_every_policy_trains_all_its_steps_and_breaks_nothing(name: str) -> None:
+    result = play(1, plan_with(sampler={"name": name, "max_staleness": 2}))
+    assert violations_of(result) == []
+    assert (result.outcome, len(trained(result))) == ("finished", 12)
+
+
+def test_the_same_seed_is_the_same_history_and_another_one_is_not() -> None:
+    digests = [run_episode(seed, BASE).digest for seed in (3, 4, 3)]
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_every_drawn_run_is_one_that_a_recipe_may_ask_for() -> None:
+    for seed in range(200):
+        plan = draw_plan(seed, BASE, "all", None)
+        assert not list(clashes(plan.config, dry_run=True))
+        assert plan.config.steps >= 12 and plan.config.groups_per_step >= 8
+        assert plan.config.generator.engines >= 3
+
+
+def test_on_average_three_faults_and_more_fire() -> None:
+    fired = [len(run_episode(seed, BASE).fired) for seed in range(20)]
+    assert sum(fired) / len(fired) >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_fires_and_the_run_survives_it(kind: str) -> None:
+    targets = {"engine": "generator-1", "worker": "environment-0", "controller": "controller"}
+    target = targets.get(KINDS[kind].strikes, "trainer" if "trainer" in kind else "")
+    strikes = [Strike(kind, target, at_step=2)]
+    if kind == "engine_born_late":
+        strikes.append(Strike("engine_killed", target, at_step=3))
+    result = struck(*strikes)
+    assert kind in result.fired
+    assert (result.outcome, violations_of(result)) == ("finished", [])
+
+
+@pytest.mark.parametrize("kind", ["engine_frozen", "worker_killed", "trainer_killed", "partition"])
+def test_a_strike_without_a_target_finds_a_victim(kind: str) -> None:
+    result = struck(Strike(kind, at_step=2))
+    assert (result.fired, result.outcome) == ([kind], "finished")
+
+
+@pytest.mark.parametrize("percent", range(0, 100, 3))
+def test_a_controller_killed_at_any_record_comes_to_the_same_weights(percent: int) -> None:
+    quiet = struck()
+    record = 1 + percent * len(quiet.journal) // 100
+    result = struck(Strike("controller_killed", at_record=record))
+    assert result.fired == ["controller_killed"]
+    assert violations_of(result) == []
+    assert trained(result) == trained(quiet)
+    assert result.weights == quiet.weights
+
+
+def test_a_cluster_that_is_lost_as_a_whole_is_taken_up_from_the_run_directory() -> None:
+    result = struck(Strike("cluster_lost", at_step=7, delay_s=0.2))
+    assert violations_of(result) == []
+    assert result.weights == struck().weights
+
+
+def test_a_schedule_survives_its_file() -> None:
+    strikes = draw_plan(11, BASE, "all", None).strikes
+    assert schedule.load(schedule.dump(strikes)) == strikes
+
+
+@pytest.mark.parametrize("when", [{}, {"at_step": 1, "failpoint": "applied"}])
+def test_a_strike_needs_exactly_one_moment(when: dict[str, object]) -> None:
+    text = msgspec.json.encode([{"action": "engine_killed", **when}])
+    with pytest.raises(msgspec.ValidationError, match="exactly one"):
+        schedule.load(text)
+
+
+def test_a_campaign_counts_its_episodes_and_what_was_reached() -> None:
+    tally = run_campaign(BASE, range(4), "none", workers=1)
+    assert (tally.episodes, tally.outcomes, tally.fired) == (4, {"finished": 4}, {})
+    assert tally.reached["applied"] == 4
+
+
+def test_the_command_tells_its_base_and_marks_what_was_never_struck() -> None:
+    said = list[str]()
+    code = simulate(BASE, seeds=3, base=40, faults="none", workers=1, write=said.append)
+    text = "".join(said)
+    assert code == HELD
+    assert "3 episodes from seed 40" in text and "aborting" in text and "<- never" in text
+
+
+def test_the_command_tells_one_seed_in_full() -> None:
+    said = list[str]()
+    assert simulate(BASE, seed=41, faults="none", write=said.append) == HELD
+    assert "seed 41: finished" in "".join(said) and "no violation" in "".join(said)
+
+
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+    said = list[str]()
+    assert simulate(BASE, faults="gremlins", write=said.append) == BAD_ARGUMENTS
+    assert "engines" in "".join(said)

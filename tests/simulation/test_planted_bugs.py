@@ -1,0 +1,68 @@
+"""The auditor is tested too: each bug, planted in the controller, has to be caught.
+
+And only the bug: the same episode, played by the controller as it is, has to be clean.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import structlog
+from planted import books_bugs, engine_bugs, rollout_bugs, step_bugs
+from planted.planting import Planted
+
+from offbeat.controller.controller import Controller
+from offbeat.simulation.auditor import Violation, audit
+from offbeat.simulation.draws import Plan
+from offbeat.simulation.episode import play
+
+SEEDS = range(40)
+
+
+def bugs_of(*modules: ModuleType) -> list[type[Planted]]:
+    return [
+        each
+        for module in modules
+        for _, each in inspect.getmembers(module, inspect.isclass)
+        if issubclass(each, Planted) and each.__module__ == module.__name__
+    ]
+
+
+BUGS = bugs_of(books_bugs, rollout_bugs, engine_bugs, step_bugs)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """What goes wrong here goes wrong on purpose."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+MISFITS = ("positional argument", "keyword argument", "has no attribute '_", "NameError")
+"""How a bug fails that was planted in a controller of another shape: nothing was tested then."""
+
+
+def violations(seed: int, plan: Plan, controller_cls: type[Controller]) -> list[Violation]:
+    result = play(seed, plan, controller_cls)
+    if any(misfit in result.error for misfit in MISFITS):
+        pytest.fail(f"it no longer fits the controller: {result.error}")
+    return audit(result.journal, result.records, plan.config, prompts=plan.prompts)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_caught(bug: type[Planted]) -> None:
+    for seed in SEEDS:
+        plan = bug.plan(seed)
+        found = violations(seed, plan, bug)
+        if {violation.invariant for violation in found} & bug.breaks:
+            assert violations(seed, plan, Controller) == []
+            return
+    pytest.fail(f"{len(SEEDS)} episodes, and nothing was seen of {bug.__name__}")
+
+
+def test_there_are_enough_planted_bugs() -> None:
+    assert len(BUGS) >= 20

@@ -1,0 +1,96 @@
+"""What a test of the ledger compares: its whole state, a recount of its indices, and a receipt."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from offbeat.controller.books import Books, Group, Place
+from offbeat.messages.groups import Receipt
+
+
+def receipt(ordinal: int, attempt: int, version: int = 0, tokens: int = 2) -> Receipt:
+    """Two samples; the older one of ``version``, the other of the next."""
+    return Receipt(
+        ordinal=ordinal,
+        attempt=attempt,
+        engine="generator-0",
+        engine_incarnation="life-1",
+        rewards=(0.0, 1.0),
+        prompt_tokens=(3, 3),
+        response_tokens=(tokens, tokens),
+        valid_tokens=(tokens, tokens),
+        finish_reasons=("stop", "stop"),
+        version_spans=(((version, tokens),), ((version + 1, tokens),)),
+        columns=("response_ids",),
+        payload_bytes=100,
+    )
+
+
+def state_of(books: Books) -> dict[str, Any]:
+    """All public state by value, with the orders that are promised."""
+    state = {name: value for name, value in vars(books).items() if name != "record"}
+    ordered = (*books.ready_at.items(), *books.ready_for.items(), *books.in_flight_at.items())
+    return {
+        **msgspec.to_builtins(state),
+        "arrival order": list(books.ready),
+        "claim order": list(books.training),
+        "orders within": sorted((key, list(groups)) for key, groups in ordered),
+        "outstanding": books.outstanding,
+        "counts": books.counts(),
+        "line": str(books),
+    }
+
+
+def recount(books: Books) -> dict[str, Any]:
+    """Every index, from nothing but each group's own fields."""
+    groups = list(books.groups.values())
+    ready = sorted(_at(groups, Place.READY), key=lambda group: group.arrival)
+    in_flight = _at(groups, Place.IN_FLIGHT)
+    waiting = _at(groups, Place.ADMITTED)
+    return {
+        "admitted": len(waiting),
+        "in_flight": len(in_flight),
+        "ready": [group.ordinal for group in ready],
+        "training": {group.ordinal for group in _at(groups, Place.TRAINING)},
+        "ready_tokens": sum(group.receipt.tokens for group in ready if group.receipt),
+        "tokens": sum(group.tokens for group in groups),
+        "outstanding": len(waiting) + len(in_flight) + len(ready),
+        "versions": Counter(group.bound_version for group in in_flight + ready),
+        "stamped": Counter(group.stamp for group in waiting + in_flight + ready),
+        "ready_at": _ordinals_by(ready, "bound_version"),
+        "ready_for": _ordinals_by(ready, "stamp"),
+        "in_flight_at": {
+            version: sorted(ordinals)
+            for version, ordinals in _ordinals_by(in_flight, "bound_version").items()
+        },
+    }
+
+
+def indices(books: Books) -> dict[str, Any]:
+    """The same, as the books keep it."""
+    return {
+        "admitted": books.admitted,
+        "in_flight": books.in_flight,
+        "ready": list(books.ready),
+        "training": set(books.training),
+        "ready_tokens": books.ready_tokens,
+        "tokens": books.ready_tokens + sum(group.tokens for group in books.training.values()),
+        "outstanding": books.outstanding,
+        "versions": books.versions,
+        "stamped": books.stamped,
+        "ready_at": {version: list(groups) for version, groups in books.ready_at.items()},
+        "ready_for": {stamp: list(groups) for stamp, groups in books.ready_for.items()},
+        "in_flight_at": {version: sorted(groups) for version, groups in books.in_flight_at.items()},
+    }
+
+
+def _at(groups: list[Group], place: Place) -> list[Group]:
+    return [group for group in groups if group.place is place]
+
+
+def _ordinals_by(groups: list[Group], field: str) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for group in groups:
+        found.setdefault(getattr(group, field), []).append(group.ordinal)
+    return found

@@ -1,0 +1,177 @@
+"""A run reduced to its ledger, its engines' versions, and a staleness policy: no loop, no clock."""
+
+from collections.abc import Mapping
+
+from offbeat.controller.ledger import Group, Ledger, Place
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.policy import NEVER, Groups, Sampler
+
+ENGINES = 2
+
+
+class SampledRun:
+    """Does what a sampler says, and nothing it did not say. Satisfies ``View`` itself.
+
+    Engines take new weights one by one, so ``serving_version`` is that of the slower one.
+    """
+
+    def __init__(self, sampler: Sampler, groups_per_step: int) -> None:
+        self.sampler, self.groups_per_step = sampler, groups_per_step
+        self.ledger = Ledger()
+        self.engines = [0] * ENGINES
+        self.staleness = list[int]()  # of every group claimed [weight versions]
+
+    # --- the view --------------------------------------------------------------------------------
+
+    @property
+    def trainer_version(self) -> int:
+        return self.ledger.trainer_version
+
+    @property
+    def serving_version(self) -> int:
+        return min(self.engines)
+
+    @property
+    def quota(self) -> int:
+        shrunk = self.ledger.shrunk.get(self.trainer_version + 1, 0)
+        return self.groups_per_step - shrunk - len(self.ledger.training)
+
+    @property
+    def waiting(self) -> int:
+        return self.ledger.admitted
+
+    @property
+    def outstanding(self) -> int:
+        return self.ledger.outstanding
+
+    @property
+    def versions(self) -> Mapping[int, int]:
+        return self.ledger.versions
+
+    @property
+    def stamped(self) -> Mapping[int, int]:
+        return self.ledger.stamped
+
+    @property
+    def shrunk(self) -> Mapping[int, int]:
+        return self.ledger.shrunk
+
+    @property
+    def ready(self) -> Groups:
+        return self.ledger.ready
+
+    @property
+    def ready_at(self) -> Mapping[int, Groups]:
+        return self.ledger.ready_at
+
+    @property
+    def ready_for(self) -> Mapping[int, Groups]:
+        return self.ledger.ready_for
+
+    @property
+    def in_flight_at(self) -> Mapping[int, Groups]:
+        return self.ledger.in_flight_at
+
+    # --- where groups are ------------------------------------------------------------------------
+
+    def at(self, place: Place) -> list[Group]:
+        return [group for group in self.ledger.groups.values() if group.place is place]
+
+    @property
+    def in_flight(self) -> list[Group]:
+        return self.at(Place.IN_FLIGHT)
+
+    def due(self) -> Group | None:
+        """The waiting group that is first in turn, if its policy lets it go now."""
+        waiting = sorted((g.stamp, g.ordinal) for g in self.at(Place.ADMITTED))
+        group = self.ledger.groups[waiting[0][1]] if waiting else None
+        return group if group and self.sampler.may_dispatch(self, group) else None
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def admit(self, engine: int = 0) -> Group | None:
+        """Draw a prompt and send it out, if the policy has room."""
+        stamp = self.sampler.admit(self)
+        if stamp is None:
+            return None
+        group = self.ledger.groups[self.ledger.admit(stamp)]
+        assert self.sampler.may_dispatch(self, group), "what was admitted just now may go"
+        self.dispatch(group, engine)
+        return group
+
+    def dispatch(self, group: Group, engine: int = 0) -> None:
+        self.ledger.dispatch(group.ordinal, f"generator-{engine}", self.engines[engine])
+
+    def commit(self, group: Group, *, begun_late: bool = False) -> None:
+        """The group is finished; ``begun_late``: it waited inside the engine until the last sync."""
+        newest = max(group.bound_version, self.engines[int(group.engine[-1])])
+        oldest = newest if begun_late else group.bound_version
+        self.ledger.commit(receipt(group, oldest, newest))
+
+    def claim(self) -> list[Group]:
+        """Claim what the policy selects; with the last group the step is trained."""
+        ordinals = self.sampler.select(self)
+        claimed = self.ledger.claim(ordinals, self.trainer_version + 1, 1) if ordinals else []
+        self.staleness += [self.trainer_version - group.bound_version for group in claimed]
+        if self.quota <= 0 and self.ledger.training:
+            self.ledger.applied(self.trainer_version + 1, 1)
+        return claimed
+
+    def drop(self, group: Group, step: int = 0) -> None:
+        """Give a prompt up; ``step`` goes without it, 0: a fresh one takes its place."""
+        self.ledger.drop(group.ordinal, "reward_raised", shrink=step > 0, step=step)
+
+    def evict(self) -> None:
+        for ordinal in self.sampler.stale(self):
+            self.ledger.evict(ordinal, "stale")
+
+    def cancel(self, ordinals: list[int]) -> None:
+        for ordinal in ordinals:
+            self.ledger.retry(ordinal, "cancelled", "stale")
+
+    def serve(self, engine: int) -> None:
+        self.engines[engine] = self.trainer_version
+
+    def rewind(self, to_version: int) -> None:
+        """The trainer was lost: what is in flight is cancelled, engines take the old weights."""
+        self.cancel([group.ordinal for group in self.in_flight])
+        self.ledger.rewind(to_version, "trainer_lost")
+        self.engines = [to_version] * ENGINES
+
+    def round(self) -> list[Group]:
+        """Everything that can happen without a failure: returns what was claimed."""
+        for engine in range(ENGINES):
+            self.serve(engine)
+        self.evict()
+        while group := self.due():
+            self.dispatch(group)
+        while self.admit():
+            pass
+        for group in self.in_flight:
+            self.commit(group)
+        return self.claim()
+
+
+def receipt(group: Group, oldest: int, newest: int) -> Receipt:
+    """Of one sample, its first token of the one version, its last of the other."""
+    return Receipt(
+        ordinal=group.ordinal,
+        attempt=group.attempt,
+        engine=group.engine,
+        engine_incarnation="life-1",
+        rewards=(1.0,),
+        prompt_tokens=(3,),
+        response_tokens=(2,),
+        valid_tokens=(2,),
+        finish_reasons=("stop",),
+        version_spans=(((oldest, 1), (newest, 1)),),
+        columns=("response_ids",),
+        payload_bytes=100,
+    )
+
+
+def step_of(group: Group, run: SampledRun, max_staleness: int) -> int:
+    """The step that can go without a waiting group while every other one keeps its place."""
+    if group.stamp != NEVER:
+        return group.stamp
+    return max(run.trainer_version, run.serving_version + max_staleness) + 1

@@ -1,0 +1,88 @@
+"""Run directories with a journal, written without a controller."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.policy import NEVER
+from offbeat.telemetry.summary import Groups, Summary
+
+
+class RecordedRun:
+    """A ledger, its journal, and moves that a run makes."""
+
+    def __init__(
+        self, run_dir: Path, *, incarnation: int = 1, snapshot_records: int = 1000
+    ) -> None:
+        self.run_dir = run_dir
+        self.loop = asyncio.new_event_loop()
+        self.ledger, self.journal = self._opened(snapshot_records)
+        self.ledger.open("tiny-1", incarnation)
+        self.attempts = 0
+
+    def _opened(self, snapshot_records: int) -> tuple[Ledger, FileJournal]:
+        return open_journal(
+            self.run_dir / "journal", self._on_this_thread, snapshot_records=snapshot_records
+        )
+
+    def _on_this_thread(self, work: Callable[[], int]) -> asyncio.Future[int]:
+        done = self.loop.create_future()
+        done.set_result(work())
+        return done
+
+    def close(self) -> None:
+        self.journal.close()
+        self.loop.close()
+
+    def summarise(self, **changes: object) -> None:
+        ledger = self.ledger
+        facts = {
+            "run_id": ledger.run_id,
+            "name": "tiny",
+            "outcome": "finished",
+            "steps": ledger.trainer_version,
+            "trainer_version": ledger.trainer_version,
+            "groups": Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
+            "wall_s": 1.0,
+            "weights_digest": ledger.digest,
+        }
+        Summary(**{**facts, **changes}).write(self.run_dir / "summary.json")  # pyright: ignore[reportArgumentType]
+
+    def rolled_out(self, ordinal: int, version: int) -> None:
+        attempt = self.ledger.dispatch(ordinal, "generator-1", version)
+        self.ledger.commit(receipt(ordinal, attempt, version))
+
+    def ready(self, count: int, stamp: int = NEVER) -> list[int]:
+        """Draw groups and have them rolled out under the trainer's version."""
+        ordinals = [self.ledger.admit(stamp) for _ in range(count)]
+        for ordinal in ordinals:
+            self.rolled_out(ordinal, self.ledger.trainer_version)
+        return ordinals
+
+    def train(self, ordinals: list[int]) -> None:
+        step, self.attempts = self.ledger.trainer_version + 1, self.attempts + 1
+        self.ledger.claim(ordinals, step, self.attempts)
+        self.ledger.intend(step, self.attempts)
+        self.ledger.applied(step, self.attempts)
+
+
+def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
+    return Receipt(
+        ordinal=ordinal,
+        attempt=attempt,
+        engine="generator-1",
+        engine_incarnation="life-1",
+        rewards=(0.0, 1.0),
+        prompt_tokens=(3, 3),
+        response_tokens=(5, 9),
+        valid_tokens=(5, 9),
+        finish_reasons=("stop", "length"),
+        version_spans=(((version, 5),), ((version, 4), (version + 1, 5))),
+        columns=("response_ids",),
+        payload_bytes=100,
+        generate_s=1.5,
+        reward_s=0.25,
+    )

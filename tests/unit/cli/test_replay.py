@@ -1,0 +1,214 @@
+"""`offbeat replay`: what is folded again is what the run said, or the difference is told."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import RecordedRun
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.cli.past_run import NotARun
+from offbeat.cli.replay import replay
+from offbeat.controller.events import Admitted, Dispatched, Opened
+
+
+def offbeat(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RecordedRun:
+    """Two steps, one of them taken back, a dropped group, a retried one, one in flight."""
+    run = RecordedRun(tmp_path / "run")
+    run.train(run.ready(2))
+    run.ledger.checkpointed(1, "aa")
+    run.ledger.released(1, "d1")
+    run.train(run.ready(2))
+    run.ledger.rewind(1, "rank 0 was lost")
+    failed = run.ledger.admit(-1)
+    run.ledger.dispatch(failed, "generator-0", 1)
+    run.ledger.retry(failed, "infrastructure", "engine_lost")
+    run.ledger.dispatch(failed, "generator-1", 1)
+    run.ledger.drop(run.ledger.admit(-1), "reward_nan")
+    return run
+
+
+def test_a_run_that_agrees_exits_with_0_and_says_what_became_of_it(run: RecordedRun) -> None:
+    run.summarise()
+    run.close()
+    found = replay(run.run_dir)
+    assert found.agrees
+    assert found.summary == "agrees"
+    assert found.groups == {
+        "drawn": 6, "admitted": 2, "in_flight": 1, "ready": 0, "training": 0, "trained": 2,
+        "dropped": 1,
+    }  # fmt: skip
+    assert (found.lineage, found.trainer_version, found.checkpoints) == (1, 1, [1])
+    assert found.rewinds[0].reason == "rank 0 was lost"
+    result = offbeat("replay", run.run_dir)
+    assert result.exit_code == 0
+    for part in (
+        "6 drawn = 2 admitted + 1 in_flight + 0 ready + 0 training + 2 trained + 1 dropped",
+        "1 engine_lost", "1 reward_nan", "1; rewound to version 1 (rank 0 was lost)", "agree",
+    ):  # fmt: skip
+        assert part in result.stdout
+
+
+def test_for_programs_the_same_is_json(run: RecordedRun) -> None:
+    run.close()
+    result = offbeat("replay", run.run_dir, "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert (told["groups"]["drawn"], told["summary"], told["differences"]) == (6, "not written", [])
+
+
+def test_a_summary_that_says_something_else_is_told_line_by_line(run: RecordedRun) -> None:
+    run.summarise(trainer_version=7, weights_digest="d0")
+    run.close()
+    result = offbeat("replay", run.run_dir)
+    assert result.exit_code == 1
+    assert "2 differences:" in result.stdout
+    assert "trainer_version: 7 in summary.json, 1 in the journal\n" in result.stdout
+    assert "weights_digest: d0 in summary.json, d1 in the journal\n" in result.stdout
+
+
+def test_a_summary_that_is_none_is_a_difference(run: RecordedRun) -> None:
+    run.close()
+    (run.run_dir / "summary.json").write_text("{")
+    assert replay(run.run_dir).differences[0].startswith("summary.json cannot be read")
+
+
+def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> None:
+    run.summarise()
+    run.close()
+    again = RecordedRun(run.run_dir, incarnation=2)
+    again.ledger.admit(-1)
+    again.close()
+    found = replay(run.run_dir)
+    assert (found.summary, found.differences, found.lives) == ("of an earlier life", [], [1, 2])
+
+
+def test_a_live_run_can_be_replayed(run: RecordedRun) -> None:
+    run.journal.flush_now()
+    run.ledger.admit(-1)  # not written yet
+    assert replay(run.run_dir).groups["drawn"] == 6
+    run.close()
+
+
+def test_a_run_that_has_just_begun_has_nothing_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    assert "0 drawn" in offbeat("replay", tmp_path).stdout
+
+
+@given(st.integers(1, 30), st.lists(st.sampled_from("rtwdc"), max_size=30))
+def test_both_folds_agree_wherever_the_snapshots_were_made(
+    snapshot_records: int, moves: list[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = RecordedRun(Path(folder), snapshot_records=snapshot_records)
+        for move in moves:
+            ready = list(run.ledger.ready)
+            if move == "r":
+                run.ready(2)
+            elif move == "t" and ready:
+                run.train(ready[:1])
+            elif move == "w":
+                run.ledger.rewind(max(0, run.ledger.trainer_version - 1), "lost")
+                for ordinal in [o for o, g in run.ledger.groups.items() if g.place == "admitted"]:
+                    run.rolled_out(ordinal, run.ledger.trainer_version)
+            elif move == "d" and ready:
+                run.ledger.drop(ready[-1], "flat", filtered=True)
+            elif move == "c" and ready:
+                run.ledger.evict(ready[0], "stale")
+        run.summarise()
+        run.close()
+        found = replay(Path(folder))
+    assert (found.differences, found.summary) == ([], "agrees")
+    assert found.groups["trained"] == run.ledger.totals.trained
+
+
+def test_a_snapshot_that_lies_is_found_out(tmp_path: Path) -> None:
+    """The state in a snapshot is not the one that the events before it lead to."""
+    run = RecordedRun(tmp_path)
+    run.ledger.totals.retried["nothing"] = 3  # behind the journal's back
+    run.journal.snapshot()
+    run.ledger.admit(-1)
+    run.close()
+    result = offbeat("replay", tmp_path)
+    assert result.exit_code == 1
+    assert "totals: " in result.stdout and "'nothing': 3" in result.stdout
+
+
+def test_a_snapshot_that_misses_a_group_is_found_out(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    ordinal = run.ledger.admit(-1)
+    hidden = run.ledger.groups.pop(ordinal)
+    run.journal.snapshot()
+    run.ledger.groups[ordinal] = hidden
+    run.rolled_out(ordinal, 0)
+    run.close()
+    assert replay(tmp_path).differences == [
+        "the newest snapshot does not know what the events behind it are about: 0"
+    ]
+
+
+# --- what cannot be looked at --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("replay",), ("why", "412")])
+def test_what_is_no_run_is_told_in_one_line_with_exit_code_2(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    name, *rest = command
+    for path, problem in (
+        (tmp_path / "nothing", "no such directory"),
+        (tmp_path, "it holds no journal"),
+    ):
+        result = offbeat(name, path, *rest)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith(f"offbeat: {path}: {problem}. ")
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("replay",), ("why", "0")])
+def test_a_damaged_journal_is_told_in_one_line_with_exit_code_2(
+    run: RecordedRun, command: tuple[str, ...]
+) -> None:
+    run.close()
+    (segment,) = (run.run_dir / "journal").glob("events-*.bin")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    segment.write_bytes(content)
+    name, *rest = command
+    result = offbeat(name, run.run_dir, *rest)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "is damaged at byte" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [Dispatched(7, 1, "generator-0", 0), Admitted(0, -1)],
+    ids=["a group that was not drawn", "one drawn twice"],
+)
+def test_an_event_that_cannot_have_happened_is_told_in_one_line(
+    tmp_path: Path, impossible: msgspec.Struct
+) -> None:
+    run = RecordedRun(tmp_path)
+    run.ready(1)
+    run.journal.append(impossible)
+    run.ledger.record(Opened("tiny-1", 1))
+    run.close()
+    result = offbeat("replay", tmp_path)
+    assert result.exit_code == 2
+    assert "of the journal cannot have happened" in result.stderr
+
+
+def test_the_error_keeps_its_fields() -> None:
+    error = NotARun("runs/x", "no such directory", "Name another")
+    assert NotARun(*error.args).path == "runs/x"

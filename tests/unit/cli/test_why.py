@@ -1,0 +1,182 @@
+"""`offbeat why`: the life of a group, as a person would tell it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_runs import RecordedRun
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.cli.why import why
+
+
+def offbeat(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RecordedRun:
+    return RecordedRun(tmp_path)
+
+
+def story(run: RecordedRun, group: str) -> list[str]:
+    run.close()
+    return [moment.what for moment in why(run.run_dir, group).moments]
+
+
+def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
+    ledger = run.ledger
+    ordinal = ledger.admit(1)
+    ledger.dispatch(ordinal, "generator-3", 0)
+    ledger.retry(ordinal, "infrastructure", "engine_lost")
+    run.rolled_out(ordinal, 0)
+    run.train([ordinal])
+    ledger.checkpointed(1, "aa")
+    ledger.checkpointed(1, "bb")
+    run.close()
+    text = offbeat("why", run.run_dir, "g-000000").stdout
+    assert text == (
+        "g-000000 of tiny-1\n"
+        "   event  version  what\n"
+        "       2        0  drawn          for step 1\n"
+        "       3        0  dispatched     attempt 1 to generator-3, which serves version 0\n"
+        "       4        0  returned       attempt 1: infrastructure, engine_lost\n"
+        "       5        0  dispatched     attempt 2 to generator-1, which serves version 0\n"
+        "       6        0  committed      attempt 2 from generator-1; rewards 0 1 (mean 0.5); "
+        "response tokens 5 to 9; versions 0 to 1; finished by stop 1, length 1; "
+        "1.5 s in the engine, 0.25 s in the environment\n"
+        "       7        0  claimed        step 1, attempt 1\n"
+        "       8        0  to be applied  step 1, attempt 1: written down before the trainer was told\n"
+        "       9        0  trained        step 1, attempt 1, which made version 1\n"
+        "      10        1  saved          in the checkpoint of version 1\n"
+        "now: trained in step 1, which made version 1\n"
+    )
+
+
+def test_a_rewind_brings_a_trained_group_back(run: RecordedRun) -> None:
+    (ordinal,) = run.ready(1)
+    run.train([ordinal])
+    run.ledger.rewind(0, "rank 0 was lost")
+    life = story(run, str(ordinal))
+    assert life[-3:] == ["to be applied", "trained", "rewound"]
+    again = why(run.run_dir, "0")
+    assert "lineage 1: rank 0 was lost" in again.moments[-1].detail
+    assert again.now == "admitted, to be dispatched as attempt 2"
+
+
+def test_a_rewind_sends_back_ready_groups_with_abandoned_tokens_only(run: RecordedRun) -> None:
+    run.train(run.ready(1))
+    (young,) = run.ready(1)
+    old = run.ledger.admit(-1)
+    run.rolled_out(old, 0)
+    run.ledger.rewind(0, "lost")
+    run.close()
+    assert why(run.run_dir, str(young)).moments[-1].what == "rewound"
+    assert why(run.run_dir, str(young)).now == "admitted, to be dispatched as attempt 2"
+    # Its newest token is of version 1, which is abandoned as well.
+    assert why(run.run_dir, str(old)).moments[-1].what == "rewound"
+
+
+def test_an_aborted_step_leaves_its_groups_ready(run: RecordedRun) -> None:
+    (ordinal,) = run.ready(1)
+    run.ledger.claim([ordinal], 1, 1)
+    run.ledger.unclaim(1, 1)
+    assert story(run, "0")[-2:] == ["claimed", "ready again"]
+    assert why(run.run_dir, "0").now == "ready, waits for the trainer; oldest token of version 0"
+
+
+def test_a_rewind_while_its_step_is_open_is_told(run: RecordedRun) -> None:
+    run.train(run.ready(1))
+    run.ledger.admit(-1)
+    run.rolled_out(1, 0)
+    run.ledger.claim([1], 2, 2)
+    run.ledger.rewind(1, "lost")
+    assert story(run, "1")[-1] == "rewound"
+    assert why(run.run_dir, "1").moments[-1].detail.endswith("its step was open")
+
+
+@pytest.mark.parametrize(
+    ("filtered", "what"), [(True, "filtered out"), (False, "dropped")], ids=["filter", "failure"]
+)
+def test_a_dropped_group_says_why_and_which_step_goes_without_it(
+    run: RecordedRun, filtered: bool, what: str
+) -> None:
+    (ordinal,) = run.ready(1)
+    run.ledger.drop(ordinal, "zero_variance", shrink=True, filtered=filtered)
+    assert story(run, "0")[-1] == what
+    life = why(run.run_dir, "0")
+    assert life.moments[-1].detail == "zero_variance; step 1 goes without it"
+    assert life.now == f"{what}: zero_variance"
+
+
+def test_a_step_that_was_not_applied_drops_its_groups(run: RecordedRun) -> None:
+    ordinals = run.ready(2)
+    run.ledger.claim(ordinals[:1], 1, 1)
+    run.ledger.refused(1, 1, "gradient norm is nan")
+    assert story(run, "0")[-1] == "dropped"
+    assert why(run.run_dir, "0").now == "dropped: step 1 was not applied (gradient norm is nan)"
+    assert why(run.run_dir, "1").now.startswith("ready")
+
+
+def test_a_new_controller_is_part_of_the_life_of_what_it_took_over(run: RecordedRun) -> None:
+    run.ledger.dispatch(run.ledger.admit(-1), "generator-0", 0)
+    run.close()
+    again = RecordedRun(run.run_dir, incarnation=2)
+    again.ledger.recover(0, "controller_lost")
+    again.ledger.admit(-1)
+    assert story(again, "0") == ["drawn", "dispatched", "new controller", "returned"]
+    assert [moment.what for moment in why(run.run_dir, "1").moments] == ["drawn"]
+
+
+@pytest.mark.parametrize(
+    ("place", "now"),
+    [
+        ("in_flight", "in flight on generator-0, attempt 1"),
+        ("training", "training, in the open step"),
+    ],
+)
+def test_a_live_group_says_where_it_is(run: RecordedRun, place: str, now: str) -> None:
+    if place == "in_flight":
+        run.ledger.dispatch(run.ledger.admit(-1), "generator-0", 0)
+    else:
+        run.ledger.claim(run.ready(1), 1, 1)
+    run.journal.flush_now()
+    assert why(run.run_dir, "0").now == now
+    run.close()
+
+
+def test_for_programs_the_same_is_json(run: RecordedRun) -> None:
+    run.ready(1)
+    run.close()
+    told = json.loads(offbeat("why", run.run_dir, "0", "--json").stdout)
+    assert (told["group"], len(told["moments"])) == ("g-000000", 3)
+    assert told["moments"][0] == {
+        "event": 2,
+        "version": 0,
+        "what": "drawn",
+        "detail": "for any step",
+    }
+
+
+def test_a_group_not_drawn_yet_is_told_with_the_range(run: RecordedRun) -> None:
+    run.ready(3)
+    run.close()
+    result = offbeat("why", run.run_dir, "g-000412")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "offbeat: g-000412 was not drawn yet; those drawn are g-000000 to g-000002\n"
+    )
+
+
+def test_before_the_first_draw_no_group_is_known(run: RecordedRun) -> None:
+    run.close()
+    assert "no group was drawn yet" in offbeat("why", run.run_dir, "0").stderr
+
+
+@pytest.mark.parametrize("name", ["", "g-", "412x", "x-412", "g--1"])
+def test_what_names_no_group_is_told_how_to_write_one(run: RecordedRun, name: str) -> None:
+    run.close()
+    result = offbeat("why", run.run_dir, name)
+    assert result.exit_code == 2
+    assert "Write it as g-000412 or 412" in result.stderr

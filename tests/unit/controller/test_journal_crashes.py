@@ -1,0 +1,456 @@
+"""The journal under crashes, power cuts, full disks and rivals, in any order: nothing durable is lost."""
+
+import asyncio
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+)
+
+from offbeat.controller.books import Place
+from offbeat.controller.events import AnyEvent
+from offbeat.controller.journal import (
+    FileJournal,
+    JournalFailed,
+    JournalTaken,
+    open_journal,
+    read_journal,
+    recover,
+)
+from offbeat.controller.journal.disk import SystemDisk
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Receipt
+from offbeat.messages.weights import WeightsAck
+from offbeat.sampler.policy import NEVER
+
+# --- legal events -------------------------------------------------------------------------------
+
+
+def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
+    return Receipt(
+        ordinal=ordinal,
+        attempt=attempt,
+        engine="generator-0",
+        engine_incarnation="life-1",
+        rewards=(0.0, 1.0),
+        prompt_tokens=(3, 3),
+        response_tokens=(2, 2),
+        valid_tokens=(2, 2),
+        finish_reasons=("stop", "length"),
+        version_spans=(((version, 2),), ((version, 1), (version + 1, 1))),
+        columns=("response_ids",),
+        payload_bytes=100,
+    )
+
+
+def move(ledger: Ledger, choice: int) -> None:  # noqa: C901, PLR0912 - one case a move
+    """One legal move, so one event; where the choice is not legal now, a prompt is admitted."""
+    at = {place: [g for g in ledger.groups.values() if g.place is place] for place in Place}
+    step = ledger.trainer_version + 1
+    match choice:
+        case 0 if at[Place.ADMITTED]:
+            ledger.dispatch(at[Place.ADMITTED][-1].ordinal, "generator-0", step - 1)
+        case 1 if at[Place.IN_FLIGHT]:
+            group = at[Place.IN_FLIGHT][0]
+            ledger.commit(receipt(group.ordinal, group.attempt, group.bound_version))
+        case 2 if at[Place.IN_FLIGHT]:
+            ledger.retry(at[Place.IN_FLIGHT][-1].ordinal, "infrastructure", "engine_lost")
+        case 3 if at[Place.READY]:
+            ledger.claim(list(ledger.ready)[::-1], step, 1)
+        case 4 if at[Place.TRAINING] and ledger.intent is None:
+            ledger.intend(step, 1)
+        case 4 if ledger.intent is not None:
+            ledger.applied(step, 1)
+        case 5 if at[Place.TRAINING]:
+            ledger.unclaim(step, 1)
+        case 6 if at[Place.TRAINING]:
+            ledger.refused(step, 1, "nan")
+        case 7 if at[Place.READY]:
+            ledger.drop(at[Place.READY][0].ordinal, "no_signal", filtered=True)
+        case 7 if at[Place.ADMITTED]:
+            ledger.drop(at[Place.ADMITTED][0].ordinal, "reward_nan", shrink=True)
+        case 8:
+            ledger.checkpointed(step - 1, "digest")
+        case 9 if ledger.checkpoints and not ledger.in_flight:
+            ledger.rewind(ledger.checkpoints[-1], "a rank was lost")
+        case 10 if at[Place.READY]:
+            ledger.evict(at[Place.READY][0].ordinal, "stale")
+        case 11:
+            ledger.released(step - 1, f"digest-{step}")
+        case 12:
+            ledger.served(WeightsAck("generator-0", "life-1", 1, step - 1, "digest", 0.0, 0.0))
+        case _:
+            ledger.admit(step if choice % 2 else NEVER)
+
+
+MOVES = st.integers(0, 16)
+
+
+def state_of(ledger: Ledger) -> dict[str, Any]:
+    """Everything that matters of it, ordered only where order matters."""
+    snapshot = msgspec.to_builtins(ledger.snapshot())
+    snapshot["groups"] = {group["ordinal"]: group for group in snapshot["groups"]}
+    indices = {
+        "counts": ledger.counts(),
+        "ready": list(ledger.ready),
+        "training": list(ledger.training),
+        "tokens": ledger.ready_tokens,
+        "versions": ledger.versions,
+        "stamped": ledger.stamped,
+    }
+    return {**snapshot, **indices}
+
+
+# --- a disk that forgets ------------------------------------------------------------------------
+
+
+class ForgetfulDisk(SystemDisk):
+    """Keeps real files, and knows what of them a power cut may take.
+
+    Bytes that were not fsynced go from the end of their file; names whose directory was not fsynced
+    go, or come back, from the last change on. ``calls_left`` calls from now on succeed, then every
+    one fails, a write half done.
+    """
+
+    def __init__(self) -> None:
+        self.calls_left: int | None = None
+        self.hasty_renames = 0  # of files that were not durable yet
+        self._paths = dict[int, Path]()
+        self._safe_bytes = dict[Path, int]()
+        self._undo = list[Callable[[], object]]()  # of changes of names
+
+    def create(self, path: Path) -> int:
+        self._call()
+        file = super().create(path)
+        self._paths[file] = path
+        self._safe_bytes[path] = 0
+        self._undo.append(path.unlink)
+        return file
+
+    def write(self, file: int, data: bytes) -> None:
+        try:
+            self._call()
+        except OSError:
+            super().write(file, data[: len(data) // 2])
+            raise
+        super().write(file, data)
+
+    def sync(self, file: int) -> None:
+        self._call()
+        path = self._paths[file]
+        self._safe_bytes[path] = path.stat().st_size
+
+    def sync_path(self, path: Path) -> None:
+        self._call()
+        if path.is_dir():
+            self._undo.clear()
+        else:
+            self._safe_bytes[path] = path.stat().st_size
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._call()
+        self.hasty_renames += self._safe_bytes[old] < old.stat().st_size
+        super().rename(old, new)
+        self._safe_bytes[new] = self._safe_bytes.pop(old)
+        self._undo.append(lambda: new.rename(old))
+
+    def remove(self, path: Path) -> None:
+        self._call()
+        data = path.read_bytes()
+        super().remove(path)
+        self._undo.append(lambda: path.write_bytes(data))
+
+    def close(self, file: int) -> None:
+        del self._paths[file]
+        super().close(file)
+
+    def process_ends(self) -> None:
+        self.calls_left = None
+        for file in self._paths:
+            os.close(file)
+        self._paths.clear()
+
+    def power_cut(self, taken: Callable[[int], int]) -> None:
+        """``taken(most)`` says how much goes of what may."""
+        self.process_ends()
+        for path, safe in list(self._safe_bytes.items()):
+            if path.exists():
+                size = path.stat().st_size
+                os.truncate(path, size - taken(size - safe))
+        for undo in self._undo[len(self._undo) - taken(len(self._undo)) :][::-1]:
+            undo()
+        self._undo.clear()
+        self._safe_bytes.clear()
+
+    def _call(self) -> None:
+        if self.calls_left is not None:
+            if not self.calls_left:
+                raise OSError(errno.EIO, "the disk is gone")
+            self.calls_left -= 1
+
+
+# --- one life -----------------------------------------------------------------------------------
+
+
+class Life:
+    """A controller, as far as the journal sees one."""
+
+    def __init__(self, directory: Path, disk: ForgetfulDisk, snapshot_records: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.jobs = list[tuple[Callable[[], int], asyncio.Future[int]]]()
+        self.waits = list[tuple[asyncio.Task[None], int]]()
+        self.ledger: Ledger
+        self.journal: FileJournal
+        try:
+            self.ledger, self.journal = open_journal(
+                directory, self._run_blocking, snapshot_records=snapshot_records, disk=disk
+            )
+        except OffbeatError:
+            self.loop.close()
+            raise
+        self.events = list(read_journal(directory))
+        assert state_of(self.ledger) == state_of(Ledger.fold(self.events))
+        self.durable = 0  # events that a barrier has vouched for
+        self.ledger.record = self._record
+        self.ledger.open("run-1", self.ledger.incarnation + 1)
+
+    def moves(self, choices: list[int]) -> None:
+        for choice in choices:
+            move(self.ledger, choice)
+
+    def begin_barrier(self) -> None:
+        wait = self.loop.create_task(self.journal.barrier())
+        self.waits.append((wait, len(self.events)))
+        self.turn()
+
+    def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """The thread does one job; the loop hears of it after ``meanwhile``."""
+        if self.jobs:
+            job, ended = self.jobs.pop(0)
+            try:
+                durable = job()
+            except OffbeatError as error:
+                meanwhile()
+                ended.set_exception(error)
+            else:
+                meanwhile()
+                ended.set_result(durable)
+            self.turn()
+
+    def end(self) -> None:
+        """The process is gone, with whatever it was doing."""
+        for wait, _ in self.waits:
+            wait.cancel()
+        self.jobs.clear()
+        self.turn()
+        self.loop.close()
+
+    def _record(self, event: AnyEvent) -> None:
+        self.events.append(event)
+        self.journal.append(event)
+
+    def _run_blocking(self, job: Callable[[], int]) -> asyncio.Future[int]:
+        ended: asyncio.Future[int] = self.loop.create_future()
+        self.jobs.append((job, ended))
+        return ended
+
+    def turn(self) -> None:
+        for _ in range(3):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+        for wait, upto in [entry for entry in self.waits if entry[0].done()]:
+            self.waits.remove((wait, upto))
+            if wait.cancelled():
+                continue
+            error = wait.exception()
+            if error is None:
+                self.durable = max(self.durable, upto)
+            else:
+                assert error is self.journal.failure
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+class JournalLives(RuleBasedStateMachine):
+    """Lives of a controller over one directory; at most two at a time, the older one not knowing."""
+
+    @initialize(snapshot_records=st.sampled_from([3, 7, 1000]))
+    def begin(self, snapshot_records: int) -> None:
+        self.room = tempfile.TemporaryDirectory()
+        self.directory = Path(self.room.name) / "journal"
+        self.disk = ForgetfulDisk()
+        self.snapshot_records = snapshot_records
+        self.zombie: Life | None = None
+        self.durable = 0
+        self.life: Life | None = Life(self.directory, self.disk, snapshot_records)
+
+    @property
+    def alive(self) -> Life:
+        assert self.life is not None
+        return self.life
+
+    @rule(choices=st.lists(MOVES, min_size=1, max_size=8))
+    def moves(self, choices: list[int]) -> None:
+        self.alive.moves(choices)
+
+    @rule()
+    def barrier_begins(self) -> None:
+        self.alive.begin_barrier()
+
+    @rule(jobs=st.integers(1, 3), choices=st.lists(MOVES, max_size=3))
+    def the_thread_works(self, jobs: int, choices: list[int]) -> None:
+        """``choices``: moves that the loop makes while the thread is at it, then a barrier."""
+
+        def meanwhile() -> None:
+            self.alive.moves(choices)
+            self.alive.begin_barrier()
+
+        for _ in range(jobs):
+            self.alive.work(meanwhile)
+        self.durable = max(self.durable, self.alive.durable)
+
+    @rule()
+    def barrier(self) -> None:
+        self.alive.begin_barrier()
+        while self.alive.jobs:
+            self.alive.work()
+        assert not self.alive.waits
+        self.durable = max(self.durable, self.alive.durable)
+        assert self.alive.journal.failure or self.alive.durable == len(self.alive.events)
+
+    @rule()
+    def snapshot(self) -> None:
+        self.alive.journal.snapshot()
+
+    @rule()
+    def flush_at_the_end(self) -> None:
+        durable = self.alive.journal.flush_now()
+        self.alive.turn()
+        if durable:
+            self.durable = len(self.alive.events)
+        else:
+            assert isinstance(self.alive.journal.failure, JournalFailed)
+
+    @rule(calls=st.integers(0, 12))
+    def the_disk_will_fail(self, calls: int) -> None:
+        self.disk.calls_left = calls
+
+    @rule(data=st.data())
+    def a_snapshot_rots(self, data: st.DataObject) -> None:
+        snapshots = sorted(self.directory.glob("snapshot-*.bin"))
+        if snapshots:
+            spoiled = bytearray(snapshots[-1].read_bytes())
+            spoiled[data.draw(st.integers(0, len(spoiled) - 1))] ^= 0x10
+            snapshots[-1].write_bytes(spoiled)
+
+    @rule()
+    def closed_and_begun_again(self) -> None:
+        durable = self.alive.journal.close()
+        events = len(self.alive.events)
+        self._next_life(self.disk.process_ends)
+        assert not durable or len(self.alive.events) == events + 1
+
+    @rule()
+    def killed_and_begun_again(self) -> None:
+        self._next_life(self.disk.process_ends)
+
+    @rule(data=st.data(), calls=st.none() | st.integers(0, 8))
+    def power_cut_and_begun_again(self, data: st.DataObject, calls: int | None) -> None:
+        """``calls``: how far the next life comes before the disk fails it, and the power again."""
+
+        def cut() -> None:
+            self.disk.power_cut(lambda most: data.draw(st.integers(0, most)) if most else 0)
+
+        self._next_life(cut, calls)
+
+    @precondition(lambda self: self.zombie is None)
+    @rule()
+    def replaced_without_knowing(self) -> None:
+        self.zombie, self.disk.calls_left = self.alive, None
+        former = self.zombie.events
+        self.life = Life(self.directory, self.disk, self.snapshot_records)
+        assert self.durable <= len(self.life.events) - 1 <= len(former)
+        assert self.life.events[:-1] == former[: len(self.life.events) - 1]
+
+    @precondition(lambda self: self.zombie is not None)
+    @rule(choices=st.lists(MOVES, min_size=1, max_size=8))
+    def the_replaced_one_goes_on(self, choices: list[int]) -> None:
+        zombie = self.zombie
+        assert zombie is not None
+        durable = zombie.durable
+        zombie.moves(choices)
+        zombie.begin_barrier()
+        while zombie.jobs:
+            zombie.work()
+        assert not zombie.waits
+        assert zombie.durable == durable, "no barrier succeeds any more"
+        assert isinstance(zombie.journal.failure, JournalTaken | JournalFailed)
+
+    @rule()
+    def a_reader_sees_a_beginning_of_the_events_and_all_that_is_durable(self) -> None:
+        found = list(read_journal(self.directory))
+        assert self.durable <= len(found)
+        assert found == self.alive.events[: len(found)]
+        assert state_of(recover(self.directory)) == state_of(Ledger.fold(found))
+
+    def teardown(self) -> None:
+        for life in (self.life, self.zombie):
+            if life is not None:
+                life.end()
+        self.disk.process_ends()
+        self.room.cleanup()
+        assert not self.disk.hasty_renames
+
+    def _next_life(self, crash: Callable[[], None], calls: int | None = None) -> None:
+        former = self.alive.events
+        for life in (self.alive, self.zombie):
+            if life is not None:
+                life.end()
+        self.life = self.zombie = None
+        crash()
+        self.disk.calls_left = calls
+        try:
+            self.life = Life(self.directory, self.disk, self.snapshot_records)
+        except JournalFailed:
+            crash()
+            self.life = Life(self.directory, self.disk, self.snapshot_records)
+        assert self.durable <= len(self.life.events) - 1
+        assert self.life.events[:-1] == former[: len(self.life.events) - 1]
+
+
+TestJournalLives = JournalLives.TestCase
+TestJournalLives.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@given(choices=st.lists(MOVES, max_size=60), where=st.floats(0, 1), snapshot_records=st.just(10**6))
+def test_any_cut_of_a_segment_is_the_fold_of_a_beginning(
+    tmp_path_factory: pytest.TempPathFactory,
+    choices: list[int],
+    where: float,
+    snapshot_records: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    life = Life(directory, ForgetfulDisk(), snapshot_records)
+    for choice in choices:
+        move(life.ledger, choice)
+    assert life.journal.close()
+    life.end()
+    file = directory / "events-000001.bin"
+    os.truncate(file, int(where * file.stat().st_size))
+    found = list(read_journal(directory))
+    assert found == life.events[: len(found)]
+    assert state_of(recover(directory)) == state_of(Ledger.fold(life.events[: len(found)]))

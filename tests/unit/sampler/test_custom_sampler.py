@@ -1,0 +1,255 @@
+"""A policy of the user's own: how it is found, and that its word is checked."""
+
+import pickle
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.config.rollouts import CustomSamplerConfig
+from offbeat.controller.ledger import Group
+from offbeat.sampler.build import build_sampler
+from offbeat.sampler.custom import SamplerNotLoaded
+from offbeat.sampler.guarded import Guarded, SamplerBroken
+from offbeat.sampler.policy import NEVER
+from tests.support.sampled_run import SampledRun
+
+G, STALENESS = 2, 1
+MINE = """
+from offbeat.sampler.ready_first import ReadyFirst
+
+class Mine(ReadyFirst):
+    def __init__(self, *, groups_per_step, max_staleness, patience=1):
+        if patience < 0:
+            raise ValueError("patience is negative")
+        super().__init__(groups_per_step, max_staleness)
+
+class Wide(Mine):
+    reach = 7
+
+class Narrow(Mine):
+    reach = 1
+
+class Bare:
+    def __init__(self, **options): ...
+    def admit(self, view): ...
+    def select(self, view): ...
+
+class NoReach:
+    max_staleness = 1
+    def __init__(self, **options): ...
+    def admit(self, view): ...
+    def may_dispatch(self, view, group): ...
+    def select(self, view): ...
+    def stale(self, view): ...
+    def doomed(self, view, *, foreseen): ...
+
+number = 3
+"""
+_names = count()
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    """A module of the user's in ``tmp_path``, under a name that no other test imports."""
+    name = f"my_samplers_{next(_names)}"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    return name
+
+
+def load(target: str, folder: Path, **options: Any) -> Any:
+    config = CustomSamplerConfig(
+        name="custom", target=target, max_staleness=STALENESS, options=options
+    )
+    return build_sampler(config, G, folder)
+
+
+def test_a_class_is_called_with_the_runs_numbers_and_its_options(
+    module: str, tmp_path: Path
+) -> None:
+    sampler = load(f"{module}:Mine", tmp_path, patience=2)
+    assert isinstance(sampler, Guarded)
+    assert (sampler.reach, sampler.max_staleness) == (G * (STALENESS + 1), STALENESS)
+    run = SampledRun(sampler, G)
+    for _ in range(3):
+        run.round()
+    assert run.trainer_version == 3
+
+
+def test_a_class_may_have_a_reach_of_its_own_or_none(module: str, tmp_path: Path) -> None:
+    assert load(f"{module}:Wide", tmp_path).reach == 7
+    assert load(f"{module}:NoReach", tmp_path).reach == G * (STALENESS + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem", "fix"),
+    [
+        ("Absent", {}, "has no class 'Absent'", "Name it module:Class"),
+        ("number", {}, "'number' of module", "Name it module:Class"),
+        ("Mine", {"patience": -1}, "ValueError: patience is negative", "keyword arguments"),
+        ("Mine", {"hurry": 1}, "unexpected keyword argument 'hurry'", "keyword arguments"),
+        ("Mine", {"max_staleness": 9}, "has max_staleness, which the run passes", "Take it out"),
+        ("Bare", {}, "a Bare has no method may_dispatch, stale, doomed", "policy.Sampler"),
+        ("Narrow", {}, "its reach is 1", "groups_per_step or more"),
+    ],
+)
+def test_a_class_that_does_not_do_is_told_with_a_fix(
+    module: str, tmp_path: Path, name: str, options: dict[str, Any], problem: str, fix: str
+) -> None:
+    with pytest.raises(SamplerNotLoaded) as caught:
+        load(f"{module}:{name}", tmp_path, **options)
+    text = str(caught.value)
+    assert text.startswith(f"sampler.target={module}:{name}: ")
+    assert problem in text and fix in text
+
+
+def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+    (tmp_path / "my_broken_samplers.py").write_text("import no_such_thing")
+    with pytest.raises(SamplerNotLoaded, match="No module named 'no_such_thing'"):
+        load("my_broken_samplers:Mine", tmp_path)
+    with pytest.raises(SamplerNotLoaded, match="No module named 'my_missing_samplers'"):
+        load("my_missing_samplers:Mine", tmp_path)
+    with pytest.raises(SamplerNotLoaded, match="does not name a class in a module"):
+        load("my_missing_samplers", tmp_path)
+
+
+def test_the_errors_cross_a_process_border_whole() -> None:
+    for error in (
+        SamplerBroken("m:C", "select", "returned 3", "a list"),
+        SamplerNotLoaded("m:C", "it is missing", "Write it"),
+    ):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+
+
+# --- the guard -----------------------------------------------------------------------------------
+
+
+class Says:
+    """Gives one answer to everything."""
+
+    max_staleness = STALENESS
+    reach = G
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def _say(self, *_: Any, **__: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    admit = may_dispatch = select = stale = doomed = _say
+
+
+READY, IN_FLIGHT, WAITING, OLD = (2, 3), 4, 5, 6
+
+
+def watched(answer: Any) -> SampledRun:
+    """At version 2 with a bound of 1: the two ready groups fill the step; the old one is of version 0."""
+    run = SampledRun(Guarded(Says(answer), "mine:Says", STALENESS, 4), G)
+    ledger = run.ledger
+
+    def dispatched(version: int) -> Group:
+        group = ledger.groups[ledger.admit(NEVER)]
+        ledger.dispatch(group.ordinal, "generator-0", version)
+        return group
+
+    for step in (1, 2):
+        group = dispatched(step - 1)
+        run.commit(group)
+        ledger.claim([group.ordinal], step, 1)
+        ledger.applied(step, 1)
+    groups = [dispatched(2) for _ in range(4)]
+    for group in (groups[0], groups[1], dispatched(0)):
+        run.commit(group)
+    ledger.retry(WAITING, "data", "reward_raised")
+    return run
+
+
+@pytest.mark.parametrize("answer", [[], [2], (3, 2), [2, 3]])
+def test_a_selection_that_can_be_trained_passes(answer: Any) -> None:
+    run = watched(answer)
+    assert run.sampler.select(run) == list(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "allowed"),
+    [
+        (None, "a list of ordinals"),
+        ({2}, "a list of ordinals"),
+        ([2, 2], "each ordinal once"),
+        ([IN_FLIGHT], "ordinals of groups that are ready"),
+        ([WAITING], "ordinals of groups that are ready"),
+        ([0], "ordinals of groups that are ready"),
+        ([2.0], "ordinals of groups that are ready"),
+        ([[2]], "ordinals of groups that are ready"),
+        ([2, 3, OLD], "at most the step's quota of 2 groups"),
+        ([2, OLD], "groups of version 1 or later (max_staleness=1)"),
+    ],
+)
+def test_a_selection_that_cannot_be_trained_is_refused(answer: Any, allowed: str) -> None:
+    run = watched(answer)
+    with pytest.raises(SamplerBroken) as caught:
+        run.sampler.select(run)
+    assert str(caught.value).startswith("mine:Says.select returned ")
+    assert f"; allowed: {allowed}" in str(caught.value)
+
+
+def test_nothing_is_selected_beyond_what_the_step_still_needs() -> None:
+    run = watched([3])
+    run.ledger.claim([2], 3, 1)
+    assert run.sampler.select(run) == [3]
+    run.ledger.shrunk[3] = 1
+    with pytest.raises(SamplerBroken, match="quota of 0 groups"):
+        run.sampler.select(run)
+
+
+def test_only_groups_in_their_place_are_evicted_or_cancelled() -> None:
+    run = watched([OLD])
+    assert run.sampler.stale(run) == [OLD]
+    with pytest.raises(SamplerBroken, match="allowed: ordinals of groups that are in flight"):
+        run.sampler.doomed(run, foreseen=True)
+    run = watched([IN_FLIGHT])
+    assert run.sampler.doomed(run, foreseen=True) == [IN_FLIGHT]
+    with pytest.raises(SamplerBroken, match="allowed: ordinals of groups that are ready"):
+        run.sampler.stale(run)
+
+
+@pytest.mark.parametrize("stamp", [None, NEVER, 3, 9])
+def test_a_prompt_is_admitted_for_a_step_to_come_for_none_or_not(stamp: int | None) -> None:
+    run = watched(stamp)
+    assert run.sampler.admit(run) == stamp
+
+
+@pytest.mark.parametrize("stamp", [2, 0, -2, True, "3", 3.0])
+def test_any_other_stamp_is_refused(stamp: Any) -> None:
+    run = watched(stamp)
+    with pytest.raises(
+        SamplerBroken, match="allowed: None, -1 for no particular step, or a step from 3"
+    ):
+        run.sampler.admit(run)
+
+
+def test_whether_a_group_may_go_is_yes_or_no() -> None:
+    run = watched(answer=True)
+    assert run.due() is run.ledger.groups[WAITING]
+    run = watched(answer=1)
+    with pytest.raises(SamplerBroken, match="may_dispatch returned 1; allowed: True or False"):
+        run.due()
+
+
+@pytest.mark.parametrize("method", ["admit", "select", "stale"])
+def test_a_policy_that_raises_is_named(method: str) -> None:
+    run = watched(ZeroDivisionError("no groups"))
+    with pytest.raises(
+        SamplerBroken, match=f"mine:Says.{method} raised ZeroDivisionError: no groups"
+    ):
+        getattr(run.sampler, method)(run)
+
+
+def test_a_long_answer_is_cut_in_the_message() -> None:
+    run = watched(list(range(1000)))
+    with pytest.raises(SamplerBroken) as caught:
+        run.sampler.select(run)
+    assert len(str(caught.value)) < 250

@@ -1,0 +1,80 @@
+"""Which finished groups are refused, and that a step is not refused everything."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.config.rollouts import FilterConfig
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.filters import GroupFilter
+
+
+def finished(rewards: tuple[float, ...], reasons: tuple[str, ...] = ()) -> Receipt:
+    samples = len(rewards)
+    return Receipt(
+        ordinal=0,
+        attempt=1,
+        engine="generator-0",
+        engine_incarnation="life-1",
+        rewards=rewards,
+        prompt_tokens=(3,) * samples,
+        response_tokens=(2,) * samples,
+        valid_tokens=(2,) * samples,
+        finish_reasons=reasons or ("stop",) * samples,
+        version_spans=(((0, 2),),) * samples,
+        columns=("response_ids",),
+        payload_bytes=100,
+    )
+
+
+FLAT, VARIED = finished((1.0, 1.0)), finished((0.0, 1.0))
+
+
+def test_without_filters_everything_is_kept() -> None:
+    keeps = GroupFilter(FilterConfig(), 2)
+    assert keeps.refusal(FLAT, 1) is None
+    assert keeps.refusal(finished((0.0, 1.0), ("length", "length")), 1) is None
+
+
+def test_a_group_whose_samples_got_the_same_reward_has_no_variance() -> None:
+    filters = GroupFilter(FilterConfig(zero_variance=True), 2)
+    assert filters.refusal(FLAT, 1) == "zero_variance"
+    assert filters.refusal(VARIED, 1) is None
+    assert filters.refusal(finished((-0.5,) * 8), 1) == "zero_variance"
+
+
+@given(samples=st.integers(1, 100), data=st.data())
+def test_a_group_is_truncated_when_more_than_the_share_allowed_ran_out_of_tokens(
+    samples: int, data: st.DataObject
+) -> None:
+    allowed, cut = data.draw(st.integers(0, samples)), data.draw(st.integers(0, samples))
+    filters = GroupFilter(FilterConfig(max_truncated_fraction=allowed / samples), 2)
+    reasons = ("length",) * cut + ("stop",) * (samples - cut)
+    refused = filters.refusal(finished((1.0,) * samples, reasons), 1)
+    assert (refused == "truncated") == (cut > allowed)
+
+
+def test_a_group_that_is_both_is_counted_by_the_cause() -> None:
+    filters = GroupFilter(FilterConfig(zero_variance=True, max_truncated_fraction=0), 2)
+    assert filters.refusal(finished((0.0, 0.0), ("length", "length")), 1) == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [(FilterConfig(zero_variance=True), 30), (FilterConfig(zero_variance=True, max_per_step=2), 2)],
+)
+def test_beyond_the_limit_of_its_step_a_group_is_kept_whatever_it_is(
+    config: FilterConfig, limit: int
+) -> None:
+    filters = GroupFilter(config, 3)
+    refused = [filters.refusal(FLAT, 1) for _ in range(limit + 5)]
+    assert refused == ["zero_variance"] * limit + [None] * 5
+    assert filters.filtered(1) == limit
+
+
+def test_each_step_has_its_own_limit_and_a_kept_group_does_not_count() -> None:
+    filters = GroupFilter(FilterConfig(zero_variance=True, max_per_step=1), 3)
+    assert filters.refusal(VARIED, 1) is None
+    assert filters.refusal(FLAT, 1) == "zero_variance"
+    assert filters.refusal(FLAT, 2) == "zero_variance"
+    assert (filters.filtered(1), filters.filtered(2), filters.filtered(3)) == (1, 1, 0)

@@ -1,0 +1,153 @@
+"""A torch trainer's state on disk: what is restored goes on as if nothing had happened."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.trainers.torch_backend.state_files import save_tensors, saved_tensors
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import LossSpec, StepResult
+
+MakeTrainer = Callable[..., TorchTrainer]
+Take = Callable[[TorchTrainer], StepResult]
+Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
+SCHEDULE = {"schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}
+
+
+@pytest.fixture
+def take(step_data: Step) -> Take:
+    """One split step, under an attempt that nobody used before."""
+    attempts = count(1)
+
+    def step(trainer: TorchTrainer) -> StepResult:
+        key = StepKey(trainer.steps_applied + 1, next(attempts), 0)
+        trainer.begin_train_step(key, LossSpec())
+        trainer.train_microbatch(key.next(), *step_data)
+        result = trainer.finish_train_step(key.next().next())
+        assert result.applied
+        return result
+
+    return step
+
+
+def numbers(result: StepResult) -> tuple[float, float, float]:
+    return result.loss, result.grad_norm, result.learning_rate
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("into", ["a new process", "the same trainer"])
+def test_the_steps_after_a_restore_are_bit_for_bit_those_of_an_undisturbed_run(
+    tmp_path: Path, trainer_of: MakeTrainer, take: Take, dtype: str, into: str
+) -> None:
+    undisturbed = trainer_of(dtype=dtype, optimizer=SCHEDULE)
+    for _ in range(2):
+        take(undisturbed)
+    undisturbed.save_state(tmp_path)
+    saved_key = undisturbed.last_applied
+    restored = trainer_of(dtype=dtype, optimizer=SCHEDULE)
+    if into == "the same trainer":
+        for _ in range(4):
+            take(restored)
+        restored.begin_train_step(StepKey(5, 7, 0), LossSpec())
+    restored.load_state(tmp_path)
+    assert restored.weights_digest() == undisturbed.weights_digest()
+    assert (restored.steps_applied, restored.last_applied) == (2, saved_key)
+    for _ in range(3):
+        one, other = (numbers(take(each)) for each in (undisturbed, restored))
+        assert one == other
+    assert restored.weights_digest() == undisturbed.weights_digest()
+    moments = [each._optimizer.tensors() for each in (undisturbed, restored)]  # noqa: SLF001
+    assert moments[0].keys() == moments[1].keys()
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trainer_that_is_reset_is_a_new_one(
+    request: pytest.FixtureRequest,
+    trainer_of: MakeTrainer,
+    take: Take,
+    architecture: str,
+    dtype: str,
+) -> None:
+    path: Path = request.getfixturevalue(architecture)
+    used, new = (trainer_of(path, dtype=dtype, optimizer=SCHEDULE) for _ in range(2))
+    initial = new.weights_digest()
+    tensors = {name: id(each) for name, each in used.module.named_parameters()}
+    for _ in range(3):
+        take(used)
+    used.reset()
+    assert used.weights_digest() == initial
+    assert (used.steps_applied, used.last_applied) == (0, None)
+    assert {name: id(each) for name, each in used.module.named_parameters()} == tensors
+    for trainer in (used, new):
+        take(trainer)
+    assert used.weights_digest() == new.weights_digest()
+
+
+def test_a_state_saved_before_any_step_is_the_initial_model(
+    tmp_path: Path, trainer_of: MakeTrainer, take: Take
+) -> None:
+    new, used = trainer_of(), trainer_of()
+    new.save_state(tmp_path)
+    take(used)
+    used.load_state(tmp_path)
+    for trainer in (used, new):
+        take(trainer)
+    assert used.weights_digest() == new.weights_digest()
+
+
+def test_a_state_takes_about_the_bytes_it_says(
+    tmp_path: Path, trainer_of: MakeTrainer, take: Take
+) -> None:
+    for dtype in ("float64", "bfloat16"):
+        trainer, directory = trainer_of(dtype=dtype), tmp_path / dtype
+        directory.mkdir()
+        take(trainer)
+        trainer.save_state(directory)
+        nbytes = sum(file.stat().st_size for file in directory.iterdir())
+        assert 0 < nbytes - trainer.state_nbytes < 2**15
+
+
+def test_saving_changes_nothing(tmp_path: Path, trainer_of: MakeTrainer, take: Take) -> None:
+    saved, undisturbed = trainer_of(), trainer_of()
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        saved.save_state(tmp_path / str(number))
+        for trainer in (saved, undisturbed):
+            take(trainer)
+    assert saved.weights_digest() == undisturbed.weights_digest()
+
+
+def test_who_it_is_says_backend_model_and_type(
+    trainer_of: MakeTrainer, take: Take, qwen3: Path, llama: Path
+) -> None:
+    trainer = trainer_of(qwen3, dtype="float32")
+    before = trainer.identity
+    take(trainer)
+    assert trainer.identity == before == trainer_of(qwen3, dtype="float32").identity
+    assert before.backend == "torch"
+    assert before.model.startswith("Qwen3ForCausalLM of ")
+    assert before.model.endswith(" float32 weights")
+    others = [trainer_of(llama, dtype="float32"), trainer_of(qwen3, dtype="bfloat16")]
+    assert len({before.fingerprint, *(each.identity.fingerprint for each in others)}) == 3
+
+
+def test_a_disk_that_refuses_tensors_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        save_tensors({"a": torch.zeros(1)}, tmp_path / "missing" / "file")
+
+
+def test_tensors_are_read_by_name(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6).reshape(2, 3).T, "b": torch.tensor(1.5)}
+    save_tensors(tensors, tmp_path / "file")
+    with saved_tensors(tmp_path / "file") as saved:
+        assert (len(saved), sorted(saved)) == (2, ["a", "b"])
+        assert all(torch.equal(saved[name], tensors[name]) for name in saved)
+        with pytest.raises(KeyError):
+            saved["c"]

@@ -1,0 +1,90 @@
+"""The queue's index under any writes in any order, repeated and late ones too."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from offbeat.transfer_queue.index import QueueIndex, StaleHandle
+
+ORDINAL = st.integers(0, 3)
+COLUMNS = st.sets(st.sampled_from(["response_ids", "rewards", "logprobs"]), min_size=1)
+SIZE = st.integers(0, 1000)
+
+
+@dataclass
+class Held:
+    attempt: int
+    columns: set[str]
+    payloads: list[tuple[int, object]] = field(default_factory=list[tuple[int, object]])  # bytes
+
+
+class IndexMoves(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = QueueIndex()
+        self.model = dict[int, Held]()
+        self.writes = 0
+
+    def _payload(self) -> str:
+        self.writes += 1
+        return f"payload-{self.writes}"
+
+    @rule(ordinal=ORDINAL, attempt=st.integers(1, 4), columns=COLUMNS, size=SIZE)
+    def put(self, ordinal: int, attempt: int, columns: set[str], size: int) -> None:
+        """Only a newer attempt than the one held; what a cleared group had is forgotten."""
+        held, payload = self.model.get(ordinal), self._payload()
+        if held is not None and attempt <= held.attempt:
+            with pytest.raises(StaleHandle) as refused:
+                self.index.put(ordinal, attempt, columns, size, payload)
+            assert refused.value.held == held.attempt
+            return
+        self.index.put(ordinal, attempt, columns, size, payload)
+        self.model[ordinal] = Held(attempt, set(columns), [(size, payload)])
+
+    @rule(
+        ordinal=ORDINAL, off=st.sampled_from([0, 0, 0, -1, 1]), columns=COLUMNS, size=SIZE,
+        times=st.integers(1, 2),
+    )  # fmt: skip
+    def add_columns(self, ordinal: int, off: int, columns: set[str], size: int, times: int) -> None:
+        """Only to the very attempt held; once, however often it is asked."""
+        held, payload = self.model.get(ordinal), self._payload()
+        attempt = (held.attempt if held else 1) + off
+        for _ in range(times):
+            if held is None or off:
+                with pytest.raises(StaleHandle) as refused:
+                    self.index.add_columns(ordinal, attempt, columns, size, payload)
+                assert refused.value.held == (held.attempt if held else None)
+            else:
+                self.index.add_columns(ordinal, attempt, columns, size, payload)
+                if columns - held.columns:
+                    held.columns |= columns
+                    held.payloads.append((size, payload))
+
+    @rule(ordinals=st.lists(ORDINAL))
+    def clear(self, ordinals: list[int]) -> None:
+        """Also what is not there, and the same one twice."""
+        self.index.clear(ordinals)
+        for ordinal in ordinals:
+            self.model.pop(ordinal, None)
+
+    @invariant()
+    def it_holds_what_was_written_last(self) -> None:
+        assert len(self.index) == len(self.model)
+        for ordinal in range(4):
+            held = self.model.get(ordinal)
+            assert (ordinal in self.index) == (held is not None)
+            for column in ("response_ids", "rewards", "logprobs"):
+                assert self.index.has(ordinal, (column,)) == bool(held and column in held.columns)
+            if held is not None:
+                assert self.index.has(ordinal, held.columns)
+                assert self.index.payloads(ordinal) == tuple(p for _, p in held.payloads)
+
+    @invariant()
+    def bytes_held_are_those_of_the_groups_held(self) -> None:
+        sizes = [size for held in self.model.values() for size, _ in held.payloads]
+        assert self.index.bytes_held == sum(sizes)
+
+
+TestIndexMoves = IndexMoves.TestCase
