@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+SEEDS ?= 10000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,11 +21,12 @@ TRL_STAMP := $(TRL_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check lint types layers format bench clean
+.PHONY: help run test simulate check lint types layers format bench clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
+	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
 	@echo 'make format  rewrite the code in the form make check asks for'
 	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
@@ -55,6 +57,9 @@ layers: $(DEV_STAMP)
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+simulate: $(DEV_STAMP)
+	$(BIN)/offbeat simulate recipes/quickstart.yaml --seeds $(SEEDS) --faults all $(ARGS)
 
 bench: $(RUN_STAMP) $(TRL_STAMP)
 	mkdir -p $(BENCH_DIR)

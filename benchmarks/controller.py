@@ -1,27 +1,36 @@
 """The controller's own speed: no-op ports, a real event loop, a real journal on a real disk.
 
-    python -m benchmarks.controller
+    python -m benchmarks.controller [--quick] [--runs N] [--profile]
 
 Three questions: how many prompt groups a second go through admission, commit, claim, train and
-clear; whether a group costs more when 100,000 are buffered than when 100 are; whether bounds hold
-with a thousand and ten thousand engines.
+clear, and what the journal takes of it; whether a group costs more when 100,000 are buffered than
+when 100 are; whether bounds hold with a thousand and ten thousand engines.
+
+Medians over the runs, lowest and highest beside them; cases that are compared are run in turn. ``us``
+is time of the clock, ``cpu`` that of all threads of the process. The first steps do not count, nor
+do the last ones, which need no new groups.
 """
 
 import argparse
 import asyncio
+import cProfile
 import logging
+import os
+import pstats
 import random
 import statistics
 import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from benchmarks.noop_ports import (
     SAMPLES,
+    NoJournal,
     NoopGenerator,
     NoopPrompts,
     NoopRollouts,
@@ -39,45 +48,58 @@ from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 
 
-class NoJournal:
-    def append(self, event: object) -> None: ...
-    async def barrier(self) -> None: ...
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is run."""
+
+    sampler: str = "ready_first"
+    max_staleness: int = 1
+    groups_per_step: int = 64
+    steps: int = 300
+    warm: int = 20  # first steps, not measured
+    engines: int = 4
+    journal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run, without its first steps."""
+    """One run, without its first and last steps."""
 
     us_per_group: float
+    cpu_us_per_group: float
     peak_in_flight: int
     reach: int
     evicted: int
-    ready: float  # mean buffered while it was measured
+    buffered: float  # mean of the groups outstanding, while it was measured
 
 
-async def go(
-    sampler: dict[str, Any],
-    *,
-    gps: int,
-    steps: int,
-    engines: int,
-    warm: int,
-    journal: Journal,
-    ledger: Ledger | None = None,
-) -> Measured:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The end of one."""
+
+    at_s: float
+    cpu_s: float
+    outstanding: int
+
+
+async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
     config = RunConfig.model_validate(
         {
-            "steps": steps,
-            "groups_per_step": gps,
+            "steps": case.steps,
+            "groups_per_step": case.groups_per_step,
             "samples_per_group": SAMPLES,
             "model": {"path": "none"},
-            "sampler": sampler,
+            "sampler": {"name": case.sampler, "max_staleness": case.max_staleness},
             "buffer": {"capacity_mb": 1e9},
             "checkpoint": {"final": False, "interval": 0},
         }
     )
-    generators = {name: NoopGenerator(name) for name in names(engines)}
-    rollouts, clock = NoopRollouts(generators), StepClock()
+    generators = {name: NoopGenerator(name) for name in names(case.engines)}
+    rollouts, ends = NoopRollouts(generators), list[_Step]()
+
+    def note() -> None:
+        ends.append(_Step(time.perf_counter(), time.process_time(), ledger.outstanding))
+
     policy = build_sampler(config.sampler, config.groups_per_step)
     controller = Controller(
         config,
@@ -88,7 +110,7 @@ async def go(
             generators=generators,
             trainer=NoopTrainer(),
             journal=journal,
-            telemetry=clock,
+            telemetry=StepClock(note),
             trace=NoTrace(),
             payloads=NoPayloads(),
         ),
@@ -99,82 +121,137 @@ async def go(
         rng=random.Random(0),
         ledger=ledger,
     )
-    buffered = list[int]()
-    emit = clock.emit
-
-    def note(step: int, version: int, metrics: Any) -> None:
-        emit(step, version, metrics)
-        buffered.append(controller.state.ledger.outstanding)
-
-    clock.emit = note  # type: ignore[method-assign]
     await controller.run()
-    # The last steps need no new groups: only full pipelines are compared.
-    last = max(warm + 1, steps - policy.reach // gps - 1)
-    took = clock.at[last] - clock.at[warm]
+    last = max(case.warm + 1, case.steps - policy.reach // case.groups_per_step - 1)
+    first, end = ends[case.warm], ends[last]
+    groups = (last - case.warm) * case.groups_per_step
     return Measured(
-        us_per_group=took / ((last - warm) * gps) * 1e6,
+        us_per_group=(end.at_s - first.at_s) / groups * 1e6,
+        cpu_us_per_group=(end.cpu_s - first.cpu_s) / groups * 1e6,
         peak_in_flight=rollouts.peak_in_flight,
         reach=policy.reach,
-        evicted=controller.state.ledger.totals.evicted,
-        ready=statistics.fmean(buffered[warm:last]),
+        evicted=ledger.totals.evicted,
+        buffered=statistics.fmean(each.outstanding for each in ends[case.warm : last]),
     )
 
 
-def run(
-    sampler: dict[str, Any], *, journal: bool = True, repeat: int = 3, **sizes: int
-) -> Measured:
-    """Median of several runs by cost per group."""
-    runs = list[Measured]()
-    for _ in range(repeat):
-        with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
-            runs.append(runner.run(_with_journal(sampler, Path(directory), journal, sizes)))
-    return sorted(runs, key=lambda each: each.us_per_group)[len(runs) // 2]
-
-
-async def _with_journal(
-    sampler: dict[str, Any], directory: Path, journal: bool, sizes: dict[str, int]
-) -> Measured:
-    if not journal:
-        return await go(sampler, journal=NoJournal(), **sizes)
+async def _run_in(case: Case, directory: Path) -> Measured:
+    if not case.journal:
+        return await _run(case, NoJournal(), Ledger())
     ledger, file = open_journal(
         directory / "journal",
         partial(asyncio.get_running_loop().run_in_executor, None),
         snapshot_records=20_000,
     )
     try:
-        return await go(sampler, journal=file, ledger=ledger, **sizes)
+        return await _run(case, file, ledger)
     finally:
         file.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=3)
-    repeat = parser.parse_args().repeat
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+def measure(case: Case) -> Measured:
+    """One run, with a journal of its own."""
+    with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
+        return runner.run(_run_in(case, Path(directory)))
 
-    base = {"gps": 64, "steps": 300, "engines": 4, "warm": 20, "repeat": repeat}
-    first = {"name": "ready_first", "max_staleness": 1}
-    on, off = run(first, **base), run(first, journal=False, **base)
-    print(f"groups/s, ready_first, 64 a step        {1e6 / on.us_per_group:10,.0f}")
-    print(f"  without the journal                   {1e6 / off.us_per_group:10,.0f}")
 
+def measure_in_turn(cases: Sequence[Case], runs: int) -> list[list[Measured]]:
+    """``runs`` runs of each case, in the order of the cases; never two of one case in a row."""
+    rounds = [[measure(case) for case in cases] for _ in range(runs)]
+    return [list(of_case) for of_case in zip(*rounds, strict=True)]
+
+
+# --- the three questions -------------------------------------------------------------------------
+
+
+def throughput(runs: int, base: Case) -> None:
+    """Groups a second, with the journal and without."""
+    on, off = measure_in_turn([base, replace(base, journal=False)], runs)
+    for name, measured in (("with the journal", on), ("without", off)):
+        print(f"{name:18s} {_groups_per_s(measured)}   {_cost(measured)}")
+    share = 1 - _median([m.cpu_us_per_group for m in off]) / _median(
+        [m.cpu_us_per_group for m in on]
+    )
+    print(f"the journal takes {share:.1%} of the CPU time\n")
+
+
+def buffered(runs: int, few: Case, many: Case) -> None:
+    """Cost of a group by how many are outstanding, for each policy."""
     for name in ("ready_first", "windowed", "weight_fifo"):
-        small = run({"name": name, "max_staleness": 1}, gps=50, steps=600, engines=4, warm=100, repeat=repeat)  # fmt: skip
-        large = run({"name": name, "max_staleness": 1999}, gps=50, steps=2600, engines=4, warm=100, repeat=1)  # fmt: skip
+        cases = [replace(few, sampler=name), replace(many, sampler=name)]
+        small, large = measure_in_turn(cases, runs)
+        ratio = _cpu(large) / _cpu(small)
+        for measured in (small, large):
+            print(f"{name:12s} {measured[0].buffered:9,.0f} buffered   {_cost(measured)}")
+        print(f"{'':12s} ratio of the medians, CPU: {ratio:.2f}")
+    print()
+
+
+def engines(runs: int, counts: Sequence[int]) -> None:
+    """As many groups a step as engines, so that every engine has work."""
+    for count in counts:
+        case = Case(groups_per_step=count, engines=count, steps=12, warm=3)
+        (measured,) = measure_in_turn([case], runs)
+        peak, evicted = max(m.peak_in_flight for m in measured), sum(m.evicted for m in measured)
         print(
-            f"us a group, {name:12s} {small.ready:9,.0f} buffered {small.us_per_group:8.1f}"
-            f"   {large.ready:9,.0f} buffered {large.us_per_group:8.1f}"
-            f"   ratio {large.us_per_group / small.us_per_group:.2f}"
+            f"{count:6,} engines: at most {peak:,} of {measured[0].reach:,} in flight, "
+            f"{evicted} evicted   {_cost(measured)}"
         )
 
-    for engines in (1_000, 10_000):
-        sizes = {"gps": engines, "steps": 12, "engines": engines, "warm": 3, "repeat": 1}
-        many = run(first, **sizes)
-        print(
-            f"{engines:6,} engines: peak in flight {many.peak_in_flight:,} of {many.reach:,}, "
-            f"evicted {many.evicted}, {many.us_per_group:.1f} us a group"
-        )
+
+def profile(case: Case) -> None:
+    """What costs most, by time in the function itself."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    measure(case)
+    profiler.disable()
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(15)
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _cpu(measured: Sequence[Measured]) -> float:
+    return _median([m.cpu_us_per_group for m in measured])
+
+
+def _groups_per_s(measured: Sequence[Measured]) -> str:
+    rates = [1e6 / m.us_per_group for m in measured]
+    return f"{_median(rates):7,.0f} groups/s ({min(rates):,.0f} to {max(rates):,.0f})"
+
+
+def _cost(measured: Sequence[Measured]) -> str:
+    took = [m.us_per_group for m in measured]
+    return f"{_median(took):6.1f} us ({min(took):.1f} to {max(took):.1f}), cpu {_cpu(measured):6.1f} us a group"
+
+
+def main() -> None:
+    """Answer the three questions, or profile the first."""
+    parser = argparse.ArgumentParser(description="The controller's own speed.")
+    parser.add_argument("--runs", type=int, default=3, help="of each case; the median is printed")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one run: does it work")
+    parser.add_argument("--profile", action="store_true", help="what costs most, by cProfile")
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    quick, runs = arguments.quick, 1 if arguments.quick else arguments.runs
+    base = Case(steps=60) if quick else Case()
+    if arguments.profile:
+        profile(base)
+        return
+    print(f"{runs} runs of each, load {os.getloadavg()[0]:.1f} at the start\n")
+    throughput(runs, base)
+    few = Case(groups_per_step=50, steps=600, warm=100)
+    many = Case(groups_per_step=50, steps=2600, warm=100, max_staleness=1999)
+    if quick:
+        few = replace(few, steps=60, warm=20)
+        many = replace(many, steps=300, warm=20, max_staleness=199)
+    buffered(runs, few, many)
+    engines(runs, (100,) if quick else (1_000, 10_000))
+    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
 
 
 if __name__ == "__main__":

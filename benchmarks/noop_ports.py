@@ -1,11 +1,13 @@
 """Ports that answer at once: what is left is the controller's own work."""
+# ruff: noqa: ARG002 - a port takes what it is handed, and these look at little of it
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
 from offbeat.messages.training import (
     Checkpoint,
     Chunk,
@@ -20,7 +22,16 @@ from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 SAMPLES = 8
 
 
+class NoJournal:
+    """Keeps nothing, and nothing has to be waited for."""
+
+    def append(self, event: msgspec.Struct) -> None: ...
+    async def barrier(self) -> None: ...
+
+
 class NoopPrompts:
+    """Never at its end."""
+
     def prompt(self, ordinal: int) -> Prompt | None:
         return Prompt(ordinal, 0, ordinal, {})
 
@@ -49,33 +60,20 @@ class NoopRollouts:
         self._generators = generators
         self.in_flight = self.peak_in_flight = 0
 
-    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
         version = self._generators[task.engine].version
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         await asyncio.sleep(0)
         self.in_flight -= 1
-        n = task.samples
-        receipt = Receipt(
-            ordinal=task.ordinal,
-            attempt=task.attempt,
-            engine=task.engine,
-            engine_incarnation="life",
-            rewards=(0.0, 1.0) * (n // 2),
-            prompt_tokens=(64,) * n,
-            response_tokens=(512,) * n,
-            valid_tokens=(512,) * n,
-            finish_reasons=("stop",) * n,
-            version_spans=(((version, 512),),) * n,
-            columns=("prompt_ids", "response_ids"),
-            payload_bytes=40_000,
-        )
-        return receipt, None
+        return receipt(task, ((version, 512),)), None
 
     async def close(self) -> None: ...
 
 
 class NoopTrainer:
+    """Every step is applied."""
+
     def __init__(self) -> None:
         self.version = 0
 
@@ -92,7 +90,16 @@ class NoopTrainer:
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         self.version += 1
-        return StepResult(True, 0.0, 1.0, 1e-6, 1, 1, 1, {})
+        return StepResult(
+            applied=True,
+            loss=0.0,
+            grad_norm=1.0,
+            learning_rate=1e-6,
+            tokens=1,
+            sequences=1,
+            chunks=1,
+            metrics={},
+        )
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
@@ -110,14 +117,34 @@ class NoopTrainer:
 
 
 class StepClock:
-    """Telemetry that notes when each step was over."""
+    """Telemetry that calls back at the end of each step."""
 
-    def __init__(self) -> None:
-        self.at = list[float]()
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        self.at.append(asyncio.get_running_loop().time())
+        self._on_step()
 
 
-def names(engines: int) -> Sequence[str]:
+def names(engines: int) -> list[str]:
+    """What so many engines are called."""
     return [f"generator-{index}" for index in range(engines)]
+
+
+def receipt(task: RolloutTask, spans: VersionSpans) -> Receipt:
+    """A finished group whose samples all have the same response."""
+    n, tokens = task.samples, sum(count for _, count in spans)
+    return Receipt(
+        ordinal=task.ordinal,
+        attempt=task.attempt,
+        engine=task.engine,
+        engine_incarnation="life",
+        rewards=(0.0, 1.0) * (n // 2),
+        prompt_tokens=(64,) * n,
+        response_tokens=(tokens,) * n,
+        valid_tokens=(tokens,) * n,
+        finish_reasons=("stop",) * n,
+        version_spans=(spans,) * n,
+        columns=("prompt_ids", "response_ids"),
+        payload_bytes=40_000,
+    )

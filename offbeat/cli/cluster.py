@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -102,7 +101,7 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
             name=f"environment-{index}",
             config=spec.config,
             model_path=spec.config.model.path,
-            working_dir=str(Path.cwd()),
+            working_dir=str(spec.working_dir),
             run_dir=str(spec.run_dir),
             engines=global_names,
         )

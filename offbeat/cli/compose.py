@@ -41,6 +41,7 @@ class RunSpec:
     run_id: str
     run_dir: Path
     recipe_dir: Path
+    working_dir: Path  # user code is imported from here first
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         config,
         Fence(spec.run_id, life),
         ports,
-        sampler=build_sampler(config.sampler, config.groups_per_step),
+        sampler=build_sampler(config.sampler, config.groups_per_step, spec.working_dir),
         advantages=ESTIMATORS[config.algorithm.advantage],
         loss=loss_spec(config),
         max_group_bytes=max_group_bytes(config),

@@ -102,7 +102,7 @@ def drive(
     except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
         errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return BAD_CONFIG
-    spec = RunSpec(config, run_id, directory, loaded.recipe_dir)
+    spec = RunSpec(config, run_id, directory, loaded.recipe_dir, Path.cwd())
     configure_logging("driver", directory / "logs", run_id=spec.run_id)
     console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
     signals = Signals()

@@ -165,6 +165,10 @@ def simulate(
         str,
         typer.Option("--faults", help="none, engines, trainer, controller, network, data, all."),
     ] = "all",
+    schedule: Annotated[
+        Path | None,
+        typer.Option("--schedule", help="JSON file of faults to play instead of drawn ones."),
+    ] = None,
 ) -> None:
     """Run the controller in the deterministic simulator, and audit every episode."""
     from offbeat.cli.reading import read_or_exit
@@ -173,7 +177,7 @@ def simulate(
 
     from offbeat.cli.simulate import simulate_recipe
 
-    raise SystemExit(simulate_recipe(loaded, recipe, seeds, seed, base, faults))
+    raise SystemExit(simulate_recipe(loaded, recipe, seeds, seed, base, faults, schedule))
 
 
 @app.command()

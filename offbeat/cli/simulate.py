@@ -13,8 +13,15 @@ def simulate_recipe(
     seed: int | None,
     base: int | None,
     faults: str,
+    schedule: Path | None,
 ) -> int:
     """Run it; the exit code: 0 without a violation, 1 with one, 2 for a profile there is not."""
     return simulate(
-        loaded.config, recipe=str(recipe), seeds=seeds, seed=seed, base=base, faults=faults
+        loaded.config,
+        recipe=str(recipe),
+        seeds=seeds,
+        seed=seed,
+        base=base,
+        faults=faults,
+        schedule=schedule,
     )

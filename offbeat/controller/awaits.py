@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from offbeat.messages.failures import DeadlineExceeded
 
@@ -22,6 +22,14 @@ class Await:
     since: float
     deadline: float  # inf for a wait on our own state: the watchdog judges it
     background: bool = False  # it unblocks nobody: a probe of an engine that is well
+    task: "asyncio.Task[Any] | None" = None  # whose wait it is
+    expired: bool = False
+
+    def expire(self) -> None:
+        """Its deadline is over: the task that waits is cancelled, and told why when it looks."""
+        self.expired = True
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Awaits:
@@ -46,15 +54,22 @@ class Awaits:
         Raises:
             DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
         """
-        with self._listed(who, on, deadline_s, background=background):
-            limit = asyncio.timeout(deadline_s)
-            try:
-                async with limit:
-                    return await reply
-            except TimeoutError:
-                if not limit.expired():  # the callee's own timeout, not ours
-                    raise
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        now = loop.time()
+        entry = Await(who, on, now, now + deadline_s, background, task)
+        already = 0 if task is None else task.cancelling()
+        timer = loop.call_at(entry.deadline, entry.expire)
+        self._open[entry] = None
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            # Ours, unless somebody else has cancelled as well: as in asyncio.timeout, at half its cost.
+            if entry.expired and task is not None and task.uncancel() <= already:
                 raise DeadlineExceeded(who, on, deadline_s) from None
+            raise
+        finally:
+            timer.cancel()
+            del self._open[entry]
 
     async def local(self, who: str, *, on: str, until: Awaitable[None]) -> None:
         """Await a change of our own state under a name; the watchdog reports it when it stalls."""
@@ -77,8 +92,9 @@ class Awaits:
         return max(ends, default=-_NEVER)
 
     def oldest(self) -> str:
-        """The longest wait, in a few words; empty when nobody waits."""
-        first = next(iter(self._open), None)
+        """The longest wait for somebody else, in a few words; empty when nobody waits."""
+        remote = (entry for entry in self._open if entry.deadline != _NEVER)
+        first = next((entry for entry in remote if not entry.background), None)
         return "" if first is None else f"{first.who}: {first.on}"
 
     def waits_of(self, who: str) -> str:
@@ -93,11 +109,9 @@ class Awaits:
             lines += [f"{more} more wait"]
         return "; ".join(lines) or "nobody waits for a remote call"
 
-    def _listed(
-        self, who: str, on: str, deadline_s: float, *, background: bool = False
-    ) -> "_Listed":
+    def _listed(self, who: str, on: str, deadline_s: float) -> "_Listed":
         now = asyncio.get_running_loop().time()
-        return _Listed(self._open, Await(who, on, now, now + deadline_s, background))
+        return _Listed(self._open, Await(who, on, now, now + deadline_s))
 
 
 class _Listed:

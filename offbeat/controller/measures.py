@@ -1,6 +1,7 @@
 """What one optimizer step was like: timers, rewards, staleness, lengths. Pure but for the clock."""
 
 import asyncio
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
@@ -49,7 +50,7 @@ class StepMeasures:
         self.advantages += advantages
         for receipt in receipts:
             for spans in receipt.version_spans:
-                self.staleness[trainer_version - min(version for version, _ in spans)] += 1
+                self.staleness[trainer_version - min(spans)[0]] += 1
 
     def close(self, result: StepResult, state: RunState, sync: SyncReport | None) -> None:
         """The step is over, and its weights are published. ``sync`` is the last one finished."""
@@ -94,7 +95,7 @@ class StepMeasures:
         return {
             **self.result.metrics,
             "train/reward": statistics.fmean(rewards),
-            "train/reward_std": statistics.pstdev(rewards),
+            "train/reward_std": _deviation(rewards),
             "train/zero_variance_groups": flat / len(self.receipts),
             "train/loss": self.result.loss,
             "train/grad_norm": self.result.grad_norm,
@@ -125,3 +126,9 @@ class StepMeasures:
             "sync/transfer_s": self.sync.transfer_s,
             "sync/bytes": self.sync.nbytes,
         }
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Of the whole population. ``statistics.pstdev`` is exact in rationals, and a hundred times slower."""
+    mean = statistics.fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -21,29 +21,25 @@ def refusal(  # noqa: PLR0911 - one return a reason
             f"answer for ordinal {receipt.ordinal} attempt {receipt.attempt}, asked for "
             f"ordinal {task.ordinal} attempt {task.attempt}"
         )
-    columns = (
-        receipt.rewards,
-        receipt.prompt_tokens,
-        receipt.response_tokens,
-        receipt.valid_tokens,
-        receipt.finish_reasons,
-        receipt.version_spans,
-    )
-    sizes = {len(column) for column in columns}
+    sizes = {
+        len(receipt.rewards),
+        len(receipt.prompt_tokens),
+        len(receipt.response_tokens),
+        len(receipt.valid_tokens),
+        len(receipt.finish_reasons),
+        len(receipt.version_spans),
+    }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
-    if not all(math.isfinite(reward) for reward in receipt.rewards):
+    if not all(map(math.isfinite, receipt.rewards)):
         return f"rewards {receipt.rewards} are not all finite"
     if min(receipt.response_tokens) < 1 or min(receipt.prompt_tokens) < 1:
         return "a sample without tokens"
     for spans, tokens in zip(receipt.version_spans, receipt.response_tokens, strict=True):
-        if sum(count for _, count in spans) != tokens:
+        if (spans[0][1] if len(spans) == 1 else sum(count for _, count in spans)) != tokens:
             return f"version spans {spans} do not cover {tokens} response tokens"
-    if receipt.oldest_version < bound_version:
-        return f"tokens of version {receipt.oldest_version}: the engine had acked {bound_version}"
-    if receipt.newest_version > trainer_version:
-        return (
-            f"tokens of version {receipt.newest_version}: the trainer has made only "
-            f"{trainer_version}"
-        )
+    if (oldest := receipt.oldest_version) < bound_version:
+        return f"tokens of version {oldest}: the engine had acked {bound_version}"
+    if (newest := receipt.newest_version) > trainer_version:
+        return f"tokens of version {newest}: the trainer has made only {trainer_version}"
     return None

@@ -109,11 +109,16 @@ class RetryPolicy:
             ) from failure
 
     def _shortened_by(self, group: Group) -> int:
-        """The step that is one group short without it."""
+        """The step that is one group short without it.
+
+        A group bound to no step shortens the last one that what is admitted now would be in time
+        for: with a place less in an earlier one, another group could grow too old.
+        """
         if group.stamp != NEVER:
             return group.stamp
-        step = self._state.step
-        return step if self._state.quota > 0 else step + 1  # this one has all its groups
+        state = self._state
+        in_time = state.fleet.serving_version + state.sampler.max_staleness + 1
+        return min(max(state.step, in_time), state.config.steps)
 
     def _may_shrink(self, step: int) -> bool:
         """The step may go without a group; otherwise a fresh prompt takes its place."""

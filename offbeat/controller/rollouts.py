@@ -219,7 +219,7 @@ class RolloutPump:
             await self._failed(task, failure, life)
             return
         self._retries.answered(task, life)
-        unwanted = self._filter.refusal(receipt, state.step)
+        unwanted = self._filter.refusal(receipt, max(group.stamp, state.step))
         if unwanted:
             state.ledger.drop(task.ordinal, unwanted, filtered=True)
         else:

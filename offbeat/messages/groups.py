@@ -79,11 +79,11 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     @property
     def oldest_version(self) -> int:
         """The weight version of the group's oldest token: what bounds its staleness."""
-        return min(version for spans in self.version_spans for version, _ in spans)
+        return min(map(min, self.version_spans))[0]  # of pairs, compared by version first
 
     @property
     def newest_version(self) -> int:
-        return max(version for spans in self.version_spans for version, _ in spans)
+        return max(map(max, self.version_spans))[0]
 
 
 def group_id(ordinal: int) -> str:

@@ -6,6 +6,7 @@ from planted.planting import Planted, become
 
 from offbeat.controller.fleet import Engine, Fleet, Health
 from offbeat.controller.syncing import WeightSync
+from offbeat.controller.training import TrainPump
 from offbeat.messages.weights import WeightRelease, WeightsAck
 
 
@@ -34,6 +35,7 @@ class ARestartedEngineIsHealthy(Planted):
             again = bool(engine.incarnation)
             super()._reborn(engine, incarnation)
             if again:
+                engine.version = self.serving_version
                 self._become(engine, Health.HEALTHY)
 
     def plant(self) -> None:
@@ -72,15 +74,23 @@ class ADigestIsNotChecked(Planted):
 class EnginesServeOnAfterARewind(Planted):
     """Version numbers mean other weights by then."""
 
-    breaks = frozenset({"I6"})
+    breaks = frozenset({"I4", "I6", "I9"})
     profile = "trainer"
 
     class Engines(Fleet):
-        def rewound(self, to_version: int, last_epoch: int = 0) -> None:
-            del to_version, last_epoch
+        def rewound(self, to_version: int) -> None:
+            """They are believed to serve what the trainer holds."""
+            for engine in self.serving:
+                engine.version = to_version
+
+    class Pump(TrainPump):
+        async def _serve(self) -> None:
+            if not self._state.ledger.lineage:
+                await super()._serve()
 
     def plant(self) -> None:
         become(self.state.fleet, self.Engines)
+        become(self._train_pump, self.Pump)
 
 
 class APinnedEngineIsSynced(Planted):

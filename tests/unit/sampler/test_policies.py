@@ -142,6 +142,25 @@ def test_ready_first_takes_what_came_first_when_there_is_room_for_all() -> None:
     assert run.sampler.select(run) == [5, 4]
 
 
+@pytest.mark.parametrize(("short", "stale"), [(3, []), (2, [3])])
+def test_a_dropped_prompt_shortens_the_last_step_it_could_have_been_in_or_somebody_is_late(
+    short: int, stale: list[int]
+) -> None:
+    run = SampledRun(ReadyFirst(G, max_staleness=1), G)
+    old = admitted(run, 4)
+    for group in old[:G]:
+        run.commit(group)
+    run.claim()
+    run.engines = [1, 1]
+    dropped = admitted(run, 2)[0]
+    run.ledger.retry(dropped.ordinal, "data", "reward_raised")
+    run.drop(dropped, short)  # step 2 is in progress, and two groups can be trained in no other
+    for group in old[G:]:
+        run.commit(group)
+    run.claim()
+    assert run.sampler.stale(run) == stale
+
+
 # --- weight_fifo ---------------------------------------------------------------------------------
 
 

@@ -1,0 +1,157 @@
+"""Ports that take the time a cluster would, on whatever clock the event loop has.
+
+rollouts    a group holds one slot of its engine for its length; those without one wait in order
+engines     stand still while they take weights
+trainer     serves calls one by one: a share of the step for each group, the rest in ``finish``
+journal     a barrier takes as long as an fsync
+"""
+# ruff: noqa: ARG002 - a port takes what it is handed, and these look at little of it
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from benchmarks.noop_ports import NoJournal, NoopGenerator, NoopTrainer, receipt
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
+from offbeat.messages.training import Chunk, ChunkResult, LossSpec, StepResult
+from offbeat.messages.weights import WeightRelease, WeightsAck
+
+FINISH_SHARE: Final = 0.1  # of a step's time, as in the stub trainer
+_TOKENS_PER_S: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds."""
+
+    step_s: float = 0.5  # the trainer's compute of one step
+    publish_s: float = 0.05  # the trainer makes a release
+    load_s: float = 0.05  # an engine takes it, and decodes nothing meanwhile
+    call_s: float = 0.001  # a message to an actor, or back
+    barrier_s: float = 0.002  # the journal's fsync
+
+
+class TimedJournal(NoJournal):
+    """Nothing is kept; a barrier takes its time."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+
+    def append(self, event: msgspec.Struct) -> None: ...
+    async def barrier(self) -> None:
+        await asyncio.sleep(self._costs.barrier_s)
+
+
+class TimedEngine(NoopGenerator):
+    """``slots`` groups decode side by side, each at the same pace whatever the others do."""
+
+    def __init__(self, name: str, slots: int, costs: Costs) -> None:
+        super().__init__(name)
+        self.slots = slots
+        self.decoded_s = 0.0
+        """Of slots, in groups that ended or were cancelled."""
+        self.loads = 0
+        self._costs = costs
+        self._free = asyncio.Semaphore(slots)
+        self._served = list[int]()  # versions, in the order they came
+        self._still_s = 0.0  # it stands still while loading, the load under way included
+        self._loaded_at = 0.0  # end of the last load, also in the future
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        """Open groups go on after it, under the new weights."""
+        load_s = self._costs.load_s
+        self.loads += 1
+        self._still_s += load_s
+        self._loaded_at = asyncio.get_running_loop().time() + load_s
+        await asyncio.sleep(load_s)
+        self._served.append(release.version)
+        self.version = release.version
+        return WeightsAck(
+            self.name, "life", epoch, release.version, release.digest, load_s, load_s, self.busy_s
+        )
+
+    @property
+    def busy_s(self) -> float:
+        """Of the engine: what its slots decoded, spread over all of them."""
+        return self.decoded_s / self.slots
+
+    async def decode(self, seconds: float) -> VersionSpans:
+        """Hold a slot until ``seconds`` of decoding are done; the versions it went through."""
+        async with self._free:
+            clock = asyncio.get_running_loop().time
+            first, begun = len(self._served) - 1, clock()
+            still_before = self._still_s - max(0.0, self._loaded_at - begun)
+            end = begun + seconds
+            try:
+                while (now := clock()) < (end := begun + seconds + self._still_s - still_before):
+                    await asyncio.sleep(end - now)  # noqa: ASYNC110 - a load puts the end off
+            finally:
+                self.decoded_s += max(0.0, seconds - max(0.0, end - clock()))
+        versions = self._served[first:]
+        tokens = max(len(versions), round(seconds * _TOKENS_PER_S))
+        bounds = [tokens * at // len(versions) for at in range(len(versions) + 1)]
+        return tuple((v, b - a) for v, (a, b) in zip(versions, pairwise(bounds), strict=True))
+
+
+class TimedRollouts:
+    """Sends each group to its engine and back."""
+
+    def __init__(
+        self, engines: Mapping[str, TimedEngine], length_s: Callable[[int], float], costs: Costs
+    ) -> None:
+        """``length_s``: decoding time of a group, by ordinal; the same in each attempt."""
+        self._engines, self._length_s, self._costs = engines, length_s, costs
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
+        await asyncio.sleep(self._costs.call_s)
+        spans = await self._engines[task.engine].decode(self._length_s(task.ordinal))
+        await asyncio.sleep(self._costs.call_s)
+        return receipt(task, spans), None
+
+    async def close(self) -> None: ...
+
+
+class TimedTrainer(NoopTrainer):
+    """One call at a time, in the order they were made."""
+
+    def __init__(self, groups_per_step: int, costs: Costs) -> None:
+        super().__init__()
+        self.trained = list[tuple[int, ...]]()
+        """Ordinals, by step."""
+        self._open = list[int]()
+        self._groups_per_step, self._costs = groups_per_step, costs
+        self._turn = asyncio.Lock()
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        groups = len(chunk.ordinals)
+        cost_s = self._costs.step_s * (1 - FINISH_SHARE) * groups / self._groups_per_step
+        await self._serve(cost_s)
+        self._open += chunk.ordinals
+        return ChunkResult(chunk.tokens, groups, 1, cost_s)
+
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        await self._serve(0.0)
+
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        await self._serve(self._costs.step_s * FINISH_SHARE)
+        self.trained.append(tuple(self._open))
+        self._open.clear()
+        result = await super().finish_train_step(fence, key)
+        return msgspec.structs.replace(result, compute_s=self._costs.step_s)
+
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        await self._serve(self._costs.publish_s)
+        return await super().publish_weights(fence, version)
+
+    async def _serve(self, cost_s: float) -> None:
+        """Messages travel while an earlier call is served."""
+        loop = asyncio.get_running_loop()
+        arrives_at = loop.time() + self._costs.call_s
+        async with self._turn:
+            await asyncio.sleep(max(0.0, arrives_at - loop.time()) + cost_s)
+        await asyncio.sleep(self._costs.call_s)

@@ -1,0 +1,165 @@
+"""The very controller against a plain loop: ``in_order`` without look-ahead trains what that trains."""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from oracle import Step, data_failures, reference, steps_of
+
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.controller.events import Dropped
+from offbeat.simulation.campaign import violations_of
+from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.episode import EpisodeResult, play
+from offbeat.simulation.faults import KINDS
+from offbeat.simulation.schedule import Strike
+
+BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
+SYNCHRONOUS = {
+    "sampler": {"name": "in_order", "max_staleness": 0, "max_lookahead": 0},
+    "sync": {"interval": 1},
+    "trainer": {"step_retries": 6},
+}
+BOTH_FILTERS = {"zero_variance": True, "max_truncated_fraction": 0.4}
+REWINDS = ("trainer", "controller", "network", "all")
+BY_DATA = tuple(
+    name for name, kind in KINDS.items() if kind.profile == "data" and kind.strikes == "worker"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """What goes wrong here goes wrong on purpose."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+def plan_of(seed: int, profile: str, **settings: Any) -> Plan:
+    """A drawn run, synchronous; whatever strikes it, every step is applied in the end."""
+    plan = draw_plan(seed, BASE, profile, None)
+    whole = plan.config.model_dump()
+    for name, section in {**SYNCHRONOUS, **settings}.items():
+        whole[name] = section if name == "sampler" else {**whole[name], **section}
+    strikes = [strike for strike in plan.strikes if strike.action != "gradient_nan"]
+    return msgspec.structs.replace(plan, config=RunConfig.model_validate(whole), strikes=strikes)
+
+
+def played(seed: int, plan: Plan) -> EpisodeResult:
+    result = play(seed, plan)
+    assert (result.outcome, violations_of(result)) == ("finished", []), f"seed {seed}"
+    return result
+
+
+def without_versions(steps: list[Step]) -> list[Step]:
+    return [replace(step, spans=()) for step in steps]
+
+
+# --- nothing is dropped for a fault -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", range(0, 200, 50))
+def test_without_faults_every_step_is_the_references_to_the_last_bit(base: int) -> None:
+    for seed in range(base, base + 50):
+        plan = plan_of(seed, "none")
+        expected = reference(plan.config, prompts=plan.prompts)
+        assert steps_of(played(seed, plan)) == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize("profile", ["engines", "network", "data", "controller", "trainer", "all"])
+def test_what_is_killed_late_or_lost_changes_nothing_of_what_is_trained(profile: str) -> None:
+    fired = 0
+    for seed in range(35):
+        plan = plan_of(seed, profile, rollout={"data_retries": 8})
+        result = played(seed, plan)
+        fired += len(result.fired)
+        expected = reference(plan.config, prompts=plan.prompts)
+        assert steps_of(result) == expected, f"seed {seed}"
+    assert fired > 100
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 3])
+def test_a_look_ahead_changes_which_weights_sample_and_nothing_else(staleness: int) -> None:
+    for seed in range(20):
+        plan = plan_of(
+            seed,
+            REWINDS[seed % len(REWINDS)],
+            sampler={"name": "in_order", "max_staleness": staleness},
+            filters={"zero_variance": False, "max_truncated_fraction": None},
+            rollout={"data_retries": 8},
+        )
+        expected = reference(plan.config, prompts=plan.prompts)
+        found = steps_of(played(seed, plan))
+        assert without_versions(found) == without_versions(expected), f"seed {seed}"
+
+
+# --- drops and filters -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["none", *REWINDS])
+def test_filtered_groups_are_replaced_by_the_next_prompts_in_order(profile: str) -> None:
+    filtered = 0
+    for seed in range(15):
+        plan = plan_of(seed, profile, filters=BOTH_FILTERS, rollout={"data_retries": 8})
+        result = played(seed, plan)
+        filtered += sum(isinstance(event, Dropped) for event in result.journal)
+        expected = reference(plan.config, prompts=plan.prompts)
+        assert steps_of(result) == expected, f"seed {seed}"
+    assert filtered > 100
+
+
+def bad_data(rng: random.Random) -> list[Strike]:
+    """Single failures and bursts: a prompt that fails is asked again at once, and fails again."""
+    return [
+        Strike(rng.choice(BY_DATA), at_step=rng.randint(0, 9))
+        if rng.random() < 0.4
+        else Strike("reward_raises", at_step=burst)
+        for burst in (rng.randint(0, 3), rng.randint(4, 6), rng.randint(7, 9))
+        for _ in range(10)
+    ]
+
+
+@pytest.mark.parametrize("data_retries", [0, 1])
+@pytest.mark.parametrize("policy", ["replace", "shrink"])
+def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_retries: int) -> None:
+    dropped = Counter[str]()
+    for seed in range(25):
+        plan = plan_of(
+            seed,
+            ("data", "engines")[seed % 2],
+            rollout={"data_retries": data_retries, "on_dropped_prompt": policy},
+            filters={**BOTH_FILTERS, "zero_variance": seed % 3 == 0},
+        )
+        rng = random.Random(f"{seed}/bad data")
+        strikes = [*plan.strikes, *bad_data(rng), Strike("controller_killed", at_step=5)]
+        result = played(seed, msgspec.structs.replace(plan, strikes=strikes))
+        dropped.update(
+            "shrunk" if event.shrinks else "replaced"
+            for event in result.journal
+            if isinstance(event, Dropped) and not event.filtered
+        )
+        expected = reference(
+            plan.config, prompts=plan.prompts, failures=data_failures(result)
+        )
+        assert steps_of(result) == expected, f"seed {seed}"
+    assert dropped["replaced"] > 10  # of a step that has shrunk as far as it may, too
+    assert (dropped["shrunk"] > 10) == (policy == "shrink")
+
+
+@pytest.mark.parametrize("steps", [(1,), (6, 6), (3, 9, 12)])
+def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
+    steps: tuple[int, ...],
+) -> None:
+    for seed in range(15):
+        plan = plan_of(seed, "none", filters=BOTH_FILTERS)
+        strikes = [Strike("gradient_nan", at_step=step - 1) for step in steps]
+        result = played(seed, msgspec.structs.replace(plan, strikes=strikes))
+        expected = reference(plan.config, prompts=plan.prompts, refusals=Counter(steps))
+        assert steps_of(result) == expected, f"seed {seed}"
