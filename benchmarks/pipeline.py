@@ -1,6 +1,6 @@
 """How much of a cluster the real controller keeps busy: a virtual clock, ports that take time.
 
-    python -m benchmarks.pipeline [--quick] [--seeds 0,1,2] [--jobs N]
+    python -m benchmarks.pipeline [--quick] [--limits] [--seeds 0,1,2] [--jobs N]
 
 **Efficiency** is ``ideal / wall`` of steps 11 to 110. ``wall`` is the time between the ends of step
 10 and step 110. ``ideal`` is the time that the busier side would take for the same work if it never
@@ -30,7 +30,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, product
 from statistics import NormalDist
@@ -70,6 +70,8 @@ class Case:
     sampler: str = "ready_first"
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     max_in_flight: int | None = None
+    costs: Costs = COSTS
+    longest_s: float = LONGEST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,11 @@ class _Point:
 
 
 async def _run(case: Case, seed: int) -> Measured:
+    costs = case.costs
     engines = {
-        name: TimedEngine(name, SLOTS[case.load] // ENGINES, COSTS) for name in names(ENGINES)
+        name: TimedEngine(name, SLOTS[case.load] // ENGINES, costs) for name in names(ENGINES)
     }
-    trainer, points = TimedTrainer(GROUPS, COSTS), list[_Point]()
+    trainer, points = TimedTrainer(GROUPS, costs), list[_Point]()
     staleness = list[float]()
 
     def note() -> None:
@@ -116,7 +119,7 @@ async def _run(case: Case, seed: int) -> Measured:
         staleness.append(sum(behind * count for behind, count in seen.items()))
 
     def length_s(ordinal: int) -> float:
-        return _length_s(seed, ordinal)
+        return _length_s(seed, ordinal, case.longest_s)
 
     config = _config(case)
     controller = Controller(
@@ -124,10 +127,10 @@ async def _run(case: Case, seed: int) -> Measured:
         Fence("bench", 1),
         Ports(
             prompts=NoopPrompts(),
-            rollouts=TimedRollouts(engines, length_s, COSTS),
+            rollouts=TimedRollouts(engines, length_s, costs),
             generators=engines,
             trainer=trainer,
-            journal=TimedJournal(COSTS),
+            journal=TimedJournal(costs),
             telemetry=StepClock(note),
             trace=NoTrace(),
             payloads=NoPayloads(),
@@ -143,8 +146,8 @@ async def _run(case: Case, seed: int) -> Measured:
     first, last, steps = points[FIRST - 1], points[LAST - 1], LAST - FIRST
     wall_s, slots = last.at_s - first.at_s, SLOTS[case.load]
     trained = [length_s(o) for o in chain.from_iterable(trainer.trained[FIRST:LAST])]
-    training_s = steps * (COSTS.step_s + COSTS.publish_s)
-    generation_s = sum(trained) / slots + steps * COSTS.load_s
+    training_s = steps * (costs.step_s + costs.publish_s)
+    generation_s = sum(trained) / slots + steps * costs.load_s
     decoded_s = last.decoded_s - first.decoded_s
     return Measured(
         efficiency=max(training_s, generation_s) / wall_s,
@@ -155,7 +158,7 @@ async def _run(case: Case, seed: int) -> Measured:
             for name, spent_s in last.trainer_s.items()
         },
         decoding=decoded_s / (slots * wall_s),
-        loading=(last.loads - first.loads) / ENGINES * COSTS.load_s / wall_s,
+        loading=(last.loads - first.loads) / ENGINES * costs.load_s / wall_s,
         lost=1 - sum(trained) / decoded_s,
         length=statistics.fmean(trained) / MEAN_S,
     )
@@ -186,25 +189,25 @@ def _config(case: Case) -> RunConfig:
 # --- lengths -------------------------------------------------------------------------------------
 
 
-def _length_s(seed: int, ordinal: int) -> float:
+def _length_s(seed: int, ordinal: int, longest_s: float) -> float:
     dice = random.Random(f"{seed}/{ordinal}")
-    return min(LONGEST_S, dice.lognormvariate(_mu(), SIGMA))
+    return min(longest_s, dice.lognormvariate(_mu(longest_s), SIGMA))
 
 
 @cache
-def _mu() -> float:
+def _mu(longest_s: float) -> float:
     """Log of the median for which the mean, after the cut, is ``MEAN_S``. By bisection."""
     low, high = math.log(MEAN_S) - 3, math.log(MEAN_S) + 3
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _mean_s(middle) < MEAN_S else (low, middle)
+        low, high = (middle, high) if _mean_s(middle, longest_s) < MEAN_S else (low, middle)
     return low
 
 
-def _mean_s(mu: float) -> float:
-    """Mean of ``min(LONGEST_S, log-normal)``."""
-    below, cut = NormalDist().cdf, (math.log(LONGEST_S) - mu) / SIGMA
-    return math.exp(mu + SIGMA**2 / 2) * below(cut - SIGMA) + LONGEST_S * (1 - below(cut))
+def _mean_s(mu: float, longest_s: float) -> float:
+    """Mean of ``min(longest_s, log-normal)``."""
+    below, cut = NormalDist().cdf, (math.log(longest_s) - mu) / SIGMA
+    return math.exp(mu + SIGMA**2 / 2) * below(cut - SIGMA) + longest_s * (1 - below(cut))
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -236,8 +239,29 @@ def cases(*, quick: bool) -> list[Case]:
         Case(sampler="in_order"),
         Case(sampler="weight_fifo"),
         Case(sampler="windowed", options={"over_sampling_ratio": 1.5}),
+        Case(
+            sampler="windowed",
+            options={"over_sampling_ratio": 1.5},
+            max_in_flight=SLOTS["balanced"],
+        ),
     ]
     return curve + short_queue + others
+
+
+def limits() -> dict[str, Case]:
+    """Balanced at staleness 2, with one thing after the other made better."""
+    free_sync = replace(COSTS, publish_s=0.0, load_s=0.0)
+    free_calls = replace(COSTS, call_s=0.0, barrier_s=0.0)
+    return {
+        "as it is": Case(),
+        "in flight: as many as slots": Case(max_in_flight=SLOTS["balanced"]),
+        "longest 0.9 s": Case(longest_s=0.9),
+        "longest 0.7 s": Case(longest_s=0.7),
+        "longest 2.2 s": Case(longest_s=2.2),
+        "syncs cost nothing": Case(costs=free_sync),
+        "messages, fsync cost nothing": Case(costs=free_calls),
+        "staleness 3": Case(max_staleness=3),
+    }
 
 
 def _row(case: Case, runs: Sequence[Measured]) -> str:
@@ -277,14 +301,20 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
     parser.add_argument("--jobs", type=int, default=1, help="processes; the figures are the same")
     parser.add_argument("--quick", action="store_true", help="two cases, one seed: does it work")
+    parser.add_argument(
+        "--limits", action="store_true", help="what costs efficiency, balanced at 2"
+    )
     arguments = parser.parse_args()
     seeds = [0] if arguments.quick else [int(seed) for seed in arguments.seeds.split(",")]
     table = cases(quick=arguments.quick)
+    notes = [""] * len(table)
+    if arguments.limits:
+        notes, table = zip(*limits().items(), strict=True)
     print(_HEAD)
     with ProcessPoolExecutor(arguments.jobs) as pool:
         runs = [[pool.submit(measure, case, seed) for seed in seeds] for case in table]
-        for case, of_case in zip(table, runs, strict=True):
-            print(_row(case, [run.result() for run in of_case]), flush=True)
+        for case, of_case, note in zip(table, runs, notes, strict=True):
+            print(_row(case, [run.result() for run in of_case]), note, flush=True)
 
 
 if __name__ == "__main__":

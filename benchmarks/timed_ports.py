@@ -88,8 +88,8 @@ class TimedEngine(NoopGenerator):
             still_before = self._still_s - max(0.0, self._loaded_at - begun)
             end = begun + seconds
             try:
-                while (now := clock()) < (end := begun + seconds + self._still_s - still_before):
-                    await asyncio.sleep(end - now)  # noqa: ASYNC110 - a load puts the end off
+                while (now := clock()) < (end := begun + seconds + self._still_s - still_before):  # noqa: ASYNC110 - a load puts the end off
+                    await asyncio.sleep(end - now)
             finally:
                 self.decoded_s += max(0.0, seconds - max(0.0, end - clock()))
         versions = self._served[first:]

@@ -30,7 +30,7 @@ from offbeat.simulation.schedule import Strike
 
 SEED: Final = 7
 STEPS: Final = 20
-GROUPS_PER_STEP: Final = 3
+GROUPS_PER_STEP: Final = 2
 CRASHES: Final = ("controller_killed", "cluster_lost")
 SYNCHRONOUS: Final = {"name": "in_order", "max_staleness": 0, "max_lookahead": 0}
 LOOKING_AHEAD: Final = {"name": "in_order", "max_staleness": 2}
@@ -62,7 +62,11 @@ def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> Plan:
             "sampler": sampler,
             "sync": {"deadline_s": 8.0},
             "generator": {"engines": 3, "start_deadline_s": 30.0},
-            "trainer": {"step_deadline_s": 10.0, "start_deadline_s": 40.0},
+            "trainer": {
+                "min_tokens_per_chunk": 1,
+                "step_deadline_s": 10.0,
+                "start_deadline_s": 40.0,
+            },
             "rollout": {"deadline_s": 15.0, "drop_budget": 0},
             "checkpoint": {"interval": 4, "keep": 2, "deadline_s": 10.0},
             "supervision": {"stall_timeout_s": 120.0},

@@ -145,9 +145,7 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
             for event in result.journal
             if isinstance(event, Dropped) and not event.filtered
         )
-        expected = reference(
-            plan.config, prompts=plan.prompts, failures=data_failures(result)
-        )
+        expected = reference(plan.config, prompts=plan.prompts, failures=data_failures(result))
         assert steps_of(result) == expected, f"seed {seed}"
     assert dropped["replaced"] > 10  # of a step that has shrunk as far as it may, too
     assert (dropped["shrunk"] > 10) == (policy == "shrink")

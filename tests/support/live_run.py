@@ -140,6 +140,15 @@ class LiveRun:
             f"a process {title}", lambda: next((p for p in self._seen if title in _title(p)), None)
         )
 
+    def holding(self, log: str) -> psutil.Process:
+        """Wait for the living process that writes this log, and return it."""
+        path = str(self.run_dir / "logs" / log)
+
+        def look() -> psutil.Process | None:
+            return next((p for p in self._seen if _title(p) and path in _open_files(p)), None)
+
+        return self.until(f"a process that writes {log}", look)
+
     def interrupt(self, number: signal.Signals, *, whole_group: bool = False) -> None:
         """Signal the driver alone, as ``kill`` does, or its whole group, as a terminal does."""
         self._look()
@@ -179,6 +188,13 @@ def _title(process: psutil.Process) -> str:
     except psutil.NoSuchProcess:
         pass
     return ""
+
+
+def _open_files(process: psutil.Process) -> set[str]:
+    try:
+        return {file.path for file in process.open_files()}
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return set()
 
 
 def _shared_memory(process: psutil.Process) -> set[str]:

@@ -1,124 +1,27 @@
 """The whole controller on fakes and a virtual clock."""
 
 import asyncio
-import random
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from offbeat.config.run import RunConfig
 from offbeat.controller.commands import Pause, Resume, Stop
-from offbeat.controller.controller import Controller
 from offbeat.controller.errors import BudgetSpent, RunAborted, RunFailed, RunStalled
 from offbeat.controller.events import Dispatched, Rewound, StepIntent
 from offbeat.controller.lifecycle import Phase
-from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import LossSpec, StepResult
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.sampler.build import build_sampler
 from tests.support.fakes import (
     FakeGenerator,
     FakePrompts,
     FakeRollouts,
     FakeTrainer,
-    MemoryJournal,
-    MemoryTelemetry,
 )
 from tests.support.virtual_time import run
-
-READY_FIRST = {"name": "ready_first", "max_staleness": 2}
-IN_ORDER = {"name": "in_order", "max_staleness": 2}
-
-
-@dataclass
-class World:
-    """One run on fakes."""
-
-    overrides: dict[str, Any] = field(default_factory=dict[str, Any])
-    prompts: FakePrompts = field(default_factory=FakePrompts)
-    trainer: FakeTrainer = field(default_factory=FakeTrainer)
-    engines: int = 2
-    loss: LossSpec = field(default_factory=LossSpec)
-
-    def __post_init__(self) -> None:
-        names = [f"generator-{index}" for index in range(self.engines)]
-        self.generators = {name: FakeGenerator(name) for name in names}
-        self.rollouts = FakeRollouts(self.generators)
-        self.journal, self.telemetry = MemoryJournal(), MemoryTelemetry()
-        base: dict[str, Any] = {
-            "steps": 10,
-            "groups_per_step": 4,
-            "samples_per_group": 2,
-            "model": {"path": "none"},
-            "sampler": READY_FIRST,
-            "supervision": {"stall_timeout_s": 100},
-            "trainer": {"min_tokens_per_chunk": 1},
-        }
-        self.config = RunConfig.model_validate({**base, **self.overrides})
-
-    def controller(self) -> Controller:
-        config = self.config
-        self.built = Controller(
-            config,
-            Fence("run", 1),
-            Ports(
-                prompts=self.prompts,
-                rollouts=self.rollouts,
-                generators=self.generators,
-                trainer=self.trainer,
-                journal=self.journal,
-                telemetry=self.telemetry,
-                trace=NoTrace(),
-                payloads=NoPayloads(),
-            ),
-            sampler=build_sampler(config.sampler, config.groups_per_step),
-            advantages=lambda rewards: rewards,
-            loss=self.loss,
-            max_group_bytes=1000,
-            rng=random.Random(0),
-        )
-        return self.built
-
-    async def go(self) -> None:
-        await self.controller().run()
-
-    def run(self) -> None:
-        run(self.go())
-
-    def fail(self) -> RunFailed:
-        with pytest.raises(RunFailed) as failure:
-            self.run()
-        return failure.value
-
-    @property
-    def trained(self) -> list[int]:
-        """Ordinals by the trainer's own log."""
-        return [ordinal for step in self.trainer.steps for ordinal in step]
-
-    def worst_staleness(self) -> float:
-        return max(record["off_policy/staleness_max"] for record in self.telemetry.records)
-
-    def assert_books_agree(self) -> None:
-        """The ledger and the trainer's own log tell the same story; nothing is lost or doubled."""
-        ledger = self.built.state.ledger
-        counts = ledger.counts()
-        live = sum(counts[place] for place in ("admitted", "in_flight", "ready", "training"))
-        assert counts["drawn"] == live + counts["trained"] + sum(ledger.totals.dropped.values())
-        assert len(self.trained) == len(set(self.trained)) == counts["trained"]
-        assert ledger.trainer_version == len(self.trainer.steps)
-        assert self.built.state.queue.bytes_held == 100 * (counts["ready"] + counts["training"])
-
-
-def lost(ordinal: int) -> RolloutFailed:
-    return RolloutFailed(FailureKind.INFRASTRUCTURE, ordinal, 1, "connection_lost", "reset")
-
-
-def bad_data(ordinal: int) -> RolloutFailed:
-    return RolloutFailed(FailureKind.DATA, ordinal, 1, "reward_nan", "reward is nan")
+from tests.support.world import IN_ORDER, READY_FIRST, World, bad_data, lost
 
 
 @pytest.mark.parametrize("sampler", [READY_FIRST, IN_ORDER], ids=["ready_first", "in_order"])

@@ -1,0 +1,79 @@
+"""Scoring held-out prompts while training goes on."""
+
+from typing import Any
+
+from offbeat.messages.groups import RolloutTask
+from tests.support.fakes import FakePrompts, FakeRollouts
+from tests.support.world import World
+
+EVERY_FOURTH = {"eval": {"interval": 4, "prompts": 3}}
+
+
+class Watched(FakeRollouts):
+    """Notes which versions evaluations are sampled from."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.scored = list[tuple[int, int | None, int | None]]()
+
+    async def rollout(self, fence: Any, task: RolloutTask) -> Any:
+        engine = self.engines[task.engine]
+        before = engine.version
+        answer = await super().rollout(fence, task)
+        if task.evaluation:
+            self.scored.append((task.ordinal, before, engine.version))
+        return answer
+
+
+def scores(world: World) -> list[tuple[float, float]]:
+    return [
+        (record["eval/version"], record["eval/samples"])
+        for record in world.telemetry.records
+        if "eval/reward" in record
+    ]
+
+
+def watched(world: World) -> Watched:
+    rollouts = world.rollouts = Watched(world.generators)
+    return rollouts
+
+
+def test_each_evaluation_is_sampled_from_one_version_only() -> None:
+    world = World(EVERY_FOURTH, engines=3, scored=FakePrompts())
+    rollouts = watched(world)
+    rollouts.rollout_s = 4.0  # longer than a step: the others are synced meanwhile
+    world.run()
+    world.assert_books_agree()
+    assert [version for version, _ in scores(world)] == [4, 8]
+    assert all(before == after for _, before, after in rollouts.scored)
+
+
+def test_with_one_engine_training_waits_for_the_evaluation_and_goes_on() -> None:
+    world = World({**EVERY_FOURTH, "sampler": {"name": "ready_first", "max_staleness": 0}},
+                  engines=1, scored=FakePrompts())  # fmt: skip
+    rollouts = watched(world)
+    world.run()
+    world.assert_books_agree()
+    assert len(scores(world)) == 2
+    assert all(before == after for _, before, after in rollouts.scored)
+    assert world.generators["generator-0"].version == 10
+
+
+def test_an_evaluation_that_takes_too_long_is_given_up_and_its_engine_set_free() -> None:
+    world = World({"eval": {"interval": 4, "prompts": 3, "deadline_s": 5}}, engines=2,
+                  scored=FakePrompts())  # fmt: skip
+    rollouts = watched(world)
+    rollouts.slow = {1: 500.0}
+    world.prompts = FakePrompts()
+    world.run()
+    assert scores(world) == []
+    assert len(world.trained) == 40
+    assert not any(engine.pinned for engine in world.built.state.fleet.engines.values())
+    assert max(engine.version or 0 for engine in world.generators.values()) == 10
+
+
+def test_fewer_prompts_than_asked_for_are_all_scored() -> None:
+    world = World(EVERY_FOURTH, scored=FakePrompts(count=2))
+    watched(world)
+    world.run()
+    assert [samples for _, samples in scores(world)] == [2, 2]

@@ -1,0 +1,151 @@
+"""Staleness policies, filters and drops in a whole run."""
+
+from typing import Any
+
+import pytest
+
+from offbeat.controller.errors import EmptyBatch
+from offbeat.controller.events import Dispatched, Dropped, Returned
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from tests.support.world import World, bad_data
+
+SAME_REWARDS = {"rewards": (1.0, 1.0)}
+
+
+def test_weight_fifo_trains_every_step_in_order_of_weight_version() -> None:
+    world = World({"sampler": {"name": "weight_fifo", "max_staleness": 3}})
+    world.rollouts.slow = {5: 9.0, 17: 12.0}
+    world.run()
+    world.assert_books_agree()
+    first_dispatch = {event.ordinal: event.version for event in world.events(Dispatched)}
+    trained = [first_dispatch[ordinal] for ordinal in world.trained]
+    assert trained == sorted(trained)
+    assert world.built.state.ledger.counts()["drawn"] == 40
+
+
+def test_windowed_cancels_what_is_too_late_and_rolls_its_prompt_out_again() -> None:
+    sampler = {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 1.5}
+    world = World({"sampler": sampler})
+    world.rollouts.slow = {2: 60.0}
+    world.run()
+    world.assert_books_agree()
+    cancelled = [event for event in world.events(Returned) if event.kind == "cancelled"]
+    assert [(event.ordinal, event.reason) for event in cancelled][:1] == [(2, "stale")]
+    assert world.worst_staleness() <= 1
+    assert world.rollouts.running == 0
+
+
+def test_windowed_may_drop_what_grew_too_old_instead() -> None:
+    sampler: dict[str, Any] = {"name": "windowed", "max_staleness": 0, "on_evicted": "drop"}
+    world = World({"sampler": {**sampler, "over_sampling_ratio": 2.0}})
+    world.run()
+    dropped = world.built.state.ledger.totals.dropped
+    assert set(dropped) == {"stale"}
+    assert len(world.trained) == 40
+    assert world.built.state.ledger.totals.given_up == 0  # nobody failed
+
+
+def test_a_mode_that_foresees_lateness_cancels_before_it_is_too_late() -> None:
+    sampler = {"name": "windowed", "max_staleness": 1, "over_sampling_ratio": 2.0}
+
+    def cancelled(mode: str) -> int:
+        world = World({"sampler": sampler, "sync": {"mode": mode}})
+        world.rollouts.slow = dict.fromkeys(range(2, 40, 5), 11.0)
+        world.run()
+        world.assert_books_agree()
+        return sum(event.kind == "cancelled" for event in world.events(Returned))
+
+    assert cancelled("abort_stale") >= cancelled("keep") > 0
+
+
+def test_groups_without_reward_variance_are_replaced_until_the_batch_is_whole() -> None:
+    world = World({"filters": {"zero_variance": True}})
+    world.rollouts.forged = dict.fromkeys((0, 3, 8, 21), SAME_REWARDS)
+    world.run()
+    world.assert_books_agree()
+    assert world.built.state.ledger.totals.dropped == {"zero_variance": 4}
+    assert not {0, 3, 8, 21} & set(world.trained)
+    assert [len(step) for step in world.trainer.steps] == [4] * 10
+
+
+def test_a_task_where_every_group_is_flat_still_trains() -> None:
+    world = World({"steps": 3, "filters": {"zero_variance": True, "max_per_step": 5}})
+    world.rollouts.forged = dict.fromkeys(range(100), SAME_REWARDS)
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 12
+
+
+def test_groups_that_ran_out_of_tokens_are_filtered_by_their_share() -> None:
+    world = World({"filters": {"max_truncated_fraction": 0.5}})
+    world.rollouts.forged = {
+        1: {"finish_reasons": ("length", "length")},
+        2: {"finish_reasons": ("length", "stop")},
+    }
+    world.run()
+    assert world.built.state.ledger.totals.dropped == {"truncated": 1}
+    assert 2 in world.trained and 1 not in world.trained
+
+
+@pytest.mark.parametrize("name", ["ready_first", "in_order", "weight_fifo"])
+def test_shrunk_steps_train_fewer_groups_but_never_less_than_the_fraction(name: str) -> None:
+    world = World(
+        {
+            "sampler": {"name": name, "max_staleness": 1},
+            "rollout": {
+                "data_retries": 0,
+                "drop_budget": 9,
+                "on_dropped_prompt": "shrink",
+                "min_step_batch_fraction": 0.75,
+            },
+        }
+    )
+    world.rollouts.faults = {ordinal: [bad_data(ordinal)] for ordinal in (0, 1, 2)}
+    world.run()
+    world.assert_books_agree()
+    sizes = [len(step) for step in world.trainer.steps]
+    assert min(sizes) == 3 and sum(sizes) < 40
+    shrunk = [event for event in world.events(Dropped) if event.shrinks]
+    assert sum(sizes) == 40 - len(shrunk)
+
+
+def test_a_step_whose_prompts_are_all_gone_ends_the_run_by_name() -> None:
+    """The source is at its end: nothing can replace them, and later steps cannot go first."""
+    world = World(
+        {
+            "rollout": {"data_retries": 0, "drop_budget": 9},
+            "sampler": {"name": "in_order", "max_staleness": 1},
+        }
+    )
+    world.prompts.count = 8
+    world.rollouts.faults = {ordinal: [bad_data(ordinal)] for ordinal in range(4)}
+    failure = world.fail()
+    assert isinstance(failure.causes[0], EmptyBatch)
+    assert "step 1" in str(failure)
+
+
+def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced() -> None:
+    world = World(
+        {
+            "rollout": {"deadline_s": 20, "infrastructure_retries": 20},
+            "generator": {"request_strikes": 2},
+        }
+    )
+    deaf = world.generators["generator-1"]
+
+    class OneIsDeaf(type(world.rollouts)):
+        async def rollout(self, fence: Any, task: Any) -> Any:
+            if task.engine == deaf.name and deaf.life == 1:
+                raise RolloutFailed(
+                    FailureKind.INFRASTRUCTURE,
+                    task.ordinal,
+                    task.attempt,
+                    "engine_unavailable",
+                    "it serves nothing",
+                )
+            return await super().rollout(fence, task)
+
+    world.rollouts = OneIsDeaf(world.generators)
+    world.run()
+    world.assert_books_agree()
+    assert deaf.restarts == 1 and deaf.life == 2

@@ -1,0 +1,124 @@
+"""A controller that comes after another: what the journal, the trainer and payloads say."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from offbeat.controller.errors import TrainerAhead
+from offbeat.controller.events import Opened, Returned, Rewound
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.groups import Receipt
+from tests.support.fakes import FakeTrainer
+from tests.support.world import World
+
+
+@dataclass
+class Spool:
+    """Payloads that outlived their controller."""
+
+    kept: set[int] = field(default_factory=set[int])
+
+    def readable(self, receipt: Receipt) -> object | None:
+        return object() if receipt.ordinal in self.kept else None
+
+
+def former_life(steps: int = 4) -> World:
+    """A run that went some steps and stopped, its trainer and engines alive."""
+    world = World({"steps": steps})
+    world.run()
+    return world
+
+
+def next_life(before: World, events: int | None = None, *, spool: Spool | None = None) -> World:
+    """The controller after it, which knows the first ``events`` records of the journal."""
+    known = before.journal.events[:events]
+    world = World({"steps": 10}, ledger=Ledger.fold(known), incarnation=2)  # type: ignore[arg-type]
+    world.trainer, world.generators = before.trainer, before.generators
+    world.trainer.turn = asyncio.Lock()  # of the new event loop
+    world.rollouts.engines = before.generators
+    world.payloads = spool or world.payloads
+    world.journal.events = list(known)
+    return world
+
+
+def index_of(world: World, kind: str, nth: int) -> int:
+    """Where the nth record of a kind stands in the journal."""
+    found = [at for at, event in enumerate(world.journal.events) if type(event).__name__ == kind]
+    return found[nth]
+
+
+def test_the_next_controller_goes_on_where_the_trainer_stands() -> None:
+    world = next_life(former_life())
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 40 and len(set(world.trained)) == 40
+    assert [event.incarnation for event in world.events(Opened)] == [1, 2]
+    assert world.events(Rewound) == []
+
+
+def test_an_intended_step_that_the_trainer_took_is_adopted() -> None:
+    before = former_life()
+    world = next_life(before, index_of(before, "StepApplied", 3))  # its outcome was lost
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 40
+    assert world.events(Rewound) == []
+
+
+def test_an_intended_step_that_the_trainer_did_not_take_is_trained_once() -> None:
+    before = former_life()
+    before.trainer.steps.pop()
+    before.trainer.last = (3, before.trainer.last[1] - 1)
+    world = next_life(before, index_of(before, "StepApplied", 3))
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 40
+
+
+def test_a_trainer_that_is_ahead_of_every_intent_is_refused() -> None:
+    before = former_life()
+    world = next_life(before, index_of(before, "StepIntent", 3))
+    failure = world.fail()
+    assert isinstance(failure.causes[0], TrainerAhead)
+    assert "version 4" in str(failure) and "journal" in str(failure)
+
+
+def test_a_new_trainer_is_restored_and_what_it_lost_is_trained_again() -> None:
+    before = former_life()
+    saved = {2: before.trainer.steps[:2]}
+    before.trainer = FakeTrainer(checkpoints=saved)
+    world = next_life(before)
+    world.run()
+    world.assert_books_agree()
+    assert [event.to_version for event in world.events(Rewound)] == [2]
+    assert world.trainer.steps[:2] == saved[2] and len(world.trained) == 40
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["spooled", "gone"])
+def test_ready_groups_stay_only_if_their_payload_can_be_read(kept: bool) -> None:
+    before = former_life()
+    cut = index_of(before, "StepIntent", 1) + 2  # version 2 is made, groups are ready
+    before.trainer.steps = before.trainer.steps[:2]
+    before.trainer.last = (2, before.trainer.last[1] - 2)
+    known = Ledger.fold(before.journal.events[:cut])  # type: ignore[arg-type]
+    ready = set(known.ready)
+    assert ready
+    world = next_life(before, cut, spool=Spool(ready if kept else set()))
+    world.run()
+    world.assert_books_agree()
+    lost = {e.ordinal for e in world.events(Returned) if e.reason == "payload_lost"}
+    assert lost == (set() if kept else ready)
+    assert len(world.trained) == 40
+
+
+def test_groups_in_flight_are_rolled_out_again_and_none_is_lost() -> None:
+    before = former_life()
+    cut = index_of(before, "Dispatched", 3) + 1
+    before.trainer = FakeTrainer()
+    world = next_life(before, cut)
+    world.run()
+    world.assert_books_agree()
+    returned = {e.ordinal for e in world.events(Returned) if e.reason == "controller_lost"}
+    assert returned == {0, 1, 2, 3}
+    assert sorted(world.trained) == list(range(40))
