@@ -58,7 +58,12 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_memory(config, machine, model) if model else (),
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
-        check_run_dir(folder, model, asked=run_dir is not None),
+        check_run_dir(
+            folder,
+            model,
+            asked=run_dir is not None,
+            checkpoints=_states_on_disk(config),
+        ),
         check_wandb(config, os.environ),
         check_ray_address(os.environ),
     )
@@ -73,3 +78,9 @@ def summary(findings: Iterable[Finding]) -> str:
         if counts[level]
     ]
     return ", ".join(bad) or "Everything is in order."
+
+
+def _states_on_disk(config: RunConfig) -> int:
+    """One more than are kept while the newest is written."""
+    checkpoint = config.checkpoint
+    return checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0

@@ -1,19 +1,23 @@
 """Commands to a live run, through its run directory: they reach it over any file system it shares.
 
 ``offbeat control`` leaves a file; the driver, which looks at its run twice a second anyway, takes it
-away and hands it to the controller.
+away and hands it to the controller. Whoever removes the file decides: the driver that obeys it, or
+the operator who waited long enough.
 """
 
-import os
+import contextlib
 import secrets
+import time
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 
-from offbeat.cli.run_directory import CONFIG, RunDirUnusable
+from offbeat.cli.run_directory import CONFIG, SUMMARY, RunDirUnusable
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 
+log = structlog.stdlib.get_logger()
 INBOX: Final = "control"
 COMMANDS: Final[dict[str, Command]] = {
     "pause": Pause(),
@@ -21,37 +25,59 @@ COMMANDS: Final[dict[str, Command]] = {
     "stop": Stop(),
     "abort": Abort("an operator asked"),
 }
+_LOOK_S: Final = 0.1
 
 
-def leave(run_dir: Path, name: str) -> None:
-    """Leave a command for the driver of this run.
+def leave(run_dir: Path, name: str) -> Path:
+    """Leave a command for the driver of this run; the file that it takes.
 
     Raises:
-        RunDirUnusable: It is no run's directory, or cannot be written.
+        RunDirUnusable: It is no live run's directory, or cannot be written.
     """
     if not (run_dir / CONFIG).exists():
         raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
+    if (run_dir / SUMMARY).exists():
+        fix = f"See {SUMMARY}; offbeat train --resume {run_dir} goes on with it"
+        raise RunDirUnusable(str(run_dir), "its run has ended", fix)
     inbox = run_dir / INBOX
+    staged = inbox / f".{secrets.token_hex(4)}"
+    command = inbox / f"{time.time_ns():020d}-{name}-{secrets.token_hex(2)}.json"
     try:
         inbox.mkdir(exist_ok=True)
-        staged = inbox / f".{secrets.token_hex(4)}"
         staged.write_bytes(msgspec.json.encode(COMMANDS[name]))
-        order = len(list(inbox.iterdir()))
-        staged.rename(inbox / f"{order:06d}-{name}-{secrets.token_hex(2)}.json")
+        staged.rename(command)
     except OSError as error:
         fix = "Ask on the machine that runs it"
         raise RunDirUnusable(str(run_dir), error.strerror or str(error), fix) from error
+    return command
+
+
+def was_taken(command: Path, *, within_s: float) -> bool:
+    """Wait for the driver to take it. False: nobody did, and nobody will, it is withdrawn."""
+    give_up_at = time.monotonic() + within_s
+    while command.exists():
+        if time.monotonic() >= give_up_at:
+            try:
+                command.unlink()
+            except FileNotFoundError:
+                return True  # at the last moment
+            return False
+        time.sleep(_LOOK_S)
+    return True
 
 
 def taken(run_dir: Path) -> list[bytes]:
-    """The commands left since the last look, oldest first; each is taken once."""
-    inbox = run_dir / INBOX
-    try:
-        files = sorted(name for name in os.listdir(inbox) if name.endswith(".json"))
-    except FileNotFoundError:
-        return []
+    """The commands left since the last look, oldest first; each is taken once.
+
+    A file system that refuses is no reason to end a run: what it holds is taken at a later look.
+    """
     found = list[bytes]()
-    for name in files:
-        found.append((inbox / name).read_bytes())
-        (inbox / name).unlink()
+    try:
+        for file in sorted((run_dir / INBOX).glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
+                command = file.read_bytes()
+                file.unlink()
+                found.append(command)
+    except OSError as error:
+        log.warning("control.unreadable", error=str(error))
     return found

@@ -5,27 +5,38 @@ whole cluster; of what its journal had not synced yet a random part is lost.
 """
 
 import asyncio
+import itertools
 import logging
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
 import structlog
-from oracle import reference, steps_of
+from oracle import Step, reference, steps_of
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.events import AnyEvent, Opened
-from offbeat.controller.journal import JournalCorrupt, open_journal, read_journal, recover
+from offbeat.controller.events import (
+    Admitted,
+    AnyEvent,
+    Checkpointed,
+    Opened,
+    Returned,
+    Rewound,
+    StepApplied,
+    StepIntent,
+)
+from offbeat.controller.journal import open_journal, read_journal, recover
 from offbeat.controller.journal.frames import HEADER_BYTES, frames
+from offbeat.controller.journal.reading import snapshot_path
 from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import Plan
 from offbeat.simulation.episode import EpisodeResult, play
-from offbeat.simulation.records import TrainerApplied
 from offbeat.simulation.schedule import Strike
 
 SEED: Final = 7
@@ -85,15 +96,6 @@ def lost_records(result: EpisodeResult, record: int) -> int:
     return record - lives[1]
 
 
-def trained_by_trainer(result: EpisodeResult) -> set[int]:
-    return {
-        ordinal
-        for record in result.records
-        if isinstance(record, TrainerApplied)
-        for ordinal in record.ordinals
-    }
-
-
 def problem_of(result: EpisodeResult) -> str:
     """What is wrong with a run by itself: it did not finish, or the auditor has something to say."""
     if result.outcome != "finished":
@@ -104,27 +106,161 @@ def problem_of(result: EpisodeResult) -> str:
 # --- in order ----------------------------------------------------------------------------------------
 
 
+def ordinals_of(steps: list[Step]) -> list[tuple[int, ...]]:
+    return [step.ordinals for step in steps]
+
+
+def differences(plan: Plan, crash_points: Iterable[Sequence[Strike]]) -> dict[int, str]:
+    """What is wrong, or other than without a crash, by the record of the first one."""
+    whole = crashed(plan)
+    expected = reference(plan.config)
+    assert (ordinals_of(steps_of(whole)), whole.weights) == (
+        ordinals_of(expected),
+        expected[-1].digest,
+    )
+    found = dict[int, str]()
+    for strikes in crash_points:
+        result = crashed(plan, *strikes)
+        problem = problem_of(result)
+        if result.fired != [strike.action for strike in strikes]:
+            problem += f" what fired is {result.fired}"
+        if ordinals_of(steps_of(result)) != ordinals_of(expected):
+            problem += " other steps"
+        if result.weights != whole.weights:
+            problem += " other weights"
+        if problem:
+            found[strikes[0].at_record or 0] = problem
+    return found
+
+
+def records_of(plan: Plan, every: int = 1) -> range:
+    return range(1, len(crashed(plan).journal) + 1, every)
+
+
 @pytest.mark.parametrize("crash", CRASHES)
 @pytest.mark.parametrize("sampler", [SYNCHRONOUS, LOOKING_AHEAD], ids=["synchronous", "ahead"])
 def test_in_order_a_crash_at_any_record_leads_to_the_same_steps_and_weights(
     sampler: dict[str, Any], crash: str
 ) -> None:
     plan = plan_with(sampler)
-    whole = crashed(plan)
-    expected, weights = [step.ordinals for step in steps_of(whole)], whole.weights
-    assert len(expected) == STEPS
-    problems, lost = dict[int, str](), list[int]()
-    for record in range(1, len(whole.journal) + 1):
+    assert differences(plan, ([Strike(crash, at_record=at)] for at in records_of(plan))) == {}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_so_does_a_second_crash_in_the_middle_of_taking_over(crash: str) -> None:
+    plan = plan_with(SYNCHRONOUS)
+    twice = (
+        [Strike("controller_killed", at_record=at), Strike(crash, at_record=at + 1 + at % 8)]
+        for at in records_of(plan, every=4)[:-4]
+    )
+    assert differences(plan, twice) == {}
+
+
+def test_crashes_lose_anything_from_nothing_to_all_that_was_not_synced() -> None:
+    plan = plan_with(SYNCHRONOUS)
+    lost = [
+        lost_records(crashed(plan, Strike("controller_killed", at_record=at)), at)
+        for at in records_of(plan, every=5)
+    ]
+    assert min(lost) == 0 and max(lost) > GROUPS_PER_STEP
+    assert 0 < sum(each > 0 for each in lost) < len(lost)
+
+
+# --- whatever is ready -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("sampler", UNORDERED, ids=lambda sampler: sampler["name"])
+def test_out_of_order_a_crash_at_every_third_record_loses_no_prompt_and_breaks_no_invariant(
+    sampler: dict[str, Any], crash: str
+) -> None:
+    prompts = STEPS * GROUPS_PER_STEP - 1  # the last step is short: whatever is left is trained
+    plan = plan_with(sampler, prompts)
+    found = dict[int, str]()
+    for record in records_of(plan, every=3):
         result = crashed(plan, Strike(crash, at_record=record))
-        lost.append(lost_records(result, record))
+        trained = sorted(itertools.chain(*ordinals_of(steps_of(result))))
+        drawn = sorted(each.ordinal for each in result.journal if isinstance(each, Admitted))
         problem = problem_of(result)
-        if result.fired != [crash]:
-            problem = f"what fired is {result.fired}"
-        elif [step.ordinals for step in steps_of(result)] != expected:
-            problem += " other steps"
-        elif result.weights != weights:
-            problem += " other weights"
+        if not trained == drawn == list(range(prompts)):
+            problem += f" trained {trained}, drawn {drawn}"
         if problem:
-            problems[record] = problem
-    assert problems == {}
-    assert min(lost) == 0 and max(lost) > GROUPS_PER_STEP, "both whole tails and torn ones"
+            found[record] = problem
+    assert found == {}
+
+
+# --- the journal's files -----------------------------------------------------------------------------
+
+
+def books(ledger: Ledger) -> dict[str, Any]:
+    """All of it; the order of groups where order matters."""
+    whole = msgspec.to_builtins(ledger.snapshot())
+    whole["groups"] = {group["ordinal"]: group for group in whole["groups"]}
+    return {**whole, "ready": list(ledger.ready), "training": list(ledger.training)}
+
+
+def is_balanced(ledger: Ledger) -> bool:
+    counts = ledger.counts()
+    return 2 * counts["drawn"] == sum(counts.values()) + sum(ledger.totals.dropped.values())
+
+
+async def write(directory: Path, events: Sequence[AnyEvent], snapshot_records: int) -> None:
+    blocking = partial(asyncio.get_running_loop().run_in_executor, None)
+    ledger, journal = open_journal(directory, blocking, snapshot_records=snapshot_records)
+    for event in events:
+        ledger.apply(event)
+        journal.append(event)
+        if isinstance(event, StepIntent | StepApplied):
+            await journal.barrier()
+    assert journal.close()
+
+
+def eventful() -> list[AnyEvent]:
+    """The journal of a run that has lost a controller, and later its whole cluster."""
+    strikes = Strike("controller_killed", at_record=100), Strike("cluster_lost", at_record=200)
+    result = crashed(plan_with(LOOKING_AHEAD), *strikes)
+    assert {Rewound, Checkpointed, Returned} <= {type(event) for event in result.journal}
+    return result.journal
+
+
+def cuts(segment: Path) -> list[tuple[int, int]]:
+    """Bytes of a segment that a crash may leave, with the records whole in them; the longest first.
+
+    Up to the end of each record, up to its middle, and less than a header.
+    """
+    ends = [HEADER_BYTES, *(end for _, end in frames(str(segment), segment.read_bytes()))]
+    whole = [(end, records) for records, end in enumerate(ends)]
+    torn = [((start + end) // 2, records) for records, (start, end) in enumerate(pairwise(ends))]
+    return sorted([*whole, *torn, (HEADER_BYTES // 2, 0), (0, 0)], reverse=True)
+
+
+@pytest.mark.parametrize("snapshot_records", [100_000, 60], ids=["one segment", "many segments"])
+def test_a_journal_cut_off_anywhere_recovers_to_the_fold_of_its_whole_records(
+    tmp_path: Path, snapshot_records: int
+) -> None:
+    events = eventful()
+    asyncio.run(write(tmp_path, events, snapshot_records))
+    segments = sorted(tmp_path.glob("events-*.bin"))
+    assert len(segments) == 1 + len(events) // snapshot_records
+    left = len(events)
+    for number, segment in reversed([*enumerate(segments, start=1)]):
+        every_cut = cuts(segment)
+        former = left - every_cut[0][1]
+        for size, records in every_cut:
+            os.truncate(segment, size)
+            left = former + records
+            recovered = recover(tmp_path)
+            assert list(read_journal(tmp_path)) == events[:left], f"{segment.name}, {size} bytes"
+            assert books(recovered) == books(Ledger.fold(events[:left]))
+            assert is_balanced(recovered)
+        segment.unlink()
+        snapshot_path(tmp_path, number).unlink(missing_ok=True)
+    assert left == 0
+
+
+def test_a_crash_between_a_segment_and_its_snapshot_changes_nothing(tmp_path: Path) -> None:
+    events = eventful()
+    asyncio.run(write(tmp_path, events, snapshot_records=60))
+    for snapshot in sorted(tmp_path.glob("snapshot-*.bin"), reverse=True):
+        snapshot.unlink()
+        assert books(recover(tmp_path)) == books(Ledger.fold(events))

@@ -16,8 +16,13 @@ _LOGS_BYTES: Final = 256 * 2**20
 _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
 
 
-def check_run_dir(run_dir: Path, model: ModelFiles | None, *, asked: bool) -> Iterator[Finding]:
-    """It can be written and has room. One that was ``asked`` for has to be free as well."""
+def check_run_dir(
+    run_dir: Path, model: ModelFiles | None, *, asked: bool, checkpoints: int = 1
+) -> Iterator[Finding]:
+    """It can be written and has room. One that was ``asked`` for has to be free as well.
+
+    ``checkpoints``: of the trainer's whole state, on disk at once at most.
+    """
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
     if not there.is_dir():
@@ -33,13 +38,15 @@ def check_run_dir(run_dir: Path, model: ModelFiles | None, *, asked: bool) -> It
         yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")
     else:
         yield ok("run directory", f"{run_dir} can be written")
-    yield from _check_disk(there if there.is_dir() else there.parent, model)
+    yield from _check_disk(there if there.is_dir() else there.parent, model, checkpoints)
 
 
-def _check_disk(folder: Path, model: ModelFiles | None) -> Iterator[Finding]:
+def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
-    wanted = _LOGS_BYTES + (2 * _CHECKPOINT_COPIES * model.weight_bytes if model else 0)
-    seen = f"{size(free)} free at {folder}; two checkpoints and logs take about {size(wanted)}"
+    copies = checkpoints * _CHECKPOINT_COPIES + 1  # the trained model at the end
+    wanted = _LOGS_BYTES + (copies * model.weight_bytes if model else 0)
+    what = f"{checkpoints} checkpoints, the trained model and logs"
+    seen = f"{size(free)} free at {folder}; {what} take about {size(wanted)}"
     if free < wanted:
         yield warning("disk", seen, "Free some space, or choose another disk with run_dir=...")
     else:
