@@ -147,7 +147,7 @@ async def _run(case: Case, seed: int) -> Measured:
     wall_s, slots = last.at_s - first.at_s, SLOTS[case.load]
     trained = [length_s(o) for o in chain.from_iterable(trainer.trained[FIRST:LAST])]
     training_s = steps * (costs.step_s + costs.publish_s)
-    generation_s = sum(trained) / slots + steps * costs.load_s
+    generation_s = sum(trained) / slots + steps * costs.load_s * costs.load_stops
     decoded_s = last.decoded_s - first.decoded_s
     return Measured(
         efficiency=max(training_s, generation_s) / wall_s,
@@ -191,12 +191,12 @@ def _config(case: Case) -> RunConfig:
 
 def _length_s(seed: int, ordinal: int, longest_s: float) -> float:
     dice = random.Random(f"{seed}/{ordinal}")
-    return min(longest_s, dice.lognormvariate(_mu(longest_s), SIGMA))
+    return min(longest_s, dice.lognormvariate(log_median_s(longest_s), SIGMA))
 
 
 @cache
-def _mu(longest_s: float) -> float:
-    """Log of the median for which the mean, after the cut, is ``MEAN_S``. By bisection."""
+def log_median_s(longest_s: float) -> float:
+    """Log of the median of the log-normal for which the mean, after the cut, is ``MEAN_S``. By bisection."""
     low, high = math.log(MEAN_S) - 3, math.log(MEAN_S) + 3
     for _ in range(60):
         middle = (low + high) / 2

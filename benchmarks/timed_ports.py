@@ -31,7 +31,8 @@ class Costs:
 
     step_s: float = 0.5  # the trainer's compute of one step
     publish_s: float = 0.05  # the trainer makes a release
-    load_s: float = 0.05  # an engine takes it, and decodes nothing meanwhile
+    load_s: float = 0.05  # an engine takes it
+    load_stops: bool = True  # and decodes nothing meanwhile
     call_s: float = 0.001  # a message to an actor, or back
     barrier_s: float = 0.002  # the journal's fsync
 
@@ -66,8 +67,9 @@ class TimedEngine(NoopGenerator):
         """Open groups go on after it, under the new weights."""
         load_s = self._costs.load_s
         self.loads += 1
-        self._still_s += load_s
-        self._loaded_at = asyncio.get_running_loop().time() + load_s
+        if self._costs.load_stops:
+            self._still_s += load_s
+            self._loaded_at = asyncio.get_running_loop().time() + load_s
         await asyncio.sleep(load_s)
         self._served.append(release.version)
         self.version = release.version

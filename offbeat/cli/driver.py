@@ -33,8 +33,7 @@ from offbeat.cli.cluster import (
 from offbeat.cli.compose import Actors, RunSpec
 from offbeat.cli.control import taken
 from offbeat.cli.dry import dry
-from offbeat.cli.hosted import SUMMARY
-from offbeat.cli.run_directory import RunDirUnusable, make_run_dir, reopen_run_dir
+from offbeat.cli.run_directory import SUMMARY, RunDirUnusable, make_run_dir, reopen_run_dir
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
@@ -98,6 +97,7 @@ def drive(
             run_id = f"{config.name}-{secrets.token_hex(4)}"
         else:
             directory = reopen_run_dir(config, resume)
+            taken(directory)  # what was asked of a driver before this one
             run_id = recover(directory / "journal").run_id
     except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
         errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
@@ -162,12 +162,13 @@ def _lives(
 
     All other actors live on: the next controller reads the journal and goes on with them.
     """
+    orders = list[bytes]()  # what an operator asked so far, which a next controller has to hear too
     budget = spec.config.supervision.controller_restart_budget
     for left in range(budget, -1, -1):
         controller = make_controller(spec, actors)
         handles.append(controller)
         try:
-            return _watch(spec, controller, display, signals)
+            return _watch(spec, controller, display, signals, orders)
         except (ActorLost, DeadlineExceeded) as gone:
             ray.kill(controller)  # a frozen one must not come back
             if not left or signals.received is not None:
@@ -177,10 +178,16 @@ def _lives(
 
 
 def _watch(
-    spec: RunSpec, controller: Handle, display: ProgressDisplay, signals: Signals
+    spec: RunSpec,
+    controller: Handle,
+    display: ProgressDisplay,
+    signals: Signals,
+    orders: list[bytes],
 ) -> Summary:
-    """Show how it goes until it has ended; pass on a request to end."""
+    """Show how it goes until it has ended; pass on what an operator asks, and note it in ``orders``."""
     ended = controller.run.remote()
+    for order in orders:
+        controller.control.remote(order)
     signals.watched = True
     give_up_at: float | None = None
     heard_at = time.monotonic()
@@ -190,8 +197,9 @@ def _watch(
             give_up_at = time.monotonic() + _ABORT_S
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
-        for command in taken(spec.run_dir):
-            controller.control.remote(command)
+        for order in taken(spec.run_dir):
+            controller.control.remote(order)
+            orders.append(order)
         if _show(controller, display):
             heard_at = time.monotonic()
         elif time.monotonic() > heard_at + _SILENT_S:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 import structlog
 
+from offbeat.cli.run_directory import SUMMARY
 from offbeat.controller.commands import Command
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
@@ -18,7 +19,6 @@ from offbeat.telemetry.trace import TraceFile
 log = structlog.stdlib.get_logger()
 _FLUSH_S = 1.5  # telemetry may take this long to catch up after an abnormal end
 _FINAL_FLUSH_S = 20.0  # and this long after a normal one
-SUMMARY = "summary.json"
 
 
 class HostedRun:

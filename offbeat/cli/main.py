@@ -186,19 +186,30 @@ def control(
     command: Annotated[
         str, typer.Argument(metavar="pause|resume|stop|abort", help="What it is to do.")
     ],
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="Seconds the run may take to notice.")
+    ] = 15.0,
 ) -> None:
-    """Pause, resume, stop or abort a live run."""
-    from offbeat.cli.control import COMMANDS, leave
+    """Pause, resume, stop or abort a live run. 1: it did not notice, and never will."""
+    from offbeat.cli.control import COMMANDS, leave, was_taken
     from offbeat.cli.run_directory import RunDirUnusable
 
     if command not in COMMANDS:
         typer.echo(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.", err=True)
         raise typer.Exit(BAD_USAGE)
     try:
-        leave(run, command)
+        left = leave(run, command)
     except RunDirUnusable as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(BAD_USAGE) from error
+    if not was_taken(left, within_s=wait_s):
+        typer.echo(
+            f"{run}: nobody took {command} within {wait_s:g} s, so it is withdrawn. Is the run alive? "
+            f"If not: offbeat train --resume {run}",
+            err=True,
+        )
+        raise typer.Exit(1)
+    typer.echo(f"{run}: {command}")
 
 
 @config_app.command("explain")

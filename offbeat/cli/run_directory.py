@@ -2,16 +2,19 @@
 
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Final, cast
 
 import yaml
 
-from offbeat.config.dump import to_yaml
+from offbeat.config.dump import REDACTED, to_yaml
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import OffbeatError
+from offbeat.telemetry.summary import write_atomically
 
-CONFIG = "config.yaml"
+CONFIG: Final = "config.yaml"
+SUMMARY: Final = "summary.json"
 
 
 class RunDirUnusable(OffbeatError):
@@ -55,29 +58,30 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
 def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
     """The directory of a run that is to go on, checked against the recipe it goes on with.
 
+    Its config becomes this one. A summary, which tells of a run that has ended, goes.
+
     Raises:
         RunDirUnusable: It holds no run, or one that this recipe cannot go on with: the message names
-            each difference.
+            each difference. Or it cannot be written.
     """
     directory = run_dir.absolute()
     if not (directory / CONFIG).exists() or not (directory / "journal").is_dir():
         fix = "Name the directory that an earlier run wrote"
         raise RunDirUnusable(str(directory), "it holds no run to resume", fix)
-    before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-    now = yaml.safe_load(to_yaml(config, os.environ))
-    changed = [
-        f"{key} is {_at(now, key)!r}, the run has {_at(before, key)!r}"
-        for key in _FIXED
-        if _at(before, key) != _at(now, key)
-    ]
-    if changed:
-        fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
-        raise RunDirUnusable(str(directory), "; ".join(changed), fix)
-    (directory / CONFIG).write_text(to_yaml(config, os.environ), encoding="utf-8")
+    _check_secrets(config, directory)
+    content = to_yaml(config, os.environ)
+    try:
+        before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
+        _check_fixed(before, yaml.safe_load(content), directory)
+        write_atomically(directory / CONFIG, content.encode())
+        (directory / SUMMARY).unlink(missing_ok=True)
+    except (OSError, yaml.YAMLError) as error:
+        fix = "Make it readable and writable, or start a new run"
+        raise RunDirUnusable(str(directory), str(error), fix) from error
     return directory
 
 
-_FIXED = (
+_FIXED: Final = (
     "seed",
     "groups_per_step",
     "samples_per_group",
@@ -92,7 +96,36 @@ _FIXED = (
 """What the books of a run are made of: with another value its ordinals or steps mean other things."""
 
 
-def _at(tree: Any, key: str) -> object:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
+def _check_fixed(before: object, now: object, directory: Path) -> None:
+    """What the books are made of is as it was."""
+    was, wanted = dict(_leaves(before)), dict(_leaves(now))
+    keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
+    changed = [
+        f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
+        for key in keys
+        if wanted.get(key) != was.get(key)
+    ]
+    if changed:
+        fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
+        raise RunDirUnusable(str(directory), "; ".join(changed), fix)
+
+
+def _check_secrets(config: RunConfig, directory: Path) -> None:
+    """No secret that the run's own config left out has become its value."""
+    missing = [key for key, value in _leaves(config.model_dump()) if value == REDACTED]
+    if missing:
+        problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
+        raise RunDirUnusable(str(directory), problem, f"Give it again: {missing[0]}=...")
+
+
+def _is_fixed(key: str) -> bool:
+    return any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value with its dotted key."""
+    if isinstance(tree, dict):
+        for key, value in cast("dict[str, object]", tree).items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, tree

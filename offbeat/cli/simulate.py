@@ -1,6 +1,9 @@
 """``offbeat simulate``: the recipe's controller, through seeds and faults, without actors."""
 
+from functools import partial
 from pathlib import Path
+
+import typer
 
 from offbeat.config.loader import LoadedRecipe
 from offbeat.simulation.cli import simulate
@@ -24,4 +27,5 @@ def simulate_recipe(
         base=base,
         faults=faults,
         schedule=schedule,
+        write=partial(typer.echo, nl=False),
     )

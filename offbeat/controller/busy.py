@@ -8,6 +8,7 @@ groups out into compute, sync and episodes: environment, reward, transport.
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from offbeat.controller.fleet import Engine, Health
 from offbeat.telemetry.time_accounting import (
@@ -20,6 +21,7 @@ from offbeat.telemetry.time_accounting import (
 )
 
 _OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
+_ROUNDING: Final = 1e-3  # of a lap: accounts are read one after the other
 _INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING)
 
 
@@ -58,6 +60,7 @@ class Busy:
             self._know(engine)
         self._trainer_laps = Laps(TrainerTime.COMPUTE, TrainerTime.CALLS)
         self._engine_laps = Laps(GeneratorTime.COMPUTE, GeneratorTime.SYNC, GeneratorTime.EPISODES)
+        self._lap_at = clock()
 
     # --- the trainer -----------------------------------------------------------------------------
 
@@ -230,10 +233,17 @@ class Busy:
     # --- both ------------------------------------------------------------------------------------
 
     def lap(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of trainer and engines since the last lap, or creation: those of a step."""
+        """Seconds of trainer and engines since the last lap, or creation: those of a step.
+
+        Time that no account knows of is OTHER: there is none, unless an account is wrong.
+        """
+        trainer = self._trainer_laps.take(self.trainer_seconds())
+        engines = self._engine_laps.take(self.engine_seconds())
+        now = self._clock()
+        elapsed_s, self._lap_at = now - self._lap_at, now
         return (
-            self._trainer_laps.take(self.trainer_seconds()),
-            self._engine_laps.take(self.engine_seconds()),
+            {**trainer, **_unattributed(trainer, elapsed_s)},
+            {**engines, **_unattributed(engines, elapsed_s * len(self._seen))},
         )
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -242,6 +252,12 @@ class Busy:
         trainer.pop(TrainerTime.STARTING, None)
         engines.pop(GeneratorTime.STARTING, None)
         return fractions(trainer), fractions(engines)
+
+
+def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
+    """What is left of a time by its account; nothing, where that is only rounding."""
+    left_s = elapsed_s - sum(seconds.values())
+    return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}
 
 
 def _category(engine: Engine, seen: _Seen) -> GeneratorTime | None:

@@ -11,6 +11,7 @@ from typing import Literal
 from offbeat.controller.history import TrainedStep
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
+from offbeat.telemetry.standing import StandingSteps
 from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import Groups, Summary
 from offbeat.telemetry.time_accounting import (
@@ -19,7 +20,6 @@ from offbeat.telemetry.time_accounting import (
     busy_metrics,
     verdict,
 )
-from offbeat.telemetry.windows import RewardWindow
 
 
 class Progress:
@@ -27,8 +27,7 @@ class Progress:
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
-        self.rewards = RewardWindow()
-        self.staleness = Counter[int]()  # samples trained, by versions behind
+        self.steps = StandingSteps()
         self._samples = self._tokens = 0
         self._started_at = clock()
         self._ended_at: float | None = None
@@ -41,12 +40,12 @@ class Progress:
         """Take in what former controllers of the run have trained."""
         for step in steps:
             rewards = [reward for receipt in step.receipts for reward in receipt.rewards]
-            self.rewards.add(statistics.fmean(rewards))
-            self.staleness.update(
-                step.version - 1 - min(version for version, _ in spans)
+            staleness = Counter(
+                step.version - 1 - min(spans)[0]
                 for receipt in step.receipts
                 for spans in receipt.version_spans
             )
+            self.steps.add(step.version, statistics.fmean(rewards), staleness)
 
     def ended(self) -> None:
         self._ended_at = self._clock()
@@ -57,9 +56,8 @@ class Progress:
             self._first_step_at = self._clock()
             self._first_step_s = self._first_step_at - self._started_at
         self._last = measures
-        self.rewards.add(measures.reward_mean)
         if measures.result.applied:
-            self.staleness += measures.staleness
+            self.steps.add(measures.version, measures.reward_mean, measures.staleness)
         self._samples += sum(receipt.samples for receipt in measures.receipts)
         self._tokens += sum(receipt.tokens for receipt in measures.receipts)
         return self._busy_metrics(measures)
@@ -85,8 +83,8 @@ class Progress:
             steps=state.config.steps,
             version=ledger.trainer_version,
             phase=state.lifecycle.phase,
-            reward=self.rewards.last,
-            reward_recent=self.rewards.recent,
+            reward=self.steps.last,
+            reward_recent=self.steps.recent,
             staleness_mean=seen.get("off_policy/staleness_mean"),
             staleness_max=None if staleness_max is None else int(staleness_max),
             ready=len(ledger.ready),
@@ -107,6 +105,8 @@ class Progress:
         """What there is to say at the end, whatever the end is."""
         state, ledger = self._state, self._state.ledger
         trainer, engines = self._state.busy.shares()
+        self.steps.undo_after(ledger.trainer_version)
+        staleness = self.steps.staleness
         return Summary(
             run_id=run_id,
             name=state.config.name,
@@ -115,10 +115,10 @@ class Progress:
             steps=ledger.trainer_version,
             trainer_version=ledger.trainer_version,
             groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
-            reward_first=self.rewards.first,
-            reward_last=self.rewards.last,
-            staleness_histogram=dict(sorted(self.staleness.items())),
-            max_staleness_trained=max(self.staleness, default=0),
+            reward_first=self.steps.first,
+            reward_last=self.steps.last,
+            staleness_histogram=staleness,
+            max_staleness_trained=max(staleness, default=0),
             wall_s=self._now() - self._started_at,
             first_step_s=self._first_step_s,
             samples_per_s=self._rate(self._samples) or 0.0,

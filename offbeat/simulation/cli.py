@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import msgspec
+
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation import schedule as schedules
@@ -62,7 +64,11 @@ def simulate(  # noqa: PLR0913 - the options of a command
     if faults not in PROFILES:
         write(f"no fault profile is named {faults!r}; there are {', '.join(PROFILES)}\n")
         return BAD_ARGUMENTS
-    strikes = None if schedule is None else schedules.read(schedule)
+    try:
+        strikes = None if schedule is None else schedules.read(schedule)
+    except (OSError, msgspec.DecodeError) as problem:
+        write(f"{schedule} is no schedule of faults: {problem}\n")
+        return BAD_ARGUMENTS
     if unknown := sorted({strike.action for strike in strikes or ()} - KINDS.keys()):
         write(f"no fault is named {', '.join(unknown)}; there are {', '.join(KINDS)}\n")
         return BAD_ARGUMENTS

@@ -190,6 +190,8 @@ class Cluster:
         }
         if kind in whole:
             return whole[kind]()
+        if target and target not in self.actors:
+            return False
         actor = self._victim(kind, target)
         if kind == "partition":
             self._around.network.partition(actor.name, self._loop.time() + PARTITION_S)

@@ -28,7 +28,9 @@ SEEDS = (1, 2)
 
 
 @pytest.fixture(scope="module", params=SEEDS)
-def strikes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Strike]:
+def strikes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Strike]:
     """A seed's schedule, as both sides read it from its file."""
     path: Path = tmp_path_factory.mktemp("schedules") / f"{request.param}.json"
     path.write_text(schedule.dump(draw(request.param, steps=STEPS)))

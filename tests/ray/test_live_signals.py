@@ -29,7 +29,7 @@ def test_a_signal_ends_a_run_in_order(
         records.agree()
         assert records.summary.outcome == "aborted"
         assert records.summary.error is not None and number.name in records.summary.error
-        for name in ("summary.json", "journal/events.jsonl"):
+        for name in ("summary.json", "journal/events-000001.bin"):
             assert (run.run_dir / name).stat().st_mtime < signalled_at + 2, name
         run.talks_to_people()
         run.nothing_is_left()

@@ -72,7 +72,7 @@ def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> Plan:
             "model": {"path": "none"},
             "sampler": sampler,
             "sync": {"deadline_s": 8.0},
-            "generator": {"engines": 3, "start_deadline_s": 30.0},
+            "generator": {"engines": 2, "start_deadline_s": 30.0},
             "trainer": {
                 "min_tokens_per_chunk": 1,
                 "step_deadline_s": 10.0,

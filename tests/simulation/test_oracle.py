@@ -11,9 +11,14 @@ import msgspec
 import pytest
 import structlog
 from oracle import Step, data_failures, reference, steps_of
+from planted.planting import become
 
 from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.controller.controller import Controller
 from offbeat.controller.events import Dropped
+from offbeat.controller.fleet import Engine
+from offbeat.controller.rollouts import RolloutPump
+from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import Plan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play
@@ -116,14 +121,10 @@ def test_filtered_groups_are_replaced_by_the_next_prompts_in_order(profile: str)
 
 
 def bad_data(rng: random.Random) -> list[Strike]:
-    """Single failures and bursts: a prompt that fails is asked again at once, and fails again."""
-    return [
-        Strike(rng.choice(BY_DATA), at_step=rng.randint(0, 9))
-        if rng.random() < 0.4
-        else Strike("reward_raises", at_step=burst)
-        for burst in (rng.randint(0, 3), rng.randint(4, 6), rng.randint(7, 9))
-        for _ in range(10)
-    ]
+    """Single failures, and bursts: a prompt that fails is asked again at once, and fails again."""
+    single = [Strike(rng.choice(BY_DATA), at_step=rng.randint(0, 9)) for _ in range(10)]
+    bursts = [Strike("reward_raises", at_step=first + rng.randint(0, 2)) for first in (0, 4, 7)]
+    return [*single, *bursts * 10]
 
 
 @pytest.mark.parametrize("data_retries", [0, 1])
@@ -147,7 +148,7 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
         )
         expected = reference(plan.config, prompts=plan.prompts, failures=data_failures(result))
         assert steps_of(result) == expected, f"seed {seed}"
-    assert dropped["replaced"] > 10  # of a step that has shrunk as far as it may, too
+    assert dropped["replaced"] > 10  # also of a step that has shrunk as far as it may
     assert (dropped["shrunk"] > 10) == (policy == "shrink")
 
 
@@ -161,3 +162,29 @@ def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
         result = played(seed, msgspec.structs.replace(plan, strikes=strikes))
         expected = reference(plan.config, prompts=plan.prompts, refusals=Counter(steps))
         assert steps_of(result) == expected, f"seed {seed}"
+
+
+# --- the reference is no mirror --------------------------------------------------------------------
+
+
+class _Reseeding(RolloutPump):
+    def _task(self, prompt: Prompt, attempt: int, engine: Engine) -> RolloutTask:
+        task = super()._task(prompt, attempt, engine)
+        return msgspec.structs.replace(task, seed=task.seed + attempt - 1)
+
+
+class SamplesAnewForEachAttempt(Controller):
+    """A retried group is another one: legal for the auditor, and no run is reproducible."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        become(self._rollout_pump, _Reseeding)
+
+
+def test_a_controller_that_samples_anew_for_each_attempt_differs_once_a_rollout_fails() -> None:
+    quiet = plan_of(3, "none")
+    struck = msgspec.structs.replace(quiet, strikes=[Strike("engine_killed", at_step=4)])
+    expected = reference(quiet.config, prompts=quiet.prompts)
+    assert steps_of(play(3, quiet, SamplesAnewForEachAttempt)) == expected
+    assert steps_of(play(3, struck, SamplesAnewForEachAttempt)) != expected
+    assert steps_of(play(3, struck)) == expected

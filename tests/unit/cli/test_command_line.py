@@ -9,11 +9,16 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.cli.run_directory import make_run_dir
+from offbeat.config.loader import load_recipe
+from offbeat.simulation.schedule import Strike, dump
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+STUB = str(ROOT / "tests" / "ray" / "stub.yaml")
 HEAVY = ("torch", "ray", "transformers", "numpy", "tensordict", "wandb", "pandas")
 
+COMMANDS = ("train", "dry-run", "check", "submit", "simulate", "control", "replay", "why", "config")
 BAD = "steps: 0\nmodel: {path: x}\nsampler: {name: in_order, max_stalenes: 1}\n"
 
 
@@ -62,7 +67,7 @@ def test_looking_around_loads_nothing_heavy(args: tuple[str, ...]) -> None:
     assert modules_loaded_by(*args) == (0, [])
 
 
-@pytest.mark.parametrize("command", ["train", "dry-run", "check", "submit"])
+@pytest.mark.parametrize("command", ["train", "dry-run", "check", "submit", "simulate"])
 def test_a_bad_recipe_is_refused_before_anything_heavy_is_loaded(
     command: str, bad_recipe: str
 ) -> None:
@@ -74,7 +79,7 @@ def test_a_bad_recipe_is_refused_before_anything_heavy_is_loaded(
 
 def test_help_lists_the_commands() -> None:
     text = offbeat("--help").output
-    assert all(command in text for command in ("train", "dry-run", "check", "submit", "config"))
+    assert all(command in text for command in COMMANDS)
 
 
 def test_the_module_is_the_command() -> None:
@@ -113,10 +118,110 @@ def test_bad_usage_exits_with_2(args: tuple[str, ...]) -> None:
     assert offbeat(*args).exit_code == 2
 
 
-def test_resuming_is_refused_with_the_reason() -> None:
-    result = offbeat("train", QUICKSTART, "--resume", "runs/old")
+# --- resuming ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended_run(tmp_path: Path) -> Path:
+    """The directory of a stub run that has begun and was cut off."""
+    made = make_run_dir(load_recipe(STUB).config, tmp_path / "old")
+    (made / "journal").mkdir()
+    return made
+
+
+def test_a_directory_without_a_run_cannot_be_resumed() -> None:
+    result = offbeat("train", STUB, "--resume", "runs/nothing")
     assert result.exit_code == 2
-    assert "--resume runs/old: this version writes a journal but cannot resume" in result.stderr
+    assert "runs/nothing: it holds no run to resume" in result.stderr
+
+
+def test_a_run_without_its_config_cannot_be_resumed_by_its_name_alone() -> None:
+    result = offbeat("train", "--resume", "runs/nothing")
+    assert result.exit_code == 2
+    assert "runs/nothing/config.yaml cannot be read" in result.stderr
+
+
+def test_resuming_into_another_directory_is_bad_usage() -> None:
+    result = offbeat("train", "--resume", "runs/old", "--run-dir", "runs/new")
+    assert result.exit_code == 2
+    assert "--resume runs/old and --run-dir runs/new: give one of them" in result.stderr
+
+
+def test_training_needs_a_recipe_or_a_run() -> None:
+    assert "Name a RECIPE" in offbeat("train").stderr
+
+
+@pytest.mark.parametrize("recipe", [(), (STUB,)], ids=["its own config", "a recipe"])
+def test_an_override_of_what_a_run_is_made_of_is_refused_with_key_values_and_fix(
+    ended_run: Path, recipe: tuple[str, ...]
+) -> None:
+    result = offbeat("train", *recipe, "seed=5", "--resume", str(ended_run))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"run directory {ended_run}: seed is 5, the run has 0. Leave these as they were "
+        "(offbeat train --resume RUN alone does), or start a new run\n"
+    )
+
+
+def test_an_override_that_is_wrong_is_reported_as_one(ended_run: Path) -> None:
+    result = offbeat("train", "steps=many", "--resume", str(ended_run))
+    assert result.exit_code == 2
+    assert "steps = 'many': has to be: integer, at least 1" in result.stderr
+
+
+# --- simulate ------------------------------------------------------------------------------------
+
+
+def test_a_seed_is_simulated_in_full_and_again_with_the_same_digest() -> None:
+    first, again = (offbeat("simulate", STUB, "--seed", "3", "--faults", "none") for _ in range(2))
+    assert first.exit_code == 0
+    assert first.stdout.startswith("seed 3: finished after ")
+    assert "no violation" in first.stdout
+    assert first.stdout == again.stdout
+
+
+def test_a_campaign_tells_its_first_seed_and_what_was_struck() -> None:
+    result = offbeat("simulate", STUB, "--seeds", "2", "--base", "7", "--faults", "engines")
+    assert result.exit_code == 0
+    assert "2 episodes from seed 7, faults: engines" in result.stdout
+    assert "violations in 0 episodes" in result.stdout
+
+
+def test_a_schedule_is_played_instead_of_drawn_faults(tmp_path: Path) -> None:
+    strikes = [
+        Strike("engine_killed", "generator-0", at_step=2),
+        Strike("engine_killed", "generator-99", at_step=2),  # there is no such engine
+    ]
+    (tmp_path / "faults.json").write_text(dump(strikes))
+    result = offbeat("simulate", STUB, "--seed", "1", "--schedule", str(tmp_path / "faults.json"))
+    assert result.exit_code == 0
+    assert "fired: engine_killed\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file or directory"),
+        ("[", "is no schedule of faults"),
+        ('[{"action": "engine_killed"}]', "engine_killed needs exactly one of at_step"),
+        ('[{"action": "rain", "at_step": 1}]', "no fault is named rain"),
+    ],
+)
+def test_a_schedule_that_cannot_be_played_is_bad_usage(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
+    path = tmp_path / "faults.json"
+    if text is not None:
+        path.write_text(text)
+    result = offbeat("simulate", STUB, "--schedule", str(path))
+    assert result.exit_code == 2
+    assert told in result.stdout
+
+
+def test_a_profile_there_is_not_is_bad_usage() -> None:
+    result = offbeat("simulate", STUB, "--faults", "weather")
+    assert result.exit_code == 2
+    assert "no fault profile is named 'weather'" in result.stdout
 
 
 # --- config --------------------------------------------------------------------------------------

@@ -4,12 +4,31 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offbeat.cli.run_directory import CONFIG, RunDirUnusable, make_run_dir
+from offbeat.cli.run_directory import (
+    CONFIG,
+    SUMMARY,
+    RunDirUnusable,
+    make_run_dir,
+    reopen_run_dir,
+)
+from offbeat.config.dump import REDACTED
+from offbeat.config.loader import load_recipe
 from offbeat.config.run import ModelConfig, RunConfig
 
 
-def config(run_dir: Path | str, name: str = "demo") -> RunConfig:
-    return RunConfig(name=name, steps=3, run_dir=str(run_dir), model=ModelConfig(path="m"))
+def config(run_dir: Path | str, name: str = "demo", **changes: object) -> RunConfig:
+    """Changes are of sections too: ``model={"path": "n"}``."""
+    base = RunConfig(name=name, steps=3, run_dir=str(run_dir), model=ModelConfig(path="m"))
+    return RunConfig.model_validate({**base.model_dump(), **changes})
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Of a run that has begun and is over."""
+    made = make_run_dir(config("unused"), tmp_path / "run")
+    (made / "journal").mkdir()
+    (made / SUMMARY).write_text("{}")
+    return made
 
 
 def test_the_directory_holds_the_resolved_config(tmp_path: Path) -> None:
@@ -70,3 +89,83 @@ def test_a_relative_directory_lies_below_the_working_directory(tmp_path: Path) -
 
 def test_braces_that_mean_nothing_stay_as_they_are(tmp_path: Path) -> None:
     assert make_run_dir(config("unused"), tmp_path / "a{b}").name == "a{b}"
+
+
+# --- going on ------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_its_own_config_as_it_stands(run_dir: Path) -> None:
+    before = (run_dir / CONFIG).read_bytes()
+    again = load_recipe(run_dir / CONFIG, dry_run=True).config
+    assert reopen_run_dir(config("unused"), run_dir) == run_dir
+    assert (run_dir / CONFIG).read_bytes() == before
+    assert again.seed == config("unused").seed
+
+
+def test_what_may_change_is_written_down_for_the_next_time(run_dir: Path) -> None:
+    reopen_run_dir(config("unused", steps=40), run_dir)
+    assert yaml.safe_load((run_dir / CONFIG).read_text())["steps"] == 40
+    assert not [path for path in run_dir.iterdir() if path.name.startswith(".")]
+
+
+def test_a_run_that_goes_on_has_no_summary(run_dir: Path) -> None:
+    """What a former life told of its end would be taken for this one's."""
+    reopen_run_dir(config("unused"), run_dir)
+    assert not (run_dir / SUMMARY).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 5}, "seed is 5, the run has 0"),
+        ({"model": {"path": "n"}}, "model.path is 'n', the run has 'm'"),
+        (
+            {"sampler": {"name": "in_order"}},
+            "sampler.name is 'in_order', the run has 'ready_first'",
+        ),
+        ({"data": {"shuffle": False}}, "data.shuffle is False, the run has True"),
+        (
+            {"environment": {"options": {"digits": 2}}},
+            "environment.options.digits is 2, the run has None",
+        ),
+    ],
+    ids=["seed", "model", "sampler", "data", "options"],
+)
+def test_what_the_books_are_made_of_must_be_as_it_was(
+    run_dir: Path, changes: dict[str, object], told: str
+) -> None:
+    before = (run_dir / CONFIG).read_bytes()
+    with pytest.raises(RunDirUnusable) as refused:
+        reopen_run_dir(config("unused", **changes), run_dir)
+    assert refused.value.problem == told
+    assert "offbeat train --resume RUN alone does" in refused.value.fix
+    assert (run_dir / CONFIG).read_bytes() == before
+    assert (run_dir / SUMMARY).exists()
+
+
+def test_every_difference_is_told_at_once(run_dir: Path) -> None:
+    with pytest.raises(RunDirUnusable, match=r"seed is 5, .*; groups_per_step is 2, "):
+        reopen_run_dir(config("unused", seed=5, groups_per_step=2), run_dir)
+
+
+@pytest.mark.parametrize("missing", [CONFIG, "journal"])
+def test_a_directory_without_a_begun_run_cannot_be_gone_on_with(
+    run_dir: Path, missing: str
+) -> None:
+    (run_dir / missing).rename(run_dir / "elsewhere")
+    with pytest.raises(RunDirUnusable, match="it holds no run to resume"):
+        reopen_run_dir(config("unused"), run_dir)
+
+
+def test_a_secret_that_was_left_out_of_the_config_has_to_be_given_again(run_dir: Path) -> None:
+    unknown = config("unused", environment={"options": {"api_key": REDACTED}})
+    with pytest.raises(
+        RunDirUnusable, match=r"environment\.options\.api_key is not known\. Give it"
+    ):
+        reopen_run_dir(unknown, run_dir)
+
+
+def test_a_damaged_config_is_named_with_the_reason(run_dir: Path) -> None:
+    (run_dir / CONFIG).write_text("steps: [")
+    with pytest.raises(RunDirUnusable, match="Make it readable and writable"):
+        reopen_run_dir(config("unused"), run_dir)

@@ -316,6 +316,8 @@ def test_a_lost_trainer_is_replaced_and_what_it_lost_is_trained_again() -> None:
     assert rewound.to_version == 3
     assert ledger.counts()["drawn"] == ledger.counts()["trained"] == 40
     assert ledger.totals.dropped == {}
+    summary = world.built.progress.summary("run", "finished", None)
+    assert sum(summary.staleness_histogram.values()) == 40 * 2  # what was undone counts once
 
 
 def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:

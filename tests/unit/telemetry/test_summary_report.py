@@ -10,8 +10,8 @@ from rich.console import Console
 
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.report import render_summary, whole_percents
+from offbeat.telemetry.standing import StandingSteps
 from offbeat.telemetry.summary import Groups, Summary, write_atomically
-from offbeat.telemetry.windows import RewardWindow
 
 SUMMARY = Summary(
     run_id="run-1",
@@ -121,16 +121,28 @@ def test_percents_of_a_whole_sum_to_a_hundred(parts: list[int]) -> None:
 
 @given(st.lists(st.floats(-10, 10)), st.integers(1, 30))
 def test_windows_are_the_first_and_last_steps(rewards: list[float], size: int) -> None:
-    window = RewardWindow(size)
-    for reward in rewards:
-        window.add(reward)
+    steps = StandingSteps(size)
+    for version, reward in enumerate(rewards, start=1):
+        steps.add(version, reward, {0: 2})
     if not rewards:
-        assert (window.first, window.last, window.recent) == (None, None, ())
+        assert (steps.first, steps.last, steps.recent) == (None, None, ())
         return
     first, last = rewards[:size], rewards[-size:]
-    assert window.first == pytest.approx(sum(first) / len(first))
-    assert window.last == pytest.approx(sum(last) / len(last))
-    assert window.recent == tuple(last)
+    assert steps.first == pytest.approx(sum(first) / len(first))
+    assert steps.last == pytest.approx(sum(last) / len(last))
+    assert steps.recent == tuple(last)
+    assert steps.staleness == {0: 2 * len(rewards)}
+
+
+def test_a_step_that_a_rewind_undid_counts_once_when_it_is_trained_again() -> None:
+    steps = StandingSteps()
+    for version in (1, 2, 3, 4):
+        steps.add(version, float(version), {1: 8})
+    steps.undo_after(3)
+    assert steps.recent == (1.0, 2.0, 3.0)
+    steps.add(2, 20.0, {0: 8})
+    assert steps.recent == (1.0, 20.0)
+    assert steps.staleness == {0: 8, 1: 8}
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:

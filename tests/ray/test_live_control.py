@@ -1,0 +1,177 @@
+"""What an operator does to a run while it goes on, and what is found out about it, then and after."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from offbeat.controller.events import Opened
+from offbeat.controller.journal import recover
+from tests.ray.conftest import STUB, Start
+from tests.support.live_run import LiveRun
+from tests.support.run_records import RunRecords
+
+
+def offbeat(*args: object) -> tuple[int, str]:
+    """Exit code and standard output of a command that goes to its end at once."""
+    command = [sys.executable, "-m", "offbeat", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def steps_of(run_dir: Path) -> int:
+    return recover(run_dir / "journal").trainer_version
+
+
+def come_to_rest(run: LiveRun) -> int:
+    """Wait until a paused run has nothing in flight, by its journal; its steps then."""
+
+    def look() -> bool:
+        ledger = recover(run.run_dir / "journal")
+        return ledger.in_flight == 0 and not ledger.training
+
+    run.until("nothing is in flight", look)
+    return steps_of(run.run_dir)
+
+
+def asked_of_controllers(run: LiveRun) -> list[str]:
+    lines = (run.run_dir / "logs" / "controller.log").read_text().splitlines()
+    return [json.loads(line)["command"] for line in lines if '"run.command"' in line]
+
+
+# --- a run that is controlled --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(start: Start) -> Iterator[LiveRun]:
+    """A run that was paused, whose controller died meanwhile, that was resumed and then stopped."""
+    with start("controlled", STUB, "checkpoint.interval=10") as run:
+        run.trained_steps(3)
+        for command in (("replay", run.run_dir), ("why", run.run_dir, 0)):
+            code, text = offbeat(*command)
+            assert code == 0, text
+            assert "g-000000" in text or "the journal and what was written beside it agree" in text
+
+        assert offbeat("control", run.run_dir, "pause") == (0, f"{run.run_dir}: pause\n")
+        run.logged("run.command")
+        steps = come_to_rest(run)
+        assert offbeat("replay", run.run_dir)[0] == 0  # takes the time of several steps
+        assert steps_of(run.run_dir) <= steps + 1, "one that had begun may end"
+        paused_at = steps_of(run.run_dir)
+
+        run.actor("ControllerActor").kill()
+        run.until("the next controller is told too", lambda: len(asked_of_controllers(run)) == 2)
+        assert offbeat("why", run.run_dir, "g-000001")[0] == 0
+        assert steps_of(run.run_dir) == paused_at, "a paused run trains no step"
+
+        assert offbeat("control", run.run_dir, "resume")[0] == 0
+        run.until("training goes on", lambda: steps_of(run.run_dir) >= paused_at + 5)
+        assert offbeat("control", run.run_dir, "stop")[0] == 0
+        assert run.exit_code(within_s=30) == 0
+        yield run
+
+
+def test_a_stopped_run_finishes_in_order(stopped: LiveRun) -> None:
+    records = RunRecords.read(stopped.run_dir)
+    records.agree()
+    records.no_token_is_from_the_future()
+    assert records.summary.outcome == "finished"
+    assert 8 <= records.summary.trainer_version < 1000
+    stopped.nothing_is_left()
+    stopped.talks_to_people()
+
+
+def test_a_next_controller_is_told_what_the_one_before_was(stopped: LiveRun) -> None:
+    told = asked_of_controllers(stopped)
+    assert told == ["Pause", "Pause", "Resume", "Stop"]
+    lives = [e for e in RunRecords.read(stopped.run_dir).events if isinstance(e, Opened)]
+    assert len(lives) == 2
+
+
+def test_a_run_that_has_ended_takes_no_commands(stopped: LiveRun) -> None:
+    code, text = offbeat("control", stopped.run_dir, "pause")
+    assert (code, "its run has ended" in text) == (2, True), text
+
+
+def test_a_finished_run_is_replayed_and_its_groups_explained(stopped: LiveRun) -> None:
+    code, text = offbeat("replay", stopped.run_dir)
+    assert code == 0, text
+    assert "summary.json  agrees" in text and "2 lives (incarnations 1, 2)" in text
+    code, text = offbeat("why", stopped.run_dir, "g-000000")
+    assert code == 0
+    assert "now: trained in step 1, which made version 1" in text
+
+
+def test_the_timeline_has_lanes_for_pumps_engines_ranks_and_groups(stopped: LiveRun) -> None:
+    events = json.loads((stopped.run_dir / "trace.json").read_text())
+    named = [e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"]
+    for kind in ("pumps", "engines", "trainer ranks", "groups"):
+        assert any(kind in name for name in named), named
+    lanes = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert {"train pump", "rollout pump", "sync pump", "generator-0"} <= lanes
+    assert all(e.get("dur", 0) >= 0 for e in events)
+
+
+def test_nearly_all_time_of_trainer_and_engines_is_attributed(stopped: LiveRun) -> None:
+    records = RunRecords.read(stopped.run_dir)
+    for who in ("trainer", "generator"):
+        column = [line[f"busy/{who}_unattributed_fraction"] for line in records.metrics]
+        assert fmean(column) <= 0.01
+    told = records.summary
+    assert sum(told.trainer_waits.values()) + told.trainer_busy_fraction == pytest.approx(1)
+    assert sum(told.generator_waits.values()) + told.generator_busy_fraction == pytest.approx(1)
+
+
+# --- a run that is cut off -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crashed(start: Start) -> Path:
+    """The directory of a run of 30 steps all of whose processes died at once."""
+    with start("crashed", STUB, "steps=30", "checkpoint.interval=4") as run:
+        run.trained_steps(9)
+        run.kill_everything()
+        return run.run_dir
+
+
+def test_a_crashed_run_is_replayed_and_its_groups_explained(crashed: Path) -> None:
+    code, text = offbeat("replay", crashed)
+    assert code == 0, text
+    assert "summary.json  not written" in text
+    code, text = offbeat("why", crashed, 0)
+    assert code == 0, text
+    assert "now: trained in step 1" in text
+
+
+def test_a_crashed_run_obeys_nobody_and_says_how_to_go_on(crashed: Path) -> None:
+    code, text = offbeat("control", crashed, "pause", "--wait", 0)
+    assert code == 1
+    assert f"Is the run alive? If not: offbeat train --resume {crashed}" in text
+
+
+def test_a_crashed_run_does_not_go_on_with_another_seed(crashed: Path) -> None:
+    code, text = offbeat("train", "--resume", crashed, "seed=5")
+    assert code == 2
+    assert "seed is 5, the run has 0. Leave these as they were" in text
+    assert "or start a new run" in text
+
+
+def test_a_crashed_run_goes_on_to_more_steps_than_it_was_to_have(
+    crashed: Path, start: Start
+) -> None:
+    with start("crashed", None, "steps=40", "--resume", str(crashed)) as run:
+        assert run.exit_code() == 0
+        run.nothing_is_left()
+    records = RunRecords.read(crashed)
+    records.agree()
+    assert records.summary.trainer_version == 40
+    assert records.summary.groups.trained == records.summary.groups.drawn == 160
+    assert sum(records.summary.staleness_histogram.values()) == 160 * 4
+    code, text = offbeat("replay", crashed)
+    assert code == 0, text
+    assert "steps: 40" in (crashed / "config.yaml").read_text()
