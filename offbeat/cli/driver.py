@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal, cast
@@ -33,7 +33,13 @@ from offbeat.cli.cluster import (
 from offbeat.cli.compose import Actors, RunSpec
 from offbeat.cli.control import taken
 from offbeat.cli.dry import dry
-from offbeat.cli.run_directory import SUMMARY, RunDirUnusable, make_run_dir, reopen_run_dir
+from offbeat.cli.run_directory import (
+    SUMMARY,
+    RunDirUnusable,
+    held,
+    make_run_dir,
+    reopen_run_dir,
+)
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
@@ -91,18 +97,32 @@ def drive(
     config = dry(loaded.config) if dry_run else loaded.config
     if not dry_run and _cannot_work(config, run_dir, errors):
         return BAD_CONFIG
-    try:
-        if resume is None:
-            directory = make_run_dir(config, run_dir)
-            run_id = f"{config.name}-{secrets.token_hex(4)}"
-        else:
-            directory = reopen_run_dir(config, resume)
-            taken(directory)  # what was asked of a driver before this one
-            run_id = recover(directory / "journal").run_id
-    except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
-        errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        return BAD_CONFIG
-    spec = RunSpec(config, run_id, directory, loaded.recipe_dir, Path.cwd())
+    with ExitStack() as ours:
+        try:
+            run_id, directory = _opened(config, run_dir, resume, ours)
+        except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
+            errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            return BAD_CONFIG
+        spec = RunSpec(config, run_id, directory, loaded.recipe_dir, Path.cwd())
+        return _driven(spec, console, errors)
+
+
+def _opened(
+    config: RunConfig, run_dir: Path | None, resume: Path | None, ours: ExitStack
+) -> tuple[str, Path]:
+    """Name and directory of the run, new or resumed; the directory is held until ``ours`` ends."""
+    if resume is None:
+        directory = make_run_dir(config, run_dir)
+        ours.enter_context(held(directory))
+        return f"{config.name}-{secrets.token_hex(4)}", directory
+    ours.enter_context(held(resume.absolute()))
+    directory = reopen_run_dir(config, resume)
+    taken(directory)  # what was asked of a driver before this one
+    return recover(directory / "journal").run_id, directory
+
+
+def _driven(spec: RunSpec, console: Console, errors: Console) -> int:
+    directory = spec.run_dir
     configure_logging("driver", directory / "logs", run_id=spec.run_id)
     console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
     signals = Signals()

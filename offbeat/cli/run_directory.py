@@ -1,8 +1,10 @@
 """The directory of one run: chosen, made, never shared with another run."""
 
+import fcntl
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
 
@@ -79,6 +81,35 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
     return directory
+
+
+@contextmanager
+def held(directory: Path) -> Generator[None]:
+    """While the block runs, no other process holds the directory; it ends with the process too.
+
+    On a file system without locks nobody is refused. Of two controllers there, the journal lets only
+    the one go on that was started last.
+
+    Raises:
+        RunDirUnusable: Another process holds it, or there is no such directory.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        fix = "Name the directory that an earlier run wrote"
+        raise RunDirUnusable(str(directory), "it holds no run to resume", fix) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        fix = f"End it first: offbeat control {directory} stop"
+        raise RunDirUnusable(str(directory), "its run is alive", fix) from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 _FIXED: Final = (

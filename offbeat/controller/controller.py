@@ -30,7 +30,7 @@ from offbeat.controller.busy import Busy
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 from offbeat.controller.engines import EnginePump
-from offbeat.controller.errors import RunAborted, RunFailed, RunStalled, leaves
+from offbeat.controller.errors import BudgetSpent, RunAborted, RunFailed, RunStalled, leaves
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.gang import Gang
@@ -169,6 +169,7 @@ class Controller:
             try:
                 on_ended(raised)
             finally:
+                await self._keep_state()
                 await self._close()
 
     def control(self, command: Command) -> None:
@@ -278,6 +279,12 @@ class Controller:
         first = set(leaves(cause)) if cause is not None else set[BaseException]()
         causes = sorted(leaves(group), key=lambda each: each not in first)
         return RunFailed(state.lifecycle.phase, state.step, state.ledger.trainer_version, causes)
+
+    async def _keep_state(self) -> None:
+        """A run that ends for want of engines leaves a checkpoint: its trainer is well."""
+        cause = self._cause
+        if isinstance(cause, BudgetSpent) and cause.key.startswith(("generator.", "rollout.")):
+            await self._train_pump.keep_state()
 
     async def _close(self) -> None:
         """Close every actor, all at once. A failure is logged: it must not hide why the run ended."""

@@ -11,7 +11,8 @@ checkpoint, and what was trained since is rolled out and trained again: a rewind
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 import structlog
 
@@ -26,12 +27,13 @@ from offbeat.controller.recovery import Recovery
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import TrainStep
-from offbeat.messages.failures import StepOutOfOrder, TrainStepFailed
+from offbeat.messages.failures import OffbeatError, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
+_LAST_SAVE_S: Final = 30.0  # a run that failed waits no longer for its last checkpoint
 
 
 class Sweep(Protocol):
@@ -77,6 +79,32 @@ class TrainPump:
                 await self._rewind(lost)
             else:
                 return
+
+    async def keep_state(self) -> None:
+        """After the end: have a living trainer save the last version, unless that is saved already.
+
+        What fails here is logged: it must not hide why the run ended.
+        """
+        state, version = self._state, self._state.ledger.trainer_version
+        if (
+            not (state.config.checkpoint.interval and version)
+            or version in state.ledger.checkpoints
+        ):
+            return
+        key = StepKey(state.step, self._attempts + 1, 0)
+        try:
+            await self._gang.call(
+                f"abort of step {key.step}",
+                partial(self._gang.trainer.abort_train_step, state.fence, key),
+                _LAST_SAVE_S,
+            )
+            await self._gang.call(
+                f"last checkpoint, version {version}",
+                partial(self._gang.trainer.save_checkpoint, state.fence, version),
+                _LAST_SAVE_S,
+            )
+        except OffbeatError as failure:
+            log.warning("checkpoint.failed", version=version, error=str(failure))
 
     async def _start(self) -> None:
         """Find the place where the run stands, and serve the weights of it."""

@@ -245,7 +245,8 @@ class FakeTrainer(Actor):
         disk.abandon_after(now, model.version)
         self._version, self._digest = model.version, model.digest
         self._last_step, self._last_attempt = model.step, model.attempt
-        self._steps, self._open, self._chunks = StepGuard(), [], 0
+        self._steps.close()
+        self._open, self._chunks = [], 0
         self.around.record(TrainerRestored(now, self.life, model.version, model.digest))
         return self._state()
 

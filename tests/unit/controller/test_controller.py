@@ -345,6 +345,21 @@ def test_a_silent_trainer_is_replaced_at_its_deadline() -> None:
     assert world.trainer.lives == 2
 
 
+def test_a_run_that_ends_for_want_of_engines_leaves_a_checkpoint_of_its_last_version() -> None:
+    world = World({"generator": {"restart_budget": 1}}, engines=1)
+
+    class Doomed(FakeTrainer):
+        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+            if len(self.steps) in (2, 5):
+                world.generators["generator-0"].silent = True  # answers nothing any more
+            return await super().finish_train_step(fence, key)
+
+    world.trainer = Doomed()
+    failure = world.fail()
+    assert isinstance(failure.causes[0], BudgetSpent) and "restart_budget" in str(failure)
+    assert list(world.trainer.checkpoints) == [world.built.state.ledger.trainer_version]
+
+
 def test_a_checkpoint_that_cannot_be_written_costs_no_step() -> None:
     world = World({"checkpoint": {"interval": 2}})
     world.trainer.broken_disk = True
