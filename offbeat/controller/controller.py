@@ -46,7 +46,7 @@ from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import Advantages, TrainStep
 from offbeat.controller.training import TrainPump
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import group_id
 from offbeat.messages.training import LossSpec
@@ -282,8 +282,14 @@ class Controller:
 
     async def _keep_state(self) -> None:
         """A run that ends for want of engines leaves a checkpoint: its trainer is well."""
-        cause = self._cause
-        if isinstance(cause, BudgetSpent) and cause.key.startswith(("generator.", "rollout.")):
+        match self._cause:
+            case BudgetSpent(key=key):
+                wanting = key.startswith(("generator.", "rollout."))
+            case DeadlineExceeded(who=who):
+                wanting = who.removeprefix("start of ") in self.state.fleet.engines
+            case _:
+                wanting = False
+        if wanting:
             await self._train_pump.keep_state()
 
     async def _close(self) -> None:
