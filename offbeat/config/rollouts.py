@@ -133,8 +133,8 @@ class FilterConfig(Config):
     """Drop groups of which more than this share of samples ran out of tokens. None: keep them."""
 
     max_per_step: Annotated[int, Field(ge=1)] | None = None
-    """Groups filtered for one step before the next ones are kept whatever they are. None: ten times
-    ``groups_per_step``."""
+    """Groups filtered for one step before the next ones are kept whatever they are; which these are
+    depends on arrival. None: ten times ``groups_per_step``."""
 
 
 class BufferConfig(Config):

@@ -135,7 +135,11 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
         plan = plan_of(
             seed,
             ("data", "engines")[seed % 2],
-            rollout={"data_retries": data_retries, "on_dropped_prompt": policy},
+            rollout={
+                "data_retries": data_retries,
+                "on_dropped_prompt": policy,
+                "drop_budget": 100,
+            },
             filters={**BOTH_FILTERS, "zero_variance": seed % 3 == 0},
         )
         rng = random.Random(f"{seed}/bad data")
@@ -182,8 +186,8 @@ class SamplesAnewForEachAttempt(Controller):
 
 
 def test_a_controller_that_samples_anew_for_each_attempt_differs_once_a_rollout_fails() -> None:
-    quiet = plan_of(3, "none")
-    struck = msgspec.structs.replace(quiet, strikes=[Strike("engine_killed", at_step=4)])
+    quiet = plan_of(3, "none", rollout={"data_retries": 1})
+    struck = msgspec.structs.replace(quiet, strikes=[Strike("reward_raises", at_step=4)])
     expected = reference(quiet.config, prompts=quiet.prompts)
     assert steps_of(play(3, quiet, SamplesAnewForEachAttempt)) == expected
     assert steps_of(play(3, struck, SamplesAnewForEachAttempt)) != expected

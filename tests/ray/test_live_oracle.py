@@ -1,0 +1,139 @@
+"""A real run against a plain loop over the same engine and trainer: one process, no Ray, no controller."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AutoTokenizer
+
+from offbeat.actors.environment_worker.group import run_group
+from offbeat.actors.generators.embedded import EmbeddedEngine, load_model
+from offbeat.actors.trainers.torch_backend.split_step import TorchTrainer
+from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.cli.compose import loss_spec
+from offbeat.config.loader import load_recipe
+from offbeat.config.run import RunConfig
+from offbeat.controller.events import Committed, Released, StepApplied
+from offbeat.controller.rollouts import group_seed
+from offbeat.environments.factory import make_environment, make_prompts
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.transfer_queue.schema import Columns
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.source import ModuleSource
+from tests.ray.conftest import ROOT, Start
+from tests.support.run_records import RunRecords
+
+RECIPE = ROOT / "recipes" / "deterministic.yaml"
+SMALL = ("steps=6", "groups_per_step=4", "samples_per_group=4")
+
+
+@dataclass
+class Told:
+    """What a run did, step by step."""
+
+    rewards: list[list[tuple[float, ...]]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    releases: list[str] = field(default_factory=list)  # digests, the initial weights' first
+
+
+class Synchronous:
+    """Generate a batch, train on it, copy the weights; nothing happens at the same time."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config, self._path = config, config.model.path
+        sampling = config.generator.sampling
+        self._sampling = SamplingParams(
+            sampling.temperature, max_new_tokens=sampling.max_new_tokens
+        )
+        self._prompts = make_prompts(config, RECIPE.parent)
+        tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+        self._environment = make_environment(config.environment, tokenizer, ROOT)
+        self._trainer = TorchTrainer(
+            self._path,
+            trainer=config.trainer,
+            model=config.model,
+            total_steps=config.steps,
+            seed=config.seed,
+        )
+        model = load_model(self._path, torch.float32, "cpu", trust_remote_code=False)
+        self._engine = EmbeddedEngine(
+            model,
+            name="generator-0",
+            incarnation="the only one",
+            eos_token_ids=[model.generation_config.eos_token_id],
+            max_sequences=config.generator.max_sequences,
+            max_model_len=config.generator.max_model_len,
+            deterministic=True,
+            seed=config.seed,
+            device="cpu",
+        )
+        self._source = ModuleSource(self._trainer.module, int(config.sync.chunk_mb * 2**20))
+
+    def run(self) -> Told:
+        config, told = self._config, Told(releases=[self._digest()])
+        estimator, size = ESTIMATORS[config.algorithm.advantage], config.groups_per_step
+        for step in range(config.steps):
+            groups = [self._rolled_out(step * size + place) for place in range(size)]
+            rewards = [receipt.rewards for receipt, _ in groups]
+            result = self._trainer.train(
+                [columns for _, columns in groups],
+                [estimator(each) for each in rewards],
+                loss_spec(config),
+            )
+            assert result.applied
+            self._engine.model.load_state_dict(self._trainer.module.state_dict())
+            told.rewards.append(rewards)
+            told.losses.append(result.loss)
+            told.releases.append(self._digest())
+        return told
+
+    def _rolled_out(self, ordinal: int) -> tuple[Receipt, Columns]:
+        prompt = self._prompts.prompt(ordinal)
+        assert prompt is not None
+        config = self._config
+        seed = group_seed(config.seed, ordinal)
+        task = RolloutTask(prompt, 1, config.samples_per_group, "generator-0", seed, 60.0)
+        limits = {"max_turns": 1, "max_model_len": config.generator.max_model_len}
+        return asyncio.run(
+            run_group(task, self._environment, self._generate, self._sampling, **limits)
+        )
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        self._engine.submit(request)
+        while not (finished := self._engine.step()):
+            pass
+        return finished[0]
+
+    def _digest(self) -> str:
+        digests = [digest for _, digest in self._source.chunks()]
+        return release_digest(self._source.manifest, digests)
+
+
+def told_by(run: RunRecords) -> Told:
+    """Released weights, in the order in which the journal has them."""
+    told, receipts = Told(losses=[line["train/loss"] for line in run.metrics]), dict[int, Receipt]()
+    for event in run.events:
+        match event:
+            case Committed():
+                receipts[event.receipt.ordinal] = event.receipt
+            case StepApplied():
+                told.rewards.append([receipts[each].rewards for each in sorted(event.ordinals)])
+            case Released():
+                told.releases.append(event.digest)
+            case _:
+                pass
+    return told
+
+
+def test_a_real_run_in_order_without_look_ahead_equals_a_plain_loop_to_the_last_bit(
+    start: Start,
+) -> None:
+    with start("real", RECIPE, *SMALL) as run:
+        assert run.exit_code() == 0
+        found = RunRecords.read(run.run_dir)
+    torch.set_num_threads(1)
+    expected = Synchronous(load_recipe(RECIPE, SMALL).config).run()
+    assert any(expected.losses), "losses that are all zero prove nothing"
+    assert told_by(found) == expected
+    assert found.summary.weights_digest == expected.releases[-1]
