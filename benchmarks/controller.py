@@ -21,7 +21,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
     generators = {name: NoopGenerator(name) for name in names(case.engines)}
     rollouts, ends = NoopRollouts(generators), list[_Step]()
 
-    def note() -> None:
+    def note(_: Mapping[str, float]) -> None:
         ends.append(_Step(time.perf_counter(), time.process_time(), ledger.outstanding))
 
     policy = build_sampler(config.sampler, config.groups_per_step)

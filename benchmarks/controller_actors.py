@@ -69,7 +69,12 @@ def _print(engines: int, runs: Sequence[Measured]) -> None:
         f"({min(rates):,.0f} to {max(rates):,.0f}), controller "
         f"{median.cores[CONTROLLER]:.2f} cores, {median.controller_us:.0f} us a group"
     )
-    print("   cores: " + ", ".join(f"{kind} {share:.2f}" for kind, share in cores), flush=True)
+    everybody_us = sum(median.cores.values()) / median.groups_per_s * 1e6
+    print(
+        f"   all processes {everybody_us:.0f} us a group; cores: "
+        + ", ".join(f"{kind} {share:.2f}" for kind, share in cores),
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -117,13 +117,13 @@ class NoopTrainer:
 
 
 class StepClock:
-    """Telemetry that calls back at the end of each step."""
+    """Telemetry that calls back at the end of each step, with its metrics."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
         self._on_step = on_step
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        self._on_step()
+        self._on_step(metrics)
 
 
 def names(engines: int) -> list[str]:

@@ -17,7 +17,7 @@ reach: the other side would have to have groups, or room, at every moment.
 
 **Work**: steps of 64 groups; each group holds one slot of one of four engines for a log-normal time
 (sigma 0.8, mean 0.31 s) that is cut at 1.1 s, twice the time of a step. A step is 0.5 s of compute,
-nine tenths of it spread over its groups as they come; a release takes the trainer 0.05 s and each
+nine tenths of it spread over its groups, which are sent as they come; a release takes the trainer 0.05 s and each
 engine 0.05 s; a message 1 ms, the journal's fsync 2 ms. Generation-bound is 20 slots, balanced 40,
 training-bound 80: decoding the groups of a step then takes 1.0, 0.5 and 0.25 s.
 """
@@ -28,7 +28,7 @@ import logging
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -71,6 +71,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     max_in_flight: int | None = None
     costs: Costs = COSTS
+    sigma: float = SIGMA
     longest_s: float = LONGEST_S
 
 
@@ -106,7 +107,7 @@ async def _run(case: Case, seed: int) -> Measured:
     trainer, points = TimedTrainer(GROUPS, costs), list[_Point]()
     staleness = list[float]()
 
-    def note() -> None:
+    def note(metrics: Mapping[str, float]) -> None:
         points.append(
             _Point(
                 asyncio.get_running_loop().time(),
@@ -115,11 +116,10 @@ async def _run(case: Case, seed: int) -> Measured:
                 sum(engine.loads for engine in engines.values()),
             )
         )
-        seen = controller.progress.staleness
-        staleness.append(sum(behind * count for behind, count in seen.items()))
+        staleness.append(metrics["off_policy/staleness_mean"])
 
     def length_s(ordinal: int) -> float:
-        return _length_s(seed, ordinal, case.longest_s)
+        return _length_s(seed, ordinal, case)
 
     config = _config(case)
     controller = Controller(
@@ -152,7 +152,7 @@ async def _run(case: Case, seed: int) -> Measured:
     return Measured(
         efficiency=max(training_s, generation_s) / wall_s,
         step_s=wall_s / steps,
-        staleness=(staleness[LAST - 1] - staleness[FIRST - 1]) / (steps * GROUPS * SAMPLES),
+        staleness=statistics.fmean(staleness[FIRST:LAST]),
         trainer={
             name: (spent_s - first.trainer_s.get(name, 0.0)) / wall_s
             for name, spent_s in last.trainer_s.items()
@@ -189,25 +189,25 @@ def _config(case: Case) -> RunConfig:
 # --- lengths -------------------------------------------------------------------------------------
 
 
-def _length_s(seed: int, ordinal: int, longest_s: float) -> float:
-    dice = random.Random(f"{seed}/{ordinal}")
-    return min(longest_s, dice.lognormvariate(log_median_s(longest_s), SIGMA))
+def _length_s(seed: int, ordinal: int, case: Case) -> float:
+    dice, mu = random.Random(f"{seed}/{ordinal}"), log_median_s(case.sigma, case.longest_s)
+    return min(case.longest_s, dice.lognormvariate(mu, case.sigma))
 
 
 @cache
-def log_median_s(longest_s: float) -> float:
+def log_median_s(sigma: float, longest_s: float) -> float:
     """Log of the median of the log-normal for which the mean, after the cut, is ``MEAN_S``. By bisection."""
     low, high = math.log(MEAN_S) - 3, math.log(MEAN_S) + 3
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _mean_s(middle, longest_s) < MEAN_S else (low, middle)
+        low, high = (middle, high) if _mean_s(middle, sigma, longest_s) < MEAN_S else (low, middle)
     return low
 
 
-def _mean_s(mu: float, longest_s: float) -> float:
+def _mean_s(mu: float, sigma: float, longest_s: float) -> float:
     """Mean of ``min(longest_s, log-normal)``."""
-    below, cut = NormalDist().cdf, (math.log(longest_s) - mu) / SIGMA
-    return math.exp(mu + SIGMA**2 / 2) * below(cut - SIGMA) + longest_s * (1 - below(cut))
+    below, cut = NormalDist().cdf, (math.log(longest_s) - mu) / sigma
+    return math.exp(mu + sigma**2 / 2) * below(cut - sigma) + longest_s * (1 - below(cut))
 
 
 # --- the table -----------------------------------------------------------------------------------

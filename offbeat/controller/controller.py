@@ -54,7 +54,8 @@ from offbeat.sampler.policy import Sampler
 
 P = ParamSpec("P")
 _GRACE_S: Final = 1.0
-_DEADLOCK_LOOK_S: Final = 10.0
+_LOOK_S: Final = 10.0  # between two looks of the watchdog
+_DEADLOCK_LOOKS: Final = 2  # at which nobody is at work and nothing has moved since the one before
 log = structlog.stdlib.get_logger()
 
 
@@ -113,7 +114,14 @@ class Controller:
             max_group_bytes=max_group_bytes,
         )
         self._evaluation = Evaluation(state, ports.evaluation, ports.rollouts, ports.telemetry)
-        self._recovery = Recovery(state, gang, self._sync, self._rollout_pump, ports.payloads)
+        self._recovery = Recovery(
+            state,
+            gang,
+            self._sync,
+            self._rollout_pump,
+            ports.payloads,
+            on_taken=self.progress.resume,
+        )
         self._train_pump = TrainPump(
             state,
             gang,
@@ -206,16 +214,25 @@ class Controller:
         """A run that nothing can move any more ends at once, one that is silent for too long soon."""
         state, limit = self.state, self._config.supervision.stall_timeout_s
         clock = asyncio.get_running_loop().time
-        seen = -1.0
+        seen, looks = -1.0, 0
         while True:
-            now, idle = clock(), state.awaits.healthy_until
+            now, busy_until = clock(), state.awaits.healthy_until
             # A call at its deadline ends by itself, and says more than a stall does.
-            stuck = now >= max(state.moved_at + limit, idle + _GRACE_S)
-            nobody_acts = idle == -float("inf") and seen == state.moved_at
-            if (stuck or nobody_acts) and not state.paused:
+            stuck = now >= max(state.moved_at + limit, busy_until + _GRACE_S)
+            nobody_acts = busy_until == -float("inf") and seen == state.moved_at
+            looks = looks + 1 if nobody_acts else 0
+            if (stuck or looks == _DEADLOCK_LOOKS) and not state.paused:
                 raise RunStalled(now - state.moved_at, self._where(), state.awaits.describe(now))
             seen = state.moved_at
-            await asyncio.sleep(min(_DEADLOCK_LOOK_S, limit))
+            await asyncio.sleep(min(_LOOK_S, limit))
+            # A run that stands still, a paused one too, keeps nothing to itself.
+            await state.call(
+                "watchdog",
+                on="the journal",
+                deadline_s=limit,
+                reply=self._ports.journal.barrier(),
+                background=True,
+            )
 
     async def _control(self) -> NoReturn:
         """The inbox of the operator's commands."""

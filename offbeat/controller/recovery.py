@@ -4,13 +4,14 @@ The journal says what was meant and done, the trainer what it holds. Whether an 
 happened is asked, not guessed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from offbeat.controller.errors import TrainerAhead
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
+from offbeat.controller.history import TrainedStep
 from offbeat.controller.ledger import Place
 from offbeat.controller.ports import Payloads
 from offbeat.controller.rollouts import RolloutPump
@@ -32,9 +33,12 @@ class Recovery:
         sync: WeightSync,
         rollouts: RolloutPump,
         payloads: Payloads,
+        *,
+        on_taken: Callable[[Iterable[TrainedStep]], None],
     ) -> None:
+        """``on_taken`` hears of a step whose end the journal does not know, but the trainer does."""
         self._state, self._gang, self._sync = state, gang, sync
-        self._rollouts, self._payloads = rollouts, payloads
+        self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
 
     async def start(self) -> None:
         """Take over: from nothing, or from what the journal says of former controllers.
@@ -103,7 +107,11 @@ class Recovery:
                     f"version {answer.version} (step {told[0]}, attempt {told[1]})",
                     f"version {ledger.trainer_version}, intending {intent}",
                 )
-            ledger.applied(intent.step, intent.attempt)
+            receipts = tuple(
+                group.receipt for group in ledger.training.values() if group.receipt is not None
+            )
+            version = ledger.applied(intent.step, intent.attempt)
+            self._on_taken([TrainedStep(intent.step, version, receipts)])
             return
         key = StepKey(state.step, state.first_of_life, 0)
         await self._gang.call(

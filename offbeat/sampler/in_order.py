@@ -11,8 +11,7 @@ class InOrder:
 
     A group is stamped with its target step when admitted. It is admitted only if, sampled now, it
     would still be within ``max_staleness`` when that step trains it: step t trains at version
-    t - 1. With ``max_staleness`` 0 this is
-    synchronous training.
+    t - 1. With ``max_staleness`` 0 this is synchronous training.
     """
 
     groups_per_step: int

@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -24,6 +25,7 @@ REPLAYED_EVERY: Final = 100
 """One episode out of so many is played twice: it has to come out the same, bit for bit."""
 
 _LAST_EVENTS: Final = 5
+_SILENT: Final = structlog.make_filtering_bound_logger(logging.CRITICAL)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -71,12 +73,15 @@ class Job(msgspec.Struct, frozen=True):
     strikes: list[Strike] | None
 
 
-def quiet() -> None:
-    """Drop every log line below critical: an episode's warnings are what it is about."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
-        cache_logger_on_first_use=True,
-    )
+@contextmanager
+def quiet() -> Generator[None]:
+    """Drop log lines below critical meanwhile: an episode's warnings are what it is about."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=_SILENT)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def run_campaign(
@@ -119,7 +124,7 @@ def _tallies(jobs: list[Job], workers: int) -> Iterator[Tally]:
 
 
 def _start_worker() -> None:
-    quiet()
+    structlog.configure(wrapper_class=_SILENT, cache_logger_on_first_use=True)
     gc.freeze()
 
 

@@ -35,6 +35,7 @@ _TOLD_EVENTS: Final = 20
 Write = Callable[[str], object]
 
 
+@quiet()
 def simulate(  # noqa: PLR0913 - the options of a command
     config: RunConfig,
     *,
@@ -60,7 +61,6 @@ def simulate(  # noqa: PLR0913 - the options of a command
         recipe: How the recipe was named, for the command that replays a seed.
         write: Takes the text.
     """
-    quiet()
     if faults not in PROFILES:
         write(f"no fault profile is named {faults!r}; there are {', '.join(PROFILES)}\n")
         return BAD_ARGUMENTS

@@ -140,7 +140,7 @@ _FLEET: Final[tuple[_Row, ...]] = (
      "Engines that hold acknowledged weights and take work.",
      "Engines came back."),
     ("fleet/restarts", "restarts", "last",
-     "Engine restarts since the run began.",
+     "Engine restarts since this controller began.",
      "Engines die: see their logs under logs/ for memory and CUDA errors."),
     ("queue/ready_groups", "groups", "last",
      "Finished groups that wait for the trainer.",

@@ -28,17 +28,6 @@ def steps_of(run_dir: Path) -> int:
     return recover(run_dir / "journal").trainer_version
 
 
-def come_to_rest(run: LiveRun) -> int:
-    """Wait until a paused run has nothing in flight, by its journal; its steps then."""
-
-    def look() -> bool:
-        ledger = recover(run.run_dir / "journal")
-        return ledger.in_flight == 0 and not ledger.training
-
-    run.until("nothing is in flight", look)
-    return steps_of(run.run_dir)
-
-
 def asked_of_controllers(run: LiveRun) -> list[str]:
     lines = (run.run_dir / "logs" / "controller.log").read_text().splitlines()
     return [json.loads(line)["command"] for line in lines if '"run.command"' in line]
@@ -57,10 +46,14 @@ def stopped(start: Start) -> Iterator[LiveRun]:
             assert code == 0, text
             assert "g-000000" in text or "the journal and what was written beside it agree" in text
 
+        code, text = offbeat("train", "--resume", run.run_dir)
+        assert (code, "its run is alive. End it first" in text) == (2, True), text
+
         assert offbeat("control", run.run_dir, "pause") == (0, f"{run.run_dir}: pause\n")
         run.logged("run.command")
-        steps = come_to_rest(run)
-        assert offbeat("replay", run.run_dir)[0] == 0  # takes the time of several steps
+        steps = steps_of(run.run_dir)
+        for _ in range(2):  # takes the time of many steps
+            assert offbeat("replay", run.run_dir)[0] == 0
         assert steps_of(run.run_dir) <= steps + 1, "one that had begun may end"
         paused_at = steps_of(run.run_dir)
 

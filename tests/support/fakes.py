@@ -1,12 +1,16 @@
 """Fakes of the controller's ports, with faults that can be switched on."""
 
 import asyncio
+import contextlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.trainers.step_guard import Call, StepGuard
 from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
@@ -58,9 +62,13 @@ class FakeGenerator:
     refuse_loads: int = 0
     lie_about_digest: bool = False
     loads: list[int] = field(default_factory=list[int])
+    epoch: int = 0  # of the newest transfer begun in this life
     restarts: int = 0
     closed: bool = False
     killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.guard = FenceGuard(self.name)
 
     @property
     def incarnation(self) -> str:
@@ -68,13 +76,17 @@ class FakeGenerator:
 
     def die(self) -> None:
         """Lose the process; its owner starts a new one a second later."""
-        self.dead, self.version = True, None
+        self.dead, self.version, self.digest = True, None, None
         asyncio.get_running_loop().call_later(1.0, self._reborn)
 
     def _reborn(self) -> None:
         self.dead, self.silent, self.broken, self.life = False, False, False, self.life + 1
+        self.guard, self.epoch = FenceGuard(self.name), 0
 
-    async def _answer(self) -> None:
+    async def _answer(self, life: int | None = None) -> None:
+        """Return if it can be spoken to, and still lives the life in which it was asked."""
+        if life not in (None, self.life):
+            raise ActorLost(self.name, "call", "the process was replaced")
         if self.dead:
             raise ActorLost(self.name, "call", "the process is gone")
         if self.broken:
@@ -85,12 +97,18 @@ class FakeGenerator:
 
     async def state(self, fence: Fence) -> EngineState:
         await self._answer()
+        self.guard.check(fence)
         return EngineState(self.name, self.incarnation, self.version, self.digest, 0, 0, 0.0, 0)
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         await self._answer()
+        self.guard.check(fence)
+        if epoch <= self.epoch:
+            newer = f"a newer transfer was begun: epoch {self.epoch}"
+            raise WeightSyncFailed(self.name, epoch, release.version, newer)
+        self.epoch, life = epoch, self.life
         await asyncio.sleep(self.load_s)
-        await self._answer()
+        await self._answer(life)
         if self.refuse_loads:
             self.refuse_loads -= 1
             raise WeightSyncFailed(self.name, epoch, release.version, "a tensor is missing")
@@ -122,27 +140,37 @@ class FakeRollouts:
     running: int = 0
     peak: int = 0
     closed: bool = False
+    guard: FenceGuard = field(default_factory=lambda: FenceGuard("environment-0"))
+    replaced: dict[int, asyncio.Event] = field(default_factory=dict[int, asyncio.Event])
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        self.guard.check(fence)
+        replaced = self.replaced.setdefault(fence.incarnation, asyncio.Event())
+        for incarnation, event in self.replaced.items():
+            if incarnation < fence.incarnation:
+                event.set()
         engine = self.engines[task.engine]
-        assert engine.version is not None, "dispatched to an engine without weights"
+        if engine.dead:
+            raise infrastructure(task, "engine_lost")
+        if engine.version is None:
+            assert engine.life > 1, "dispatched to an engine that never had weights"
+            raise infrastructure(task, "engine_unavailable")
         self.started.append((task.ordinal, task.attempt))
         first, life = engine.version, engine.life
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
             took = self.slow.get(task.ordinal, self.rollout_s * (1 + task.ordinal % 3))
-            await asyncio.sleep(took)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(took):
+                    await replaced.wait()
+                raise ActorLost("environment-0", "rollout", "a newer controller took over")
         finally:
             self.running -= 1
         if engine.dead or engine.life != life:
-            raise RolloutFailed(
-                FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "engine_lost", engine.name
-            )
+            raise infrastructure(task, "engine_lost")
         if engine.broken:
-            raise RolloutFailed(
-                FailureKind.INFRASTRUCTURE, task.ordinal, 1, "engine_unavailable", engine.name
-            )
+            raise infrastructure(task, "engine_unavailable")
         if faults := self.faults.get(task.ordinal):
             raise faults.pop(0)
         receipt = make_receipt(task, first, engine)
@@ -150,6 +178,13 @@ class FakeRollouts:
 
     async def close(self) -> None:
         self.closed = True
+
+
+def infrastructure(task: RolloutTask, reason: str) -> RolloutFailed:
+    """The engine of this task cannot go on with it; another one may."""
+    return RolloutFailed(
+        FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, reason, task.engine
+    )
 
 
 def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Receipt:
@@ -173,18 +208,21 @@ def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Rece
 
 @dataclass
 class FakeTrainer:
-    """Keeps its own log of what it trained: ``steps[i]`` are the ordinals of step i + 1."""
+    """Keeps its own log of what it trained: ``steps[i]`` are the ordinals of step i + 1.
+
+    Its weights are that log: their digest follows from it.
+    """
 
     step_s: float = 2.0
     steps: list[list[int]] = field(default_factory=list[list[int]])
-    open: list[int] | None = None
-    seq: int = 0
+    open: list[int] = field(default_factory=list[int])  # ordinals of the open step
     fail_at: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> where
     lose_at_step: int | None = None  # its process dies in finish, before the optimizer steps
     dead: bool = False
     lives: int = 1
     last: tuple[int, int] = (0, 0)  # (step, attempt) of the newest applied step
     checkpoints: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
+    last_of: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     broken_disk: bool = False
     refuse_steps: set[int] = field(default_factory=set[int])
     aborted: list[int] = field(default_factory=list[int])
@@ -194,6 +232,8 @@ class FakeTrainer:
     hang: bool = False
     closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one call at a time, in order
+    keys: StepGuard = field(default_factory=StepGuard)
+    guard: FenceGuard = field(default_factory=lambda: FenceGuard("trainer rank 0"))
 
     def _maybe_fail(self, key: StepKey, where: str) -> None:
         if where in self.fail_at.get(key.step, []):
@@ -208,86 +248,120 @@ class FakeTrainer:
         if self.dead:
             raise ActorLost("trainer rank 0", where, "the process is gone")
 
+    def _admit(self, fence: Fence, where: str) -> None:
+        self._alive(where)
+        self.guard.check(fence)
+
+    async def _work(self, where: str, seconds: float) -> None:
+        """Take this long; who is asked in one life does not answer in the next."""
+        life = self.lives
+        await asyncio.sleep(seconds)
+        self._alive(where)
+        if self.lives != life:
+            raise ActorLost("trainer rank 0", where, "the process was replaced")
+
     def die(self) -> None:
         """Lose the process; ``restart`` starts a new one, with the initial model."""
-        self.dead, self.steps, self.open, self.last = True, [], None, (0, 0)
+        self.dead = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self.steps, self.open, self.last = [], [], (0, 0)
+        self.keys, self.guard = StepGuard(), FenceGuard("trainer rank 0")
 
     async def state(self, fence: Fence) -> TrainerState:
-        self._alive("state")
+        self._admit(fence, "state")
         return TrainerState(1, len(self.steps), *self.last, 10, self._digest())
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        self._admit(fence, "prepare_logprobs")
         self.prepared += 1
         n = len(chunk.ordinals)
         return PreparedColumns(("policy_logprobs",), (8,) * n, (object(),) * n)
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         async with self.turn:
-            self._alive("begin")
-            assert self.open is None, "a step is open"
-            assert key.step == len(self.steps) + 1
-            self._maybe_fail(key, "begin")
-            self.open, self.seq = [], 0
+            self._admit(fence, "begin")
+            if key.step != len(self.steps) + 1:
+                raise StepOutOfOrder(str(key), f"the step after version {len(self.steps)}")
+            self.keys.once(key, Call.BEGIN, lambda: self._begin(key))
+
+    def _begin(self, key: StepKey) -> None:
+        self._maybe_fail(key, "begin")
+        self.open = []
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
         async with self.turn:
-            if self.open is None or key.seq != self.seq + 1:
-                raise StepOutOfOrder(str(key), str(self.seq + 1))
+            self._admit(fence, "microbatch")
             if self.hang:
                 await asyncio.Event().wait()
-            await asyncio.sleep(self.step_s / 2)
-            self._maybe_fail(key, "microbatch")
-            self.seq = key.seq
-            self.open += chunk.ordinals
-            self.chunks.append(chunk.tokens)
-            return ChunkResult(4, 2, 1, self.step_s / 2)
+            await self._work("microbatch", self.step_s / 2)
+            return self.keys.once(key, Call.MICROBATCH, lambda: self._accumulate(key, chunk))
+
+    def _accumulate(self, key: StepKey, chunk: Chunk) -> ChunkResult:
+        self._maybe_fail(key, "microbatch")
+        self.open += chunk.ordinals
+        self.chunks.append(chunk.tokens)
+        return ChunkResult(4, 2, 1, self.step_s / 2)
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         async with self.turn:
-            await asyncio.sleep(self.step_s / 2)
-            self._maybe_fail(key, "finish")
-            if self.open is None or key.seq != self.seq + 1:
-                raise StepOutOfOrder(str(key), str(self.seq + 1))
-            applied = key.step not in self.refuse_steps
-            if applied:
-                self.steps.append(self.open)
-                self.last = (key.step, key.attempt)
-            else:
-                self.refuse_steps.remove(key.step)
-            self.open = None
-            reason = "" if applied else "gradient norm is nan"
-            return StepResult(applied, 0.5, 1.0, 1e-3, 8, 4, 1, {}, reason, self.step_s)
+            self._admit(fence, "finish")
+            await self._work("finish", self.step_s / 2)
+            return self.keys.once(key, Call.FINISH, lambda: self._finish(key))
+
+    def _finish(self, key: StepKey) -> StepResult:
+        self._maybe_fail(key, "finish")
+        applied = key.step not in self.refuse_steps
+        if applied:
+            self.steps.append(self.open)
+            self.last = (key.step, key.attempt)
+        else:
+            self.refuse_steps.remove(key.step)
+        self.open = []
+        reason = "" if applied else "gradient norm is nan"
+        return StepResult(applied, 0.5, 1.0, 1e-3, 8, 4, 1, {}, reason, self.step_s)
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        self.open = None
-        self.aborted.append(key.step)
+        async with self.turn:
+            self._admit(fence, "abort")
+            self.aborted.append(key.step)
+            if self.keys.abort(key):
+                self.open = []
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        self._alive("publish")
-        assert version == len(self.steps)
+        self._admit(fence, "publish")
+        if version != len(self.steps):
+            raise TrainStepFailed(0, version, "publish", f"it holds version {len(self.steps)}")
         return WeightRelease(version, self._digest(), None, (), 10)
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        self._alive("checkpoint")
+        self._admit(fence, "checkpoint")
         if self.broken_disk:
             raise CheckpointFailed(0, version, "no space left on device")
-        assert version == len(self.steps)
-        self.checkpoints[version] = list(self.steps)
+        if version != len(self.steps):
+            raise CheckpointFailed(0, version, f"it holds version {len(self.steps)}")
+        self.checkpoints[version], self.last_of[version] = list(self.steps), self.last
         return Checkpoint(version, self._digest(), 10, 0.1)
 
     async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        self._alive("restore")
-        kept = [version for version in self.checkpoints if version <= at_most]
-        self.steps = list(self.checkpoints[max(kept)]) if kept else []
-        self.open = None
+        self._admit(fence, "restore")
+        version = max((each for each in self.checkpoints if each <= at_most), default=0)
+        # Newer ones are of a history that is abandoned here: their numbers come again.
+        self.checkpoints = {at: kept for at, kept in self.checkpoints.items() if at <= version}
+        self.steps = list(self.checkpoints.get(version, []))
+        self.last = self.last_of.get(version, (version, 0)) if version else (0, 0)
+        self.open = []
+        self.keys.close()
         return await self.state(fence)
 
     async def restart(self) -> None:
         self.dead, self.hang, self.lives = False, False, self.lives + 1
-        self.steps, self.open, self.last = [], None, (0, 0)
+        self._forget()
         self.turn = asyncio.Lock()
 
     async def save(self, fence: Fence, step: int) -> None:
+        self._admit(fence, "save")
         assert step == len(self.steps)
         self.saved.append(step)
 
@@ -295,7 +369,8 @@ class FakeTrainer:
         self.closed = True
 
     def _digest(self) -> str:
-        return f"digest-{len(self.steps)}"
+        content = repr([sorted(step) for step in self.steps])
+        return f"digest-{len(self.steps)}-{zlib.crc32(content.encode()):08x}"
 
 
 @dataclass

@@ -8,6 +8,7 @@ from offbeat.cli.run_directory import (
     CONFIG,
     SUMMARY,
     RunDirUnusable,
+    held,
     make_run_dir,
     reopen_run_dir,
 )
@@ -16,7 +17,7 @@ from offbeat.config.loader import load_recipe
 from offbeat.config.run import ModelConfig, RunConfig
 
 
-def config(run_dir: Path | str, name: str = "demo", **changes: object) -> RunConfig:
+def config(run_dir: Path | str, *, name: str = "demo", **changes: object) -> RunConfig:
     """Changes are of sections too: ``model={"path": "n"}``."""
     base = RunConfig(name=name, steps=3, run_dir=str(run_dir), model=ModelConfig(path="m"))
     return RunConfig.model_validate({**base.model_dump(), **changes})
@@ -136,7 +137,7 @@ def test_what_the_books_are_made_of_must_be_as_it_was(
 ) -> None:
     before = (run_dir / CONFIG).read_bytes()
     with pytest.raises(RunDirUnusable) as refused:
-        reopen_run_dir(config("unused", **changes), run_dir)
+        reopen_run_dir(config("unused", name="demo", **changes), run_dir)
     assert refused.value.problem == told
     assert "offbeat train --resume RUN alone does" in refused.value.fix
     assert (run_dir / CONFIG).read_bytes() == before
@@ -169,3 +170,20 @@ def test_a_damaged_config_is_named_with_the_reason(run_dir: Path) -> None:
     (run_dir / CONFIG).write_text("steps: [")
     with pytest.raises(RunDirUnusable, match="Make it readable and writable"):
         reopen_run_dir(config("unused"), run_dir)
+
+
+def test_a_run_directory_is_held_by_one_driver_at_a_time(run_dir: Path) -> None:
+    with (
+        held(run_dir),
+        pytest.raises(RunDirUnusable, match="its run is alive") as refused,
+        held(run_dir),
+    ):
+        pytest.fail("two hold it")
+    assert refused.value.fix == f"End it first: offbeat control {run_dir} stop"
+    with held(run_dir):
+        pass
+
+
+def test_a_directory_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
+    with pytest.raises(RunDirUnusable, match="it holds no run to resume"), held(tmp_path / "no"):
+        pytest.fail("held")

@@ -66,6 +66,14 @@ def test_an_intended_step_that_the_trainer_took_is_adopted() -> None:
     assert world.events(Rewound) == []
 
 
+def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
+    before = former_life()
+    world = next_life(before, index_of(before, "StepApplied", 3))
+    world.run()
+    staleness = world.built.progress.steps.staleness
+    assert sum(staleness.values()) == 7 * 4 * 2, "the adopted step 4, and steps 5 to 10"
+
+
 def test_an_intended_step_that_the_trainer_did_not_take_is_trained_once() -> None:
     before = former_life()
     before.trainer.steps.pop()

@@ -1,0 +1,174 @@
+"""The ports over real actors that live in this process: a method called is a message sent."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from offbeat.actors.coalesce import Answer, Coalescer
+from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.generators.engine_actor import EngineActor
+from offbeat.actors.trainers.trainer_actor import TrainerActor
+from offbeat.messages.failures import ActorLost
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.training import (
+    Checkpoint,
+    Chunk,
+    ChunkResult,
+    LossSpec,
+    PreparedColumns,
+    StepResult,
+    TrainerState,
+)
+from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.transfer_queue.schema import Columns
+
+T = TypeVar("T")
+Places = tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass
+class InProcessTrainer:
+    """One rank. A payload handle is the columns of its group."""
+
+    make: Callable[[], TrainerActor]
+
+    def __post_init__(self) -> None:
+        self.rank: Any = self.make()  # to the type checker, Ray's marks make methods remote ones
+
+    async def state(self, fence: Fence) -> TrainerState:
+        return self.rank.state(fence)
+
+    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        places, payloads = flat(chunk)
+        (names, sizes), columns = self.rank.prepare_logprobs(fence, loss, places, *payloads)
+        return PreparedColumns(names, sizes, tuple(columns))
+
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        self.rank.begin_train_step(fence, key, loss)
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        places, payloads = flat(chunk)
+        return self.rank.train_microbatch(
+            fence, key, chunk.ordinals, chunk.advantages, places, *payloads
+        )
+
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        return self.rank.finish_train_step(fence, key)
+
+    async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
+        self.rank.abort_train_step(fence, key)
+
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        (manifest, digest), *chunks = self.rank.publish_weights(fence, version)
+        return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
+
+    async def save(self, fence: Fence, step: int) -> None:
+        self.rank.save(fence, step)
+
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        return self.rank.save_checkpoint(fence, version)
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        return self.rank.restore(fence, at_most)
+
+    async def restart(self) -> None:
+        self.rank.close()
+        self.rank = self.make()
+
+    async def close(self) -> None:
+        self.rank.close()
+
+
+def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
+    """Each group's columns as a payload of their own."""
+    payloads = [[columns] for handles in chunk.payloads for columns in handles]
+    return tuple(((place, 0),) for place in range(len(payloads))), payloads
+
+
+class InProcessGenerator:
+    """One engine; its process dies with the calls that are open in it."""
+
+    def __init__(self, name: str, make: Callable[[], EngineActor]) -> None:
+        self.name, self._make = name, make
+        self.engine, self._lives = make(), 1
+        self._open = set[asyncio.Future[Any]]()
+
+    async def state(self, fence: Fence) -> EngineState:
+        return await self._reply(self.engine.state(fence))
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        content = release.version, release.digest, release.manifest, *release.chunks
+        return await self._reply(self.engine.load_weights(fence, epoch, *content))
+
+    async def exchange(
+        self,
+        life: str,
+        asked: Sequence[tuple[int, GenerateRequest]],
+        cancelled: Sequence[int],
+    ) -> list[Answer[GenerateResult]]:
+        """What the one environment worker sends."""
+        return await self._reply(self.engine.exchange("environment-0", life, asked, cancelled))
+
+    async def restart(self) -> None:
+        self._lives += 1
+        for call in self._open:
+            call.cancel()
+        await self.engine.close()
+        self.engine = self._make()
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    async def _reply(self, work: Coroutine[Any, Any, T]) -> T:
+        life, call = self._lives, asyncio.ensure_future(work)
+        self._open.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if life == self._lives:
+                raise  # it is the caller who was cancelled
+            raise ActorLost(self.name, "a call", "its process was killed") from None
+        finally:
+            self._open.remove(call)
+
+
+class InProcessWorker(EnvironmentActor):
+    """An environment worker that reaches its engines in this process."""
+
+    def __init__(self, spec: EnvironmentSpec, engines: Mapping[str, InProcessGenerator]) -> None:
+        super().__init__(dataclasses.replace(spec, engines={}))
+        self._engines = {
+            name: Coalescer(partial(engine.exchange, "life-1")) for name, engine in engines.items()
+        }
+
+
+class InProcessRollouts:
+    """One worker. A payload handle is the columns of its group."""
+
+    def __init__(self, worker: EnvironmentActor) -> None:
+        self._worker: Any = worker  # to the type checker, Ray's marks make methods remote ones
+        self._fence: Fence | None = None
+        self._calls = Coalescer(self._exchange)
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Columns]:
+        self._fence = fence
+        return await self._calls.call(task)
+
+    async def close(self) -> None:
+        self._calls.close()
+        await self._worker.close()
+
+    async def _exchange(
+        self, asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
+    ) -> list[Answer[tuple[Receipt, Columns]]]:
+        answers, columns = await self._worker.exchange(self._fence, asked, cancelled)
+        payloads = iter(columns)
+        return [
+            Answer(each.id, each.value and (each.value, next(payloads)), each.failure)
+            for each in answers
+        ]

@@ -1,0 +1,205 @@
+"""Every implementation of the generator's port keeps the contract."""
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import ray
+import torch
+import xxhash
+from generator_contract import Bench, GeneratorContract, Play, Story
+from in_process import InProcessGenerator
+from simulated import simulate
+from transformers import AutoModelForCausalLM
+
+from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
+from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.generators.stub_actor import StubEngineActor
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_ports import RayGenerator
+from offbeat.config.run import RunConfig
+from offbeat.controller.failpoints import Failpoint
+from offbeat.messages.weights import WeightRelease
+from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
+from offbeat.simulation.engine import FakeEngine
+from offbeat.simulation.schedule import Strike
+from offbeat.simulation.surroundings import Surroundings
+from offbeat.weight_sync.manifest import plan, release_digest
+from offbeat.weight_sync.source import ModuleSource
+from tests.support.fakes import FakeGenerator
+from tests.support.virtual_time import run
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
+CONFIG = RunConfig.model_validate(
+    {"steps": 1, "model": {"path": str(TINY)}, "stub": {"sync_s": 0.3}}
+)
+NAME = "generator-0"
+
+
+def named(version: int) -> WeightRelease:
+    """A release without content."""
+    return WeightRelease(version, f"digest-{version}", None, (), 10)
+
+
+# --- the fake of the unit tests -------------------------------------------------------------------
+
+
+class FakeBench(Bench):
+    generator: FakeGenerator
+
+    def release(self, version: int) -> WeightRelease:
+        return named(version)
+
+    def torn(self, version: int) -> WeightRelease:
+        self.generator.refuse_loads = 1
+        return named(version)
+
+
+def play_on_fake(story: Story) -> None:
+    async def main() -> None:
+        await story(FakeBench(FakeGenerator(NAME)))
+
+    run(main())
+
+
+# --- the simulator's ------------------------------------------------------------------------------
+
+TORN = Strike("load_torn", NAME, failpoint=Failpoint.PUBLISHED)
+TORN_AGAIN = msgspec.structs.replace(TORN, nth=2)
+
+
+class SimulatedBench(Bench):
+    def __init__(self, around: Surroundings, caller: Caller) -> None:
+        super().__init__(SimulatedGenerator(caller, FakeEngine(NAME, around)))
+        self._faults = around.faults
+
+    def release(self, version: int) -> WeightRelease:
+        return named(version)
+
+    def torn(self, version: int) -> WeightRelease:
+        self._faults.failpoint(Failpoint.PUBLISHED)
+        return named(version)
+
+
+def play_in_simulation(story: Story) -> None:
+    async def main(around: Surroundings, caller: Caller) -> None:
+        await story(SimulatedBench(around, caller))
+
+    simulate(CONFIG, main, TORN, TORN_AGAIN)
+
+
+# --- real actors ----------------------------------------------------------------------------------
+
+
+def spec_in(run_dir: Path) -> EngineSpec:
+    return EngineSpec(
+        name=NAME,
+        model_path=str(TINY),
+        model=CONFIG.model,
+        generator=CONFIG.generator,
+        stub=CONFIG.stub,
+        seed=0,
+        run_dir=str(run_dir),
+    )
+
+
+class StubBench(Bench):
+    def release(self, version: int) -> WeightRelease:
+        manifest = plan([("w", (16,), "uint8")], 1024)
+        chunk = np.full(16, version, np.uint8)
+        digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(chunk.data)])
+        return WeightRelease(version, digest, manifest, (chunk,), 16)
+
+
+def play_on_stub(run_dir: Path) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        async def main() -> None:
+            engine = InProcessGenerator(NAME, lambda: StubEngineActor(spec_in(run_dir)))
+            await story(StubBench(engine))
+            await engine.close()
+
+        run(main())
+
+    return play
+
+
+@cache
+def source() -> ModuleSource:
+    model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
+    return ModuleSource(model, chunk_bytes=200_000)
+
+
+class EmbeddedBench(Bench):
+    def release(self, version: int) -> WeightRelease:
+        """The model of the repository, its last weights flipped a bit differently a version."""
+        manifest = source().manifest
+        chunks = [chunk.copy() for chunk, _ in source().chunks()]
+        chunks[-1][0] ^= version
+        digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(each.data) for each in chunks])
+        return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
+
+    def torn(self, version: int) -> WeightRelease:
+        whole = self.release(version)
+        return msgspec.structs.replace(whole, chunks=whole.chunks[:-1])
+
+    async def on_its_way(self) -> None:
+        await asyncio.sleep(0)  # what it does on its own thread cannot have been heard of yet
+
+
+def play_on_embedded(run_dir: Path) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        async def main() -> None:
+            engine = InProcessGenerator(NAME, lambda: EmbeddedEngineActor(spec_in(run_dir)))
+            try:
+                await story(EmbeddedBench(engine))
+            finally:
+                await engine.close()
+
+        asyncio.run(main())
+
+    return play
+
+
+def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        actor = ray.remote(StubEngineActor).options(num_cpus=0, max_restarts=-1)
+        engine: Handle = actor.remote(spec_in(run_dir))
+
+        async def main() -> None:
+            await story(StubBench(RayGenerator(NAME, engine)))
+
+        try:
+            asyncio.run(main())
+        finally:
+            ray.kill(engine)
+
+    return play
+
+
+# --- the contract ---------------------------------------------------------------------------------
+
+
+class TestGenerators(GeneratorContract):
+    @pytest.fixture(params=["fake", "simulated", "stub", "embedded"])
+    def play(self, request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+        match request.param:
+            case "fake":
+                return play_on_fake
+            case "simulated":
+                return play_in_simulation
+            case "stub":
+                return play_on_stub(tmp_path)
+            case _:
+                return play_on_embedded(tmp_path)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+class TestGeneratorOverRay(GeneratorContract):
+    @pytest.fixture
+    def play(self, local_ray: None, tmp_path: Path) -> Play:
+        return play_over_ray(tmp_path)

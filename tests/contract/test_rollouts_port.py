@@ -1,0 +1,204 @@
+"""Every implementation of the rollouts' port keeps the contract."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import ray
+from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
+from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
+from simulated import simulate
+
+from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.generators.stub_actor import StubEngineActor
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_ports import RayGenerator, RayRollouts
+from offbeat.config.run import RunConfig, StubConfig
+from offbeat.controller.failpoints import Failpoint
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.groups import RolloutTask
+from offbeat.simulation.controller_ports import Caller, SimulatedGenerator, SimulatedRollouts
+from offbeat.simulation.engine import FakeEngine
+from offbeat.simulation.schedule import Strike
+from offbeat.simulation.surroundings import Surroundings
+from offbeat.simulation.worker import FakeWorker
+from tests.support.fakes import FakeGenerator, FakeRollouts
+from tests.support.virtual_time import run
+
+CONFIG = RunConfig.model_validate(
+    {
+        "steps": 1,
+        "model": {"path": "none"},
+        "environment": {"name": "stub"},
+        "generator": {"max_model_len": 64, "sampling": {"max_new_tokens": 8}},
+        "stub": {"median_rollout_s": 0.02, "tail_sigma": 0.5, "sync_s": 0.01},
+    }
+)
+NEVER_S = 1e6
+
+
+# --- the fake of the unit tests -------------------------------------------------------------------
+
+
+class FakeBench(Bench):
+    rollouts: FakeRollouts
+
+    def endless(self, ordinal: int, attempt: int = 1) -> RolloutTask:
+        self.rollouts.slow[ordinal] = NEVER_S
+        return super().endless(ordinal, attempt)
+
+    def impossible(self, ordinal: int) -> RolloutTask:
+        nan = RolloutFailed(FailureKind.DATA, ordinal, 1, "reward_nan", "reward is nan")
+        self.rollouts.faults[ordinal] = [nan]
+        return self.task(ordinal)
+
+    async def running(self) -> int:
+        return self.rollouts.running
+
+
+def play_on_fake(story: Story) -> None:
+    async def main() -> None:
+        engines = {name: FakeGenerator(name) for name in (QUICK, SLOW)}
+        bench = FakeBench(FakeRollouts(engines), engines)
+        await bench.serve()
+        await story(bench)
+
+    run(main())
+
+
+# --- the simulator's ------------------------------------------------------------------------------
+
+
+class SimulatedBench(Bench):
+    def __init__(self, around: Surroundings, caller: Caller) -> None:
+        engines = {name: FakeEngine(name, around) for name in (QUICK, SLOW)}
+        engines[SLOW].wedge()
+        workers = [FakeWorker("environment-0", around, engines)]
+        super().__init__(
+            SimulatedRollouts(caller, workers, lambda: (0, 0)),
+            {name: SimulatedGenerator(caller, engine) for name, engine in engines.items()},
+        )
+        self._faults = around.faults
+
+    def impossible(self, ordinal: int) -> RolloutTask:
+        self._faults.failpoint(Failpoint.DISPATCHED)
+        return self.task(ordinal)
+
+
+def play_in_simulation(story: Story) -> None:
+    async def main(around: Surroundings, caller: Caller) -> None:
+        bench = SimulatedBench(around, caller)
+        await bench.serve()
+        await story(bench)
+
+    simulate(CONFIG, main, Strike("reward_raises", failpoint=Failpoint.DISPATCHED))
+
+
+# --- real actors ----------------------------------------------------------------------------------
+
+
+class RealBench(Bench):
+    def impossible(self, ordinal: int) -> RolloutTask:
+        task = self.task(ordinal)
+        long = msgspec.structs.replace(task.prompt, data={"text": "too long" * 100})
+        return msgspec.structs.replace(task, prompt=long)
+
+
+def engine_in(run_dir: Path, name: str) -> EngineSpec:
+    slow = StubConfig(median_rollout_s=NEVER_S, tail_sigma=0, sync_s=0)
+    return EngineSpec(
+        name=name,
+        model_path="none",
+        model=CONFIG.model,
+        generator=CONFIG.generator,
+        stub=slow if name == SLOW else CONFIG.stub,
+        seed=0,
+        run_dir=str(run_dir),
+    )
+
+
+def worker_in(run_dir: Path, engines: dict[str, str]) -> EnvironmentSpec:
+    """Of engines by the names under which Ray knows them."""
+    folder = str(run_dir)
+    return EnvironmentSpec("environment-0", CONFIG, "none", folder, folder, engines)
+
+
+def play_in_process(run_dir: Path) -> Callable[[Story], None]:
+    def engine(name: str) -> InProcessGenerator:
+        return InProcessGenerator(name, lambda: StubEngineActor(engine_in(run_dir, name)))
+
+    def play(story: Story) -> None:
+        async def main() -> None:
+            engines = {name: engine(name) for name in (QUICK, SLOW)}
+            rollouts = InProcessRollouts(InProcessWorker(worker_in(run_dir, {}), engines))
+            bench = RealBench(rollouts, engines)
+            await bench.serve()
+            await story(bench)
+            await rollouts.close()
+
+        asyncio.run(main())
+
+    return play
+
+
+def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
+    def engine(name: str) -> Handle:
+        options = {"name": f"{run_dir.name}/{name}", "num_cpus": 0, "max_restarts": -1}
+        return ray.remote(StubEngineActor).options(**options).remote(engine_in(run_dir, name))
+
+    def play(story: Story) -> None:
+        engines = {name: engine(name) for name in (QUICK, SLOW)}
+        known = {name: f"{run_dir.name}/{name}" for name in engines}
+        actor = ray.remote(EnvironmentActor).options(num_cpus=0, max_restarts=-1)
+        worker: Handle = actor.remote(worker_in(run_dir, known))
+
+        async def main() -> None:
+            rollouts = RayRollouts([worker])
+            generators = {name: RayGenerator(name, handle) for name, handle in engines.items()}
+            bench = RealBench(rollouts, generators)
+            await bench.serve()
+            await story(bench)
+            await rollouts.close()
+
+        try:
+            asyncio.run(main())
+        finally:
+            for handle in (worker, *engines.values()):
+                ray.kill(handle)
+
+    return play
+
+
+# --- the contract ---------------------------------------------------------------------------------
+
+
+class TestRollouts(RolloutsContract):
+    @pytest.fixture(params=["fake", "simulated"])
+    def play(self, request: pytest.FixtureRequest) -> Play:
+        return play_on_fake if request.param == "fake" else play_in_simulation
+
+
+class RealRolloutsContract(RolloutsContract):
+    @pytest.mark.xfail(
+        raises=(pytest.fail.Exception, AssertionError),
+        reason="a real engine generates with what it was started with before it took any weights",
+    )
+    def test_an_engine_without_weights_serves_no_group(self, play: Play) -> None:
+        super().test_an_engine_without_weights_serves_no_group(play)
+
+
+class TestRolloutsInProcess(RealRolloutsContract):
+    @pytest.fixture
+    def play(self, tmp_path: Path) -> Play:
+        return play_in_process(tmp_path)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+class TestRolloutsOverRay(RealRolloutsContract):
+    @pytest.fixture
+    def play(self, local_ray: None, tmp_path: Path) -> Play:
+        return play_over_ray(tmp_path)

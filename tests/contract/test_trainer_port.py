@@ -1,0 +1,199 @@
+"""Every implementation of the trainer's port keeps the contract."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from in_process import InProcessTrainer
+from simulated import simulate
+from trainer_bench import Bench, Play, Story
+from trainer_contract import TrainerContract
+
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_ports import Packed, RayTrainer
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.stub_actor import StubTrainerActor
+from offbeat.actors.trainers.torch_actor import TorchTrainerActor
+from offbeat.config.run import RunConfig
+from offbeat.controller.failpoints import Failpoint
+from offbeat.messages.training import Chunk
+from offbeat.simulation.controller_ports import Caller, SimulatedTrainer
+from offbeat.simulation.payloads import Payload
+from offbeat.simulation.schedule import Strike
+from offbeat.simulation.surroundings import Surroundings
+from offbeat.simulation.trainer import FakeTrainer as SimulatedGang
+from offbeat.transfer_queue.schema import Columns
+from tests.support.fakes import FakeTrainer
+from tests.support.virtual_time import run
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
+CONFIG = RunConfig.model_validate(
+    {
+        "steps": 10,
+        "groups_per_step": 4,
+        "model": {"path": str(TINY)},
+        "trainer": {"threads": 1, "optimizer": {"learning_rate": 1e-3}},
+        "stub": {"step_s": 0.0},
+    }
+)
+
+
+# --- the fake of the unit tests -------------------------------------------------------------------
+
+
+class FakeBench(Bench):
+    trainer: FakeTrainer
+
+    def chunk(self, *ordinals: int) -> Chunk:
+        return Chunk(ordinals, tuple((object(),) for _ in ordinals))
+
+    def unreadable(self, *ordinals: int) -> Chunk:
+        self.trainer.fail_at = {len(self.trainer.steps) + 1: ["microbatch"]}
+        return self.chunk(*ordinals)
+
+    def worthless(self, *ordinals: int) -> Chunk:
+        self.trainer.refuse_steps = {len(self.trainer.steps) + 1}
+        return self.chunk(*ordinals)
+
+
+def play_on_fake(story: Story) -> None:
+    async def main() -> None:
+        await story(FakeBench(FakeTrainer()))
+
+    run(main())
+
+
+# --- the simulator's ------------------------------------------------------------------------------
+
+NEVER_HEARD_OF = 0  # incarnation of a controller whose payloads are gone
+
+
+class SimulatedBench(Bench):
+    def __init__(self, around: Surroundings, caller: Caller, gang: SimulatedGang) -> None:
+        super().__init__(SimulatedTrainer(caller, gang))
+        around.lost_controllers.add(NEVER_HEARD_OF)
+        self._faults = around.faults
+
+    def chunk(self, *ordinals: int, incarnation: int = 1) -> Chunk:
+        payloads = [(Payload(each, 1, incarnation, each * 7, (0, 0), ""),) for each in ordinals]
+        return Chunk(ordinals, tuple(payloads))
+
+    def unreadable(self, *ordinals: int) -> Chunk:
+        return self.chunk(*ordinals, incarnation=NEVER_HEARD_OF)
+
+    def worthless(self, *ordinals: int) -> Chunk:
+        self._faults.failpoint(Failpoint.CLAIMED)
+        return self.chunk(*ordinals)
+
+
+def play_in_simulation(story: Story) -> None:
+    async def main(around: Surroundings, caller: Caller) -> None:
+        await story(SimulatedBench(around, caller, SimulatedGang(around, 4)))
+
+    simulate(CONFIG, main, Strike("gradient_nan", "trainer", failpoint=Failpoint.CLAIMED))
+
+
+# --- real actors ----------------------------------------------------------------------------------
+
+
+def columns(ordinal: int, *, valid: bool = True) -> Columns:
+    """A group of two samples."""
+    dice = np.random.default_rng(ordinal)
+    return {
+        "prompt_ids": dice.integers(3, 60, 3, dtype=np.int32),
+        "response_ids": dice.integers(3, 60, 5, dtype=np.int32),
+        "response_offsets": np.array([0, 2, 5], np.int64),
+        "loss_mask": np.full(5, valid),
+        "generation_logprobs": -1 - dice.random(5, np.float32),
+        "weight_versions": np.zeros(5, np.int32),
+        "rewards": np.array([1, 0], np.float32),
+    }
+
+
+def without_tokens(ordinal: int) -> Columns:
+    return {name: each for name, each in columns(ordinal).items() if name != "response_ids"}
+
+
+class RealBench(Bench):
+    def chunk(self, *ordinals: int) -> Chunk:
+        return self._chunk(ordinals, [columns(each) for each in ordinals])
+
+    def unreadable(self, *ordinals: int) -> Chunk:
+        return self._chunk(ordinals, [without_tokens(each) for each in ordinals])
+
+    def worthless(self, *ordinals: int) -> Chunk:
+        return self._chunk(ordinals, [columns(each, valid=False) for each in ordinals])
+
+    def _chunk(self, ordinals: tuple[int, ...], groups: list[Columns]) -> Chunk:
+        payloads = tuple((handle,) for handle in self._handles(groups))
+        return Chunk(ordinals, payloads, ((0.5, -0.5),) * len(groups), 8 * len(groups))
+
+    def _handles(self, groups: list[Columns]) -> list[Any]:
+        return list(groups)
+
+
+def play_in_process(
+    actor: type[StubTrainerActor | TorchTrainerActor], run_dir: Path
+) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        async def main() -> None:
+            trainer = InProcessTrainer(lambda: actor(TrainerSpec(CONFIG, str(TINY), str(run_dir))))
+            await story(RealBench(trainer))
+            await trainer.close()
+
+        asyncio.run(main())
+
+    return play
+
+
+class RayBench(RealBench):
+    def _handles(self, groups: list[Columns]) -> list[Any]:
+        ref = ray.put(groups)
+        return [Packed(ref, index) for index in range(len(groups))]
+
+
+def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
+    def play(story: Story) -> None:
+        actor = ray.remote(StubTrainerActor).options(num_cpus=0, max_restarts=-1)
+        rank: Handle = actor.remote(TrainerSpec(CONFIG, str(TINY), str(run_dir)))
+
+        async def main() -> None:
+            bench = RayBench(RayTrainer(rank))
+            await bench.up()
+            await story(bench)
+
+        try:
+            asyncio.run(main())
+        finally:
+            ray.kill(rank)
+
+    return play
+
+
+# --- the contract ---------------------------------------------------------------------------------
+
+
+class TestTrainers(TrainerContract):
+    @pytest.fixture(params=["fake", "simulated", "stub", "torch"])
+    def play(self, request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+        match request.param:
+            case "fake":
+                return play_on_fake
+            case "simulated":
+                return play_in_simulation
+            case "stub":
+                return play_in_process(StubTrainerActor, tmp_path)
+            case _:
+                return play_in_process(TorchTrainerActor, tmp_path)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+class TestTrainerOverRay(TrainerContract):
+    @pytest.fixture
+    def play(self, local_ray: None, tmp_path: Path) -> Play:
+        return play_over_ray(tmp_path)
