@@ -211,6 +211,13 @@ class RolloutPump:
     ) -> None:
         state = self._state
         group = state.ledger.groups[task.ordinal]
+        if receipt.engine_incarnation != life:  # it has acked nothing: whose weights were they?
+            other = f"answered by {receipt.engine_incarnation}, asked of {life}"
+            failure = RolloutFailed(
+                FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "engine_lost", other
+            )
+            await self._failed(task, failure, life)
+            return
         problem = refusal(receipt, task, group.bound_version, state.ledger.trainer_version)
         if problem:
             failure = RolloutFailed(

@@ -181,16 +181,7 @@ class TestRollouts(RolloutsContract):
         return play_on_fake if request.param == "fake" else play_in_simulation
 
 
-class RealRolloutsContract(RolloutsContract):
-    @pytest.mark.xfail(
-        raises=(pytest.fail.Exception, AssertionError),
-        reason="a real engine generates with what it was started with before it took any weights",
-    )
-    def test_an_engine_without_weights_serves_no_group(self, play: Play) -> None:
-        super().test_an_engine_without_weights_serves_no_group(play)
-
-
-class TestRolloutsInProcess(RealRolloutsContract):
+class TestRolloutsInProcess(RolloutsContract):
     @pytest.fixture
     def play(self, tmp_path: Path) -> Play:
         return play_in_process(tmp_path)
@@ -198,7 +189,7 @@ class TestRolloutsInProcess(RealRolloutsContract):
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-class TestRolloutsOverRay(RealRolloutsContract):
+class TestRolloutsOverRay(RolloutsContract):
     @pytest.fixture
     def play(self, local_ray: None, tmp_path: Path) -> Play:
         return play_over_ray(tmp_path)

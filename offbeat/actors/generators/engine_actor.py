@@ -18,7 +18,7 @@ from offbeat.actors.coalesce import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
-from offbeat.messages.failures import OffbeatError, WeightSyncFailed
+from offbeat.messages.failures import EngineUnavailable, OffbeatError, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import EngineState, WeightsAck
@@ -62,7 +62,7 @@ class EngineActor:
     def __init__(self, spec: EngineSpec, served: Served, life: str) -> None:
         self._name, self._served, self._life = spec.name, served, life
         self._guard = FenceGuard(spec.name)
-        self._requests = Outbox(served.generate, self._as_failure)
+        self._requests = Outbox(self._generate, self._as_failure)
         self._epoch = 0  # of the newest transfer begun
         self._version: int | None = None
         self._digest: str | None = None
@@ -137,6 +137,13 @@ class EngineActor:
     async def close(self) -> None:
         self._requests.cancel_all()
         await self._served.close()
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        """Only with weights of this run: a process started anew holds those it was made with."""
+        if self._version is None:
+            problem = "it holds no weights of this run"
+            raise EngineUnavailable(self._name, "generate", problem, "Sync it first")
+        return await self._served.generate(request)
 
     def _as_failure(self, error: Exception) -> OffbeatError:
         """Typed failures travel as they are; anything else is a bug of the engine."""

@@ -47,8 +47,8 @@ def spec(model_path: str = "m", run_dir: str = "unused") -> EngineSpec:
 class Checking(EngineActor):
     """Verifies a release as the embedded engine does, and takes it by taking time."""
 
-    def __init__(self) -> None:
-        self.stub = StubEngine(StubConfig(), name="generator-0", incarnation="life-1", seed=0)
+    def __init__(self, kind: type[StubEngine] = StubEngine) -> None:
+        self.stub = kind(StubConfig(), name="generator-0", incarnation="life-1", seed=0)
         super().__init__(spec(), self.stub, "life-1")
 
     async def _take(
@@ -136,6 +136,7 @@ def test_a_replaced_controller_can_neither_look_nor_load() -> None:
 def test_a_request_that_cannot_be_served_fails_as_its_own_class() -> None:
     async def main() -> None:
         actor = Checking()
+        await load(actor, release(0))
         first = asyncio.ensure_future(actor.exchange("worker", "life", [(0, REQUEST)], []))
         await asyncio.sleep(0)
         again = await actor.exchange("worker", "life", [(1, REQUEST)], [])
@@ -146,15 +147,24 @@ def test_a_request_that_cannot_be_served_fails_as_its_own_class() -> None:
     run(main())
 
 
+def test_an_engine_without_weights_of_this_run_generates_nothing() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineUnavailable, match="holds no weights of this run"):
+            await generate(Checking())
+
+    run(main())
+
+
 def test_what_nobody_expected_is_a_bug_of_this_engine() -> None:
     async def main() -> None:
         class Broken(StubEngine):
             async def generate(self, request: GenerateRequest) -> GenerateResult:
                 raise ZeroDivisionError("division by zero")
 
-        broken = Broken(StubConfig(), name="generator-0", incarnation="life-1", seed=0)
+        broken = Checking(Broken)
+        await load(broken, release(0))
         with pytest.raises(RemoteBug, match="generator-0 raised ZeroDivisionError in generate"):
-            await generate(EngineActor(spec(), broken, "life-1"))
+            await generate(broken)
 
     run(main())
 
@@ -162,6 +172,7 @@ def test_what_nobody_expected_is_a_bug_of_this_engine() -> None:
 def test_a_cancelled_request_is_no_longer_open_and_a_closed_engine_serves_none() -> None:
     async def main() -> None:
         actor = Checking()
+        await load(actor, release(0))
         asked = asyncio.ensure_future(actor.exchange("worker", "life", [(0, REQUEST)], []))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -226,11 +237,13 @@ def test_after_a_load_the_engine_samples_exactly_as_one_made_from_the_new_weight
     expected = list[GenerateResult]()
 
     async def expect(actor: EmbeddedEngineActor) -> None:
+        await load(actor, release_of(changed, 5))
         expected.append(await generate(actor))
 
     async def load_and_compare(actor: EmbeddedEngineActor) -> None:
+        await load(actor, release_of(TINY, 4))
         before = await generate(actor)
-        ack = await load(actor, release_of(changed, 5))
+        ack = await load(actor, release_of(changed, 5), epoch=2)
         assert ack.version == 5
         after = await generate(actor)
         assert after.version_spans[0][0][0] == 5
