@@ -116,9 +116,16 @@ def _opened(
         ours.enter_context(held(directory))
         return f"{config.name}-{secrets.token_hex(4)}", directory
     ours.enter_context(held(resume.absolute()))
+    run_id = recover(resume / "journal").run_id if (resume / "journal").is_dir() else ""
+    if (resume / "journal").is_dir() and not run_id:
+        raise RunDirUnusable(
+            str(resume),
+            "its journal is empty: nothing tells which prompts were drawn or trained",
+            "Start a new run; a checkpoint in it may serve as its model",
+        )
     directory = reopen_run_dir(config, resume)
     taken(directory)  # what was asked of a driver before this one
-    return recover(directory / "journal").run_id, directory
+    return run_id, directory
 
 
 def _driven(spec: RunSpec, console: Console, errors: Console) -> int:
@@ -259,7 +266,10 @@ def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str
         groups=Groups(**ledger.counts(), dropped=ledger.totals.dropped),
         wall_s=0.0,
     )
-    summary.write(path)
+    try:
+        summary.write(path)
+    except OSError as failure:  # a full disk: what is shown still says how the run ended
+        log.error("summary.not_written", error=str(failure))  # noqa: TRY400
     return summary
 
 

@@ -37,6 +37,7 @@ class HostedRun:
         self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
         self._journal, self._telemetry, self._trace = journal, telemetry, trace
         self._outcome: Literal["finished", "aborted", "failed"] = "failed"
+        self._summary = b""
 
     async def run(self) -> bytes:
         """Go to the end; the summary as JSON. A failed run is an outcome here, not an error."""
@@ -49,7 +50,7 @@ class HostedRun:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._telemetry.close, flush_s)
         await loop.run_in_executor(None, self._trace.close, flush_s)
-        return (self._run_dir / SUMMARY).read_bytes()
+        return self._summary
 
     def status(self) -> bytes:
         return msgspec.json.encode(self._controller.progress.status())
@@ -72,8 +73,13 @@ class HostedRun:
                 log.error("run.failed", error=str(raised), exc_info=raised)
         if not self._journal.close():
             log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
-        self._controller.progress.summary(
+        summary = self._controller.progress.summary(
             self._run_id,
             self._outcome,
             None if raised is None else str(raised),
-        ).write(self._run_dir / SUMMARY)
+        )
+        self._summary = msgspec.json.encode(summary)
+        try:
+            summary.write(self._run_dir / SUMMARY)
+        except OSError as failure:  # a full disk: the driver still tells how the run ended
+            log.error("summary.not_written", error=str(failure))  # noqa: TRY400

@@ -79,13 +79,16 @@ def train(
     if resume is not None and run_dir is not None:
         typer.echo(f"--resume {resume} and --run-dir {run_dir}: give one of them.", err=True)
         raise typer.Exit(BAD_USAGE)
-    if resume is not None and recipe is not None and "=" in recipe.name and not recipe.exists():
+    if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
         recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, no recipe
     if recipe is None:
         if resume is None:
             typer.echo("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml", err=True)
             raise typer.Exit(BAD_USAGE)
         recipe = resume / "config.yaml"
+        if not recipe.exists():
+            typer.echo(f"{resume} holds no run to resume: it has no config.yaml.", err=True)
+            raise typer.Exit(BAD_USAGE)
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume)
 
 

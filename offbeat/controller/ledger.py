@@ -52,9 +52,10 @@ class CannotRewind(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"cannot rewind from version {self.trainer_version} to {self.to_version} with "
-            f"{self.in_flight} groups in flight: which groups were trained since is not known. "
-            "Restore a newer checkpoint, or start a new run from the old one's model"
+            f"the trainer holds no checkpoint between version {self.to_version} and "
+            f"{self.trainer_version}, and which groups were trained since {self.to_version} is not "
+            "known any more. Mend the newest checkpoint (logs/trainer-rank0.log says which did not "
+            "verify), or start a new run from an older one's model"
         )
 
 

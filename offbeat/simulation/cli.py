@@ -151,6 +151,8 @@ def _tell(result: EpisodeResult, write: Write) -> int:
     if result.error:
         write(f"{result.error}\n")
     write(f"strikes\n{schedules.dump(result.plan.strikes)}fired: {', '.join(result.fired)}\n")
+    if (silent := len(result.plan.strikes) - len(result.fired)) > 0:
+        write(f"{silent} of the strikes never came due, or found nothing to strike\n")
     for line in last_events(result, _TOLD_EVENTS):
         write(f"  {line}\n")
     for violation in violations:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from offbeat.controller.failpoints import Failpoint
+
 
 class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One fault. It is due at a step, at a failpoint, or at a journal record: exactly one of them."""
@@ -23,6 +25,14 @@ class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             raise ValueError(
                 f"{self.action} needs exactly one of at_step, failpoint and at_record; "
                 f"it has {when}"
+            )
+        if self.failpoint is not None and self.failpoint not in set(Failpoint):
+            known = ", ".join(Failpoint)
+            raise ValueError(f"no failpoint is named {self.failpoint!r}; there are {known}")
+        if min(self.at_step or 0, self.delay_s) < 0 or self.nth < 1 or self.at_record == 0:
+            raise ValueError(
+                f"{self.action} cannot be due: at_step and delay_s count from 0, nth and at_record "
+                "from 1"
             )
 
 

@@ -102,6 +102,20 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
      "Data is being lost: summary.json and the log count it by reason."),
 )
 
+_EVAL: Final[tuple[_Row, ...]] = (
+    ("eval/reward", "reward", "mean",
+     "Reward of the held-out prompts, all sampled from one weight version.",
+     "Better on prompts that are not trained on. Apart from train/reward: over-fitting, or other prompts."),
+    ("eval/samples", "samples", "sum",
+     "Samples scored in the evaluation.",
+     "As eval.prompts and eval.samples say."),
+    ("eval/response_tokens_mean", "tokens", "mean",
+     "Length of the scored responses.",
+     "As rollout/response_tokens_mean."),
+    ("eval/version", "version", "last",
+     "The weight version that was scored; the record stands at the trainer's version of then.",
+     "Follows the trainer version."),
+)
 _TIME: Final[tuple[_Row, ...]] = (
     ("time/step_s", "s", "sum",
      "Wall time of the step, weight sync included.",
@@ -118,6 +132,9 @@ _TIME: Final[tuple[_Row, ...]] = (
     ("time/prepare_logprobs_s", "s", "sum",
      "Recomputing policy or reference logprobs.",
      "More tokens; drop kl_coef or use generation logprobs if they need not be recomputed."),
+    ("time/checkpoint_s", "s", "sum",
+     "The trainer wrote its whole state to disk.",
+     "Write less often (checkpoint.interval), or to a faster disk."),
     ("time/advantage_s", "s", "sum",
      "Computing advantages in the controller.",
      "Should be a few milliseconds: otherwise the estimator is slow."),
@@ -175,7 +192,7 @@ _SPEED: Final[tuple[_Row, ...]] = (
 )
 
 ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_OFF_POLICY, *_ROLLOUT, *_TIME, *_SYNC, *_FLEET, *_SPEED,
+    *_TRAIN, *_OFF_POLICY, *_ROLLOUT, *_EVAL, *_TIME, *_SYNC, *_FLEET, *_SPEED,
 )
 # fmt: on
 """(name, unit, reduction, meaning, what to do when it rises)."""
