@@ -116,16 +116,9 @@ def _opened(
         ours.enter_context(held(directory))
         return f"{config.name}-{secrets.token_hex(4)}", directory
     ours.enter_context(held(resume.absolute()))
-    run_id = recover(resume / "journal").run_id if (resume / "journal").is_dir() else ""
-    if (resume / "journal").is_dir() and not run_id:
-        raise RunDirUnusable(
-            str(resume),
-            "its journal is empty: nothing tells which prompts were drawn or trained",
-            "Start a new run; a checkpoint in it may serve as its model",
-        )
     directory = reopen_run_dir(config, resume)
     taken(directory)  # what was asked of a driver before this one
-    return run_id, directory
+    return recover(directory / "journal").run_id, directory
 
 
 def _driven(spec: RunSpec, console: Console, errors: Console) -> int:

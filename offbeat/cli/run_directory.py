@@ -75,12 +75,22 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
     try:
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
         _check_fixed(before, yaml.safe_load(content), directory)
+        _check_journal(directory)
         write_atomically(directory / CONFIG, content.encode())
         (directory / SUMMARY).unlink(missing_ok=True)
     except (OSError, yaml.YAMLError) as error:
         fix = "Make it readable and writable, or start a new run"
         raise RunDirUnusable(str(directory), str(error), fix) from error
     return directory
+
+
+def _check_journal(directory: Path) -> None:
+    if not any(file.stat().st_size for file in (directory / "journal").glob("events-*.bin")):
+        raise RunDirUnusable(
+            str(directory),
+            "its journal is empty: nothing tells which prompts were drawn or trained",
+            "Start a new run; a checkpoint in it may serve as its model",
+        )
 
 
 @contextmanager

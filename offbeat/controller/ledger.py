@@ -51,6 +51,10 @@ class CannotRewind(OffbeatError):
         )
 
     def __str__(self) -> str:
+        if self.in_flight:
+            return (
+                f"cannot rewind to version {self.to_version}: {self.in_flight} groups are in flight"
+            )
         return (
             f"the trainer holds no checkpoint between version {self.to_version} and "
             f"{self.trainer_version}, and which groups were trained since {self.to_version} is not "

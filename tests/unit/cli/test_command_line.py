@@ -138,7 +138,7 @@ def test_a_directory_without_a_run_cannot_be_resumed() -> None:
 def test_a_run_without_its_config_cannot_be_resumed_by_its_name_alone() -> None:
     result = offbeat("train", "--resume", "runs/nothing")
     assert result.exit_code == 2
-    assert "runs/nothing/config.yaml cannot be read" in result.stderr
+    assert "runs/nothing holds no run to resume" in result.stderr
 
 
 def test_resuming_into_another_directory_is_bad_usage() -> None:

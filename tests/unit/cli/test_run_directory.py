@@ -28,6 +28,7 @@ def run_dir(tmp_path: Path) -> Path:
     """Of a run that has begun and is over."""
     made = make_run_dir(config("unused"), tmp_path / "run")
     (made / "journal").mkdir()
+    (made / "journal" / "events-000001.bin").write_bytes(b"?")
     (made / SUMMARY).write_text("{}")
     return made
 
@@ -187,3 +188,9 @@ def test_a_run_directory_is_held_by_one_driver_at_a_time(run_dir: Path) -> None:
 def test_a_directory_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
     with pytest.raises(RunDirUnusable, match="it holds no run to resume"), held(tmp_path / "no"):
         pytest.fail("held")
+
+
+def test_a_run_whose_journal_is_empty_is_not_begun_again_from_nothing(run_dir: Path) -> None:
+    (run_dir / "journal" / "events-000001.bin").write_bytes(b"")
+    with pytest.raises(RunDirUnusable, match="its journal is empty"):
+        reopen_run_dir(config("unused"), run_dir)
