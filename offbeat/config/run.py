@@ -58,7 +58,8 @@ class SupervisionConfig(Config):
     """Times a controller that died is replaced, over the run; one more ends it."""
 
     snapshot_records: Annotated[int, Field(ge=1)] = 20_000
-    """Journal records between two snapshots: what a new controller has to read at most."""
+    """Journal records between two snapshots, four for each group beyond a thousand outstanding if that
+    is more: what a new controller has to read behind the last one."""
 
 
 class CheckpointConfig(Config):

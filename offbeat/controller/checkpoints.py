@@ -4,10 +4,11 @@ from functools import partial
 
 import structlog
 
+from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
 from offbeat.controller.state import RunState
-from offbeat.messages.failures import CheckpointFailed
+from offbeat.messages.failures import CheckpointFailed, TrainStepFailed
 
 log = structlog.stdlib.get_logger()
 
@@ -51,9 +52,10 @@ class Checkpoints:
         version = state.ledger.trainer_version
         if not (checkpoint.final and version):
             return
+        who = f"model of version {version}"
         with state.busy.saving():
-            await self._gang.call(
-                f"model of version {version}",
-                partial(self._gang.trainer.save, state.fence, version),
-                checkpoint.deadline_s,
-            )
+            try:
+                save = partial(self._gang.trainer.save, state.fence, version)
+                await self._gang.call(who, save, checkpoint.deadline_s)
+            except TrainStepFailed as failure:  # it holds other weights: started anew, unasked
+                raise TrainerLost(who, str(failure)) from failure

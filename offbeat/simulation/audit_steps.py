@@ -244,9 +244,13 @@ class Steps:
             self._check_samples(moment, intent)
 
     def check_end(self, *, finished: bool) -> None:
-        """What the trainer holds at the end is what the books count."""
+        """What the trainer holds at the end is what the books count.
+
+        A run that keeps no model asks its trainer nothing after the last step: it may be started
+        anew by then, and hold nothing.
+        """
         held, counted = self._world.held, tuple(self.stack)
-        if held == counted:
+        if held == counted or (finished and not held and not self._config.checkpoint.final):
             return
         if not finished:
             unknown = (*counted, self.intent) if self.intent else counted

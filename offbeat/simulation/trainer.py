@@ -136,6 +136,8 @@ class FakeTrainer(Actor):
             return self._step_call(call, _STEP_CALLS[method], kind)
         if method == "save_checkpoint":
             return self._checkpoint(args[0], kind)
+        if method == "save" and args[0] != self._version:
+            raise TrainStepFailed(0, args[0], "save", f"it holds version {self._version}")
         work = _WORK.get(method)  # of a final save or a close there is nothing to tell
         return work(self, *args) if work else None
 

@@ -154,8 +154,15 @@ class TrainerActor:
         self._split.abort_train_step(key)
 
     def save(self, fence: Fence, step: int) -> None:
-        """A Hugging Face directory that transformers and vLLM load, in the run's checkpoints."""
+        """A Hugging Face directory that transformers and vLLM load, in the run's checkpoints.
+
+        Raises:
+            TrainStepFailed: These are not the weights of ``step``: a rank was started anew.
+        """
         self._guard.check(fence)
+        if step != self._split.steps_applied:
+            held = f"it holds version {self._split.steps_applied}"
+            raise TrainStepFailed(self._rank, step, "save", held)
         self._split.save(self._checkpoints / f"step_{step}")
 
     def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:

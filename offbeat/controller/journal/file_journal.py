@@ -26,6 +26,8 @@ from offbeat.controller.journal.errors import (
 from offbeat.controller.journal.files import Rotation, Segments
 from offbeat.controller.ledger import Ledger
 
+_PER_GROUP: Final = 4  # records for each group outstanding: a snapshot costs as much as they do,
+_CHEAP: Final = 1000  # and one of so many groups, about a millisecond of the loop
 FLUSH_BYTES: Final = 256 * 1024
 _PATIENCE_S: Final = 0.7  # with a sync under way, twice; an abnormal end has two seconds
 
@@ -101,7 +103,8 @@ class FileJournal:
         self._appended += 1
         self._records += 1
         self._queued_bytes += len(payload)
-        if self._records >= self._snapshot_records:
+        outstanding = len(self._books.groups) - _CHEAP
+        if self._records >= max(self._snapshot_records, _PER_GROUP * outstanding):
             self.snapshot()
         elif self._queued_bytes >= FLUSH_BYTES:
             self._begin_sync()

@@ -260,8 +260,17 @@ def test_a_groups_columns_are_gathered_from_all_its_payloads() -> None:
 
 
 def test_the_model_is_saved_under_the_name_of_its_step(actor: TrainerActor, tmp_path: Path) -> None:
-    actor.save(FENCE, 4)
-    assert (tmp_path / "checkpoints" / "step_4").is_dir()
+    step(actor, 1, (0,))
+    actor.save(FENCE, 1)
+    assert (tmp_path / "checkpoints" / "step_1").is_dir()
+
+
+def test_weights_of_another_version_are_not_saved_under_the_name_asked_for(
+    actor: TrainerActor, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainStepFailed, match="it holds version 0"):
+        actor.save(FENCE, 4)
+    assert not (tmp_path / "checkpoints" / "step_4").exists()
 
 
 # --- checkpoints --------------------------------------------------------------------------------------
