@@ -70,6 +70,8 @@ def bad_rewards(
         start("none", QUICKSTART, *settings, cwd=cwd) as none,
         start("three", QUICKSTART, *settings, "rollout.drop_budget=3", cwd=cwd) as three,
     ):
+        for run in (none, three):
+            run.actor("ControllerActor")  # its processes are known, however soon it is over
         none.exit_code()
         three.exit_code()
         yield {0: none, 3: three}
