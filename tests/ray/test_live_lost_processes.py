@@ -89,7 +89,8 @@ def test_a_trainer_that_was_killed_goes_back_to_its_checkpoint_and_the_run_goes_
 
 
 def test_a_trainer_that_hangs_is_replaced_at_its_deadline(start: Start) -> None:
-    limits = ("trainer.step_deadline_s=3", "checkpoint.interval=2")
+    calls = ("trainer.step_deadline_s", "checkpoint.deadline_s", "sync.deadline_s")
+    limits = (*(f"{call}=3" for call in calls), "checkpoint.interval=2")
     with start("trainer-hangs", STUB, "steps=12", *limits) as run:
         run.trained_steps(5)
         run.actor("StubTrainerActor").suspend()
