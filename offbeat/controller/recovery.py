@@ -112,14 +112,15 @@ class Recovery:
             )
             version = ledger.applied(intent.step, intent.attempt)
             self._on_taken([TrainedStep(intent.step, version, receipts)])
-            return
+        # Also then: a controller that took this step over before may have begun the next one, and
+        # died before its journal said so.
         key = StepKey(state.step, state.first_of_life, 0)
         await self._gang.call(
             f"abort of step {key.step}",
             lambda: self._gang.trainer.abort_train_step(state.fence, key),
             state.config.trainer.step_deadline_s,
         )
-        if ledger.training or intent:
+        if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)
 
     def _make_room(self) -> None:

@@ -77,6 +77,7 @@ class Row:
     receipt: Receipt | None = None
     oldest: int = -1  # version of its oldest token
     newest: int = -1
+    brought_back: bool = False  # by a rewind, and not dispatched since
 
 
 class Groups:
@@ -89,7 +90,6 @@ class Groups:
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
         self.version = 0  # of the trainer, by the books
         self.shrunk: dict[int, int] = {}  # groups that a step goes without, by step
-        self.brought_back = 0  # outstanding after a rewind: more than the policy would ever admit
         self.failed = 0  # prompts dropped for a failure
         self._life = self._incarnation = 0  # lives of the controller so far; the last one's number
         custom = isinstance(config.sampler, CustomSamplerConfig)
@@ -105,6 +105,12 @@ class Groups:
         """Groups that are neither trained nor dropped."""
         counts = self.counts
         return counts[ADMITTED] + counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
+
+    def rewound(self, version: int) -> None:
+        """What is outstanding now may be more than the policy would ever admit."""
+        self.version = version
+        for row in self.rows.values():
+            row.brought_back = row.place not in (TRAINED, DROPPED)
 
     @property
     def source_is_empty(self) -> bool:
@@ -155,11 +161,13 @@ class Groups:
         self.rows[event.ordinal] = Row(ADMITTED)
         self.counts[ADMITTED] += 1
         if self.outstanding <= self._reach:
-            self.brought_back = 0
-        elif self.outstanding > self.brought_back:
+            return
+        waiting = sum(row.brought_back and row.place == ADMITTED for row in self.rows.values())
+        if self.outstanding - waiting > self._reach:
             self._findings.add(
                 "I8",
-                f"{self.outstanding} groups are outstanding; the sampler's reach is {self._reach}",
+                f"{self.outstanding} groups are outstanding, {waiting} of them wait since a rewind; "
+                f"the sampler's reach is {self._reach}",
             )
 
     def dispatched(self, event: Dispatched) -> None:
@@ -172,7 +180,7 @@ class Groups:
             )
         self.move(event.ordinal, IN_FLIGHT)
         row.attempt, row.engine, row.version = event.attempt, event.engine, event.version
-        row.life, row.receipt = self._life, None
+        row.life, row.receipt, row.brought_back = self._life, None, False
         self._check_permits()
 
     def _check_permits(self) -> None:

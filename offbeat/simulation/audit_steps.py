@@ -153,7 +153,7 @@ class Steps:
             for ordinal in ordinals:
                 groups.move(ordinal, ADMITTED).receipt = None
         del self.stack[event.to_version :], self._trained[event.to_version :]
-        groups.version, groups.brought_back = len(self.stack), groups.outstanding
+        groups.rewound(len(self.stack))
         if self.short is not None and self.short[0] > groups.version:
             self.short = None
 

@@ -229,6 +229,18 @@ def test_more_outstanding_than_the_samplers_reach_breaks_permits() -> None:
     assert broken(killed(history)) == {"I8"}
 
 
+@pytest.mark.parametrize(("fresh", "found"), [(4, set[str]()), (5, {"I8"})])
+def test_groups_that_wait_since_a_rewind_leave_others_the_samplers_reach(
+    fresh: int, found: set[str]
+) -> None:
+    history = started()
+    history.step()
+    history.rewind(0)
+    for _ in range(fresh):
+        history.admit()
+    assert broken(killed(history)) == found
+
+
 def test_a_fuller_buffer_than_its_capacity_breaks_permits() -> None:
     history = started(buffer={"capacity_groups": 2})
     history.ready(3)

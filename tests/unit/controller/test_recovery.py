@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from offbeat.actors.trainers.step_guard import Call
 from offbeat.controller.errors import TrainerAhead
 from offbeat.controller.events import Opened, Returned, Rewound
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from tests.support.fakes import FakeTrainer
 from tests.support.world import World
@@ -72,6 +74,16 @@ def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
     world.run()
     staleness = world.built.progress.steps.staleness
     assert sum(staleness.values()) == 7 * 4 * 2, "the adopted step 4, and steps 5 to 10"
+
+
+def test_a_step_begun_by_whoever_adopted_the_one_before_is_aborted() -> None:
+    before = former_life()
+    key = StepKey(5, before.trainer.last[1] + 1, 0)
+    before.trainer.keys.once(key, Call.BEGIN, lambda: None)
+    world = next_life(before, index_of(before, "StepApplied", 3))  # of both nothing was written
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 40
 
 
 def test_an_intended_step_that_the_trainer_did_not_take_is_trained_once() -> None:
