@@ -14,7 +14,9 @@ from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.records import (
     CheckpointLatest,
     CheckpointWritten,
+    Closed,
     ControllerEnd,
+    ControllerLife,
     Ended,
     EngineServes,
     Fault,
@@ -68,6 +70,8 @@ class World:
         self.steps: dict[tuple[int, int], Moment] = {}
         self._served: dict[tuple[str, str], dict[int, str]] = {}  # by engine and life
         self._newest: dict[tuple[str, str], tuple[int, int]] = {}  # version and its lineage
+        self._closed = False  # the trainer, by the controller of this life
+        self._gone = False  # what it held, since then
         self._lineage = 0  # restores of the trainer so far
         self._stack: list[tuple[int, int]] = []  # the steps the trainer holds
         self._trained: list[frozenset[int]] = []  # ordinals of each of them
@@ -87,7 +91,9 @@ class World:
         findings.source = "records"
         takers: dict[type[Record], Callable[[Any], None]] = {
             Fault: self._fault,
+            ControllerLife: self._controller_life,
             ControllerEnd: self.lives.append,
+            Closed: self._close,
             Generated: self._generated,
             Scored: self._scored,
             EngineServes: self._serves,
@@ -162,9 +168,25 @@ class World:
         self._known.setdefault(version, set()).add(digest)
 
     def _trainer_life(self, record: TrainerLife) -> None:
+        """Its weights are gone; after the end of a run that matters to the next controller only."""
         del record
+        self._gone = True
+        if not self._closed:
+            self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self._gone = False
         self._lineage += 1
         self._hold((), [], self._digests[:1])
+
+    def _close(self, record: Closed) -> None:
+        self._closed = self._closed or record.actor == "trainer"
+
+    def _controller_life(self, record: ControllerLife) -> None:
+        del record
+        self._closed = False
+        if self._gone:
+            self._begin_empty()
 
     def _hold(
         self, stack: Trained, trained: list[frozenset[int]], digests: list[str | None]

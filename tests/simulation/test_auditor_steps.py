@@ -1,5 +1,6 @@
 """The auditor on steps, rewinds and checkpoints: each rule broken by hand once."""
 
+import pytest
 from audit_history import ENGINE, History, broken, run_config, whole_run
 
 from offbeat.controller.events import (
@@ -13,8 +14,11 @@ from offbeat.controller.events import (
 from offbeat.simulation.records import (
     CheckpointLatest,
     CheckpointWritten,
+    Closed,
+    ControllerEnd,
     EngineServes,
     TrainerApplied,
+    TrainerLife,
     TrainerRestored,
 )
 
@@ -326,6 +330,16 @@ def test_a_ready_group_of_a_kept_version_stays_ready_over_a_rewind() -> None:
     history.sync()
     history.train(early + history.ready(1))
     assert killed(history).audit() == []
+
+
+@pytest.mark.parametrize(("told", "found"), [(True, set[str]()), (False, {"I2"})])
+def test_a_trainer_that_is_started_anew_is_missed_unless_its_run_was_over(
+    told: bool, found: set[str]
+) -> None:
+    history = whole_run()
+    at = next(i for i, record in enumerate(history.records) if isinstance(record, ControllerEnd))
+    history.records[at:at] = [Closed(0.0, "trainer")] * told + [TrainerLife(0.0, 2)]
+    assert broken(history) == found
 
 
 def test_a_trainer_restored_without_a_rewind_is_found() -> None:
