@@ -68,7 +68,8 @@ class EmptyBatch(OffbeatError):
     def __str__(self) -> str:
         return (
             f"step {self.step} has no prompt group left: all were dropped. "
-            "Set rollout.on_dropped_prompt=replace, or repair the prompts named above"
+            "Repair the prompts named above, set rollout.on_dropped_prompt=replace, or, where the "
+            "prompts have come to their end, give the run more (data.path, data.epochs)"
         )
 
 

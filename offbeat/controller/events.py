@@ -14,8 +14,8 @@ SCHEMA: Final = 2
 """Version of these records; a journal of another one is refused."""
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """One record of the journal."""
+class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """One record of the journal. It can be part of no cycle: the collector need not look at it."""
 
 
 # --- lives of the controller -----------------------------------------------------------------------

@@ -22,7 +22,7 @@ import structlog
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import Group, Place
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.ports import Journal
 from offbeat.controller.state import RunState
@@ -30,6 +30,7 @@ from offbeat.controller.syncing import WeightSync
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import Chunk, LossSpec, StepResult
+from offbeat.sampler.policy import NEVER
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
@@ -156,19 +157,28 @@ class TrainStep:
             if quota <= 0 and not ledger.training:
                 raise EmptyBatch(state.step)
             return True
-        last = state.exhausted and not ledger.in_flight and not ledger.admitted
+        last = state.exhausted and not ledger.in_flight and not self._more_waits()
         enough = len(ledger.ready) >= quota or (
             ledger.ready_tokens >= self._min_tokens and not self._whole_batches
         )
         if not (enough or last):
             return False
         self._selected = state.sampler.select(state.view)
-        if last and not self._selected and ledger.ready and not ledger.training:
+        left = len(ledger.ready) + ledger.admitted
+        if last and not self._selected and left and not ledger.training:
             raise EmptyBatch(state.step)  # all of its own prompts were dropped
         if len(self._selected) >= quota or last:
             return True
         tokens = sum(ledger.ready[ordinal].tokens for ordinal in self._selected)
         return tokens >= self._min_tokens and not self._whole_batches
+
+    def _more_waits(self) -> bool:
+        """A group will be rolled out again that this step may train, not only a later one."""
+        state = self._state
+        return state.ledger.admitted > 0 and any(
+            group.place is Place.ADMITTED and (group.stamp == NEVER or group.stamp <= state.step)
+            for group in state.ledger.groups.values()
+        )
 
     async def _prepared(self, groups: Sequence[Group], measures: StepMeasures) -> Chunk:
         """The chunk to send: staleness checked again, extra logprobs and advantages in place."""

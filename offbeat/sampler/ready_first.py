@@ -21,7 +21,7 @@ class ReadyFirst(Paced):
             held for held in view.versions if held + self.max_staleness >= view.trainer_version
         )
         kept = self._kept(view, versions)
-        first = list(range(len(versions)))  # by version: where its first place may still be
+        first = list(range(len(kept)))  # by version: where its first place may still be
         last = _last_place(kept)
         taken = list[int]()
 
@@ -49,9 +49,12 @@ class ReadyFirst(Paced):
 
         As many are kept for a version as the groups up to it need beyond the places they will have
         in later steps. A group takes the first place that will do, so the kept ones go last.
+        The newest versions have no entry when none is left for them.
         """
         kept, free, due = list[int](), max(0, view.quota), 0
         for version in versions:
+            if not free:
+                break
             due += view.versions[version]
             places = places_until(view, version + self.max_staleness, self.groups_per_step)
             spare = min(free, max(0, places - due))

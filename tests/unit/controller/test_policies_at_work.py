@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from offbeat.controller.errors import EmptyBatch
-from offbeat.controller.events import Dispatched, Dropped, Returned
+from offbeat.controller.events import Admitted, Dispatched, Dropped, Opened, Returned
+from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import FailureKind, RolloutFailed
-from tests.support.world import World, bad_data
+from tests.support.world import IN_ORDER, World, bad_data
 
 SAME_REWARDS = {"rewards": (1.0, 1.0)}
 
@@ -149,3 +150,10 @@ def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced()
     world.run()
     world.assert_books_agree()
     assert deaf.restarts == 1 and deaf.life == 2
+
+
+def test_a_step_without_prompts_ends_the_run_although_later_steps_have_theirs() -> None:
+    former = Ledger.fold([Opened("run", 1), Admitted(0, stamp=9)])
+    world = World({"sampler": IN_ORDER}, ledger=former, incarnation=2)
+    world.prompts.count = 1
+    assert isinstance(world.fail().causes[0], EmptyBatch)
