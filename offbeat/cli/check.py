@@ -16,7 +16,7 @@ from offbeat.cli.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
-    check_target,
+    check_targets,
     check_wandb,
     count_gpus,
 )
@@ -53,7 +53,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         about_model,
         check_lengths(config, model) if model else (),
         check_prompts(config),
-        check_target(config, Path.cwd()),
+        check_targets(config, Path.cwd()),
         check_cores(config, machine),
         check_memory(config, machine, model) if model else (),
         check_shared_memory(config, machine, model) if model else (),

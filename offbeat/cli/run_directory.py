@@ -54,7 +54,8 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
             fix = "Name another one with --run-dir"
             raise RunDirUnusable(str(candidate), error.strerror or str(error), fix) from error
         return candidate
-    raise RunDirUnusable(str(wanted), "it holds another run", "Name another one with --run-dir")
+    fix = f"Name another one with --run-dir, or go on with it: offbeat train --resume {wanted}"
+    raise RunDirUnusable(str(wanted), "it holds another run", fix)
 
 
 def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
@@ -64,7 +65,7 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
 
     Raises:
         RunDirUnusable: It holds no run, or one that this recipe cannot go on with: the message names
-            each difference. Or it cannot be written.
+            each difference. Or its run has finished all these steps, or it cannot be written.
     """
     directory = run_dir.absolute()
     if not (directory / CONFIG).exists() or not (directory / "journal").is_dir():
@@ -76,6 +77,7 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
         _check_fixed(before, yaml.safe_load(content), directory)
         _check_journal(directory)
+        _check_unfinished(config, directory)
         write_atomically(directory / CONFIG, content.encode())
         (directory / SUMMARY).unlink(missing_ok=True)
     except (OSError, yaml.YAMLError) as error:
@@ -91,6 +93,17 @@ def _check_journal(directory: Path) -> None:
             "its journal is empty: nothing tells which prompts were drawn or trained",
             "Start a new run; a checkpoint in it may serve as its model",
         )
+
+
+def _check_unfinished(config: RunConfig, directory: Path) -> None:
+    """There is something left to do; a finished run keeps its summary otherwise."""
+    path = directory / SUMMARY
+    told = dict(_leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
+    done = told.get("steps")
+    if told.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
+        problem = f"its run has finished step {done}, and steps={config.steps}"
+        fix = f"Ask for more: offbeat train --resume {directory} steps={done * 2}"
+        raise RunDirUnusable(str(directory), problem, fix)
 
 
 @contextmanager

@@ -23,6 +23,16 @@ def lay_over(base: Section, top: Section) -> list[str]:
     return dropped
 
 
+def join(base: Section, top: Section) -> None:
+    """Change ``base`` by ``top``, which speaks of the same choices: nothing is dropped."""
+    for name, node in top.children.items():
+        below = base.children.get(name)
+        if isinstance(below, Section) and isinstance(node, Section):
+            join(below, node)
+        else:
+            base.children[name] = node
+
+
 def _lay(base: Section, top: Section, prefix: str, dropped: list[str]) -> None:
     section = prefix.removesuffix(".")
     _forget_other_choice(base, top, section, dropped)

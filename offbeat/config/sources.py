@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config import schema, yaml_text
+from offbeat.config.merge import join
 from offbeat.config.problems import ABSENT, Location, Problem
 from offbeat.config.tree import Leaf, Section
 
@@ -30,8 +31,7 @@ def read(recipe: Path, overrides: Sequence[str]) -> Sources:
     """Read ``recipe``, what it extends, and the overrides. Problems are collected, not raised."""
     sources = Sources()
     _read_chain(recipe, sources)
-    for override in overrides:
-        _read_override(override, sources)
+    _read_overrides(overrides, sources)
     return sources
 
 
@@ -170,8 +170,18 @@ def _make_paths_absolute(layer: Section, folder: Path) -> None:
 # --- overrides -----------------------------------------------------------------------------------
 
 
-def _read_override(override: str, sources: Sources) -> None:
-    """``a.b.c=value`` as a layer of its own. A path in it is relative to the working directory."""
+def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
+    """All overrides as one layer, so that their order does not matter, but for one key given twice."""
+    sections = [found for each in overrides if (found := _read_override(each, sources))]
+    if sections:
+        layer, *others = sections
+        for other in others:
+            join(layer, other)
+        sources.layers.append(layer)
+
+
+def _read_override(override: str, sources: Sources) -> Section | None:
+    """``a.b.c=value``. A path in it is relative to the working directory."""
     where = Location(f"{_OVERRIDE}{override!r}")
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
@@ -179,17 +189,17 @@ def _read_override(override: str, sources: Sources) -> None:
         message = "this is no override"
         hint = "Write key=value with a dotted key, as in sampler.max_staleness=2."
         sources.problems.append(Problem(where, "", ABSENT, message, hint))
-        return
+        return None
     try:
         node, problems = yaml_text.parse(text, where.source, numbered=False)
     except yaml_text.UnreadableYaml as error:
         problem = error.problem
         hint = f"Quote the value for YAML too: {key}='\"...\"'."
         sources.problems.append(Problem(where, key, text, problem.message, hint))
-        return
+        return None
     sources.problems.extend(problems)
-    for part in reversed(parts):
-        node = Section({part: node}, where)
-    if isinstance(node, Section):
-        _make_paths_absolute(node, Path.cwd())
-        sources.layers.append(node)
+    section = Section({parts[-1]: node}, where)
+    for part in reversed(parts[:-1]):
+        section = Section({part: section}, where)
+    _make_paths_absolute(section, Path.cwd())
+    return section

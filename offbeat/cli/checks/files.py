@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +33,8 @@ def check_run_dir(
         )
     elif signs and asked:
         seen = f"{run_dir} holds another run ({', '.join(signs)})"
-        yield error("run directory", seen, "Choose another with --run-dir, or remove it.")
+        fix = f"Choose another with --run-dir, or go on with it: offbeat train --resume {run_dir}"
+        yield error("run directory", seen, fix)
     elif signs:
         yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")
     else:
@@ -54,22 +55,31 @@ def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Ite
 
 
 def check_prompts(config: RunConfig) -> Iterator[Finding]:
-    """The prompt file, read by the same code as in a run: every line."""
+    """The prompt files, read by the same code as in a run: every line."""
     if config.data.path is None:
         yield ok("prompts", f"made by environment.name={config.environment.name}")
-        return
+    else:
+        rows = yield from _read(config, config.data.path, "data.path")
+        if rows is not None:
+            yield from _check_enough(config, rows)
+    if config.eval.path is not None and config.eval.interval:
+        rows = yield from _read(config, config.eval.path, "eval.path")
+        if rows is not None:
+            yield ok("prompts", f"{rows} rows in {config.eval.path}, for evaluation")
+
+
+def _read(config: RunConfig, path: str, key: str) -> Generator[Finding, None, int | None]:
+    """The number of rows; None, and a finding, when the file cannot be used."""
+    data = config.data
     try:
         prompts = JsonlPrompts(
-            Path(config.data.path),
-            shuffle=config.data.shuffle,
-            seed=config.seed,
-            epochs=config.data.epochs,
+            Path(path), shuffle=data.shuffle, seed=config.seed, epochs=data.epochs
         )
     except PromptFileError as broken:
-        fix = "Mend the line." if broken.line else "Point data.path at a JSON Lines file."
+        fix = "Mend the line." if broken.line else f"Point {key} at a JSON Lines file."
         yield error("prompts", str(broken), fix)
-        return
-    yield from _check_enough(config, prompts.rows)
+        return None
+    return prompts.rows
 
 
 def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:

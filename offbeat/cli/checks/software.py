@@ -10,6 +10,7 @@ from typing import Final
 
 from offbeat.cli.checks.finding import Finding, error, ok, warning
 from offbeat.config.limits import trainer_ranks
+from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
 from offbeat.telemetry.wandb_sink import resolved_mode
 
@@ -26,20 +27,23 @@ def check_packages() -> Iterator[Finding]:
             yield error(name, "is not installed in this Python", fix)
 
 
-def check_target(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """The module of ``environment.target`` can be found. User code is not run here."""
-    target = config.environment.target
-    if target is None:
-        return
-    module = target.partition(":")[0]
-    if _is_found(module, working_dir):
-        yield ok("environment", f"module {module} is found")
-    else:
-        yield error(
-            "environment",
-            f"environment.target={target}: no module {module} from {working_dir}",
-            "Start offbeat in the directory that holds it, or install it.",
-        )
+def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Modules of the user's own can be found. Their code is not run here."""
+    targets = {"environment": config.environment.target}
+    if isinstance(config.sampler, CustomSamplerConfig):
+        targets["sampler"] = config.sampler.target
+    for section, target in targets.items():
+        if target is None:
+            continue
+        module = target.partition(":")[0]
+        if _is_found(module, working_dir):
+            yield ok(section, f"module {module} is found")
+        else:
+            yield error(
+                section,
+                f"{section}.target={target}: no module {module} from {working_dir}",
+                "Start offbeat in the directory that holds it, or install it.",
+            )
 
 
 def _is_found(module: str, working_dir: Path) -> bool:

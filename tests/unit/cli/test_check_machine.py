@@ -23,7 +23,7 @@ from offbeat.cli.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
-    check_target,
+    check_targets,
     check_wandb,
     gpus_wanted,
 )
@@ -303,11 +303,27 @@ def user_code(tmp_path: Path) -> Path:
 )
 def test_user_code_is_found_without_being_run(user_code: Path, module: str, level: Level) -> None:
     run = config(environment={"name": "function", "target": f"{module}:f"})
-    assert one(check_target(run, user_code)).level is level
+    assert one(check_targets(run, user_code)).level is level
+
+
+@pytest.mark.parametrize(
+    ("module", "level"), [("mine.rewards.math", Level.OK), ("yours", Level.ERROR)]
+)
+def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Level) -> None:
+    run = config(sampler={"name": "custom", "target": f"{module}:Policy"})
+    assert one(check_targets(run, user_code)).level is level
+
+
+def test_the_prompts_of_evaluations_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\nno json\n')
+    path = str(tmp_path / "eval.jsonl")
+    found = list(check_prompts(config(eval={"interval": 5, "path": path})))
+    assert [finding.level for finding in found] == [Level.OK, Level.ERROR]
+    assert "eval.jsonl:2" in str(found[1])
 
 
 def test_built_in_environments_need_no_target() -> None:
-    assert list(check_target(config(), Path())) == []
+    assert list(check_targets(config(), Path())) == []
 
 
 @pytest.mark.parametrize(

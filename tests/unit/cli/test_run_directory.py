@@ -116,6 +116,19 @@ def test_a_run_that_goes_on_has_no_summary(run_dir: Path) -> None:
     assert not (run_dir / SUMMARY).exists()
 
 
+@pytest.mark.parametrize(("steps", "refused"), [(2, True), (3, True), (4, False)])
+def test_a_finished_run_goes_on_only_for_more_steps(
+    run_dir: Path, steps: int, refused: bool
+) -> None:
+    (run_dir / SUMMARY).write_text('{"outcome": "finished", "steps": 3}')
+    if refused:
+        with pytest.raises(RunDirUnusable, match=r"finished step 3.*steps=6"):
+            reopen_run_dir(config("unused", steps=steps), run_dir)
+    else:
+        reopen_run_dir(config("unused", steps=steps), run_dir)
+    assert (run_dir / SUMMARY).exists() is refused
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -63,6 +63,15 @@ def test_the_last_of_two_overrides_wins() -> None:
     assert load_recipe(QUICKSTART, ["steps=10", "steps=11"]).config.steps == 11
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_options_and_the_name_they_belong_to_come_in_any_order(write: Write, turn: int) -> None:
+    overrides = ["environment.options.low=3", "environment.name=function"]
+    overrides += ["environment.target=m:f", "data.path=prompts.jsonl"]
+    path = write("steps: 1\nmodel: {path: .}\nenvironment: {options: {high: 9}}\n")
+    loaded = load_recipe(path, overrides[::turn], dry_run=True)
+    assert loaded.config.environment.options == {"low": 3}
+
+
 def test_an_override_reaches_deep() -> None:
     config = load_recipe(QUICKSTART, ["generator.sampling.temperature=0.5"]).config
     assert config.generator.sampling.temperature == 0.5
