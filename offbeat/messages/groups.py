@@ -46,10 +46,19 @@ class RolloutTask(msgspec.Struct, frozen=True):
         return f"{'eval-' if self.evaluation else ''}{self.prompt.ordinal}-{self.attempt}"
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True):
+class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a copy of a group's columns is on disk, and what they are: the digest names the content."""
+
+    segment: str  # file in the run's spool
+    offset: int
+    nbytes: int
+    digest: bytes
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A finished group as its producer vouches for it: schema, lengths and finiteness checked.
 
-    Columnar tuples have one entry a sample. ``payload_bytes`` counts the packed columns.
+    Holds plain values only. Columnar tuples have one entry a sample. ``payload_bytes`` counts the packed columns.
     """
 
     ordinal: int
@@ -66,6 +75,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     payload_bytes: int
     generate_s: float = 0.0  # time in the engine, first to last turn
     reward_s: float = 0.0  # time in the environment and the reward
+    spooled: Spooled | None = None  # None: the columns live and die with the controller
 
     @property
     def samples(self) -> int:

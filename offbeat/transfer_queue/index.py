@@ -8,19 +8,9 @@ the controller's process, and dropping the last one frees the memory.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.transfer_queue.errors import StaleHandle
 
-
-class StaleHandle(OffbeatError):
-    """A write that comes too late: the queue holds a newer attempt, the same one, or nothing."""
-
-    def __init__(self, ordinal: int, attempt: int, held: int | None) -> None:
-        super().__init__(ordinal, attempt, held)
-        self.ordinal, self.attempt, self.held = ordinal, attempt, held
-
-    def __str__(self) -> str:
-        now = "nothing" if self.held is None else f"attempt {self.held}"
-        return f"group {self.ordinal} attempt {self.attempt} is gone: the queue holds {now} of it"
+__all__ = ["QueueIndex", "StaleHandle"]
 
 
 @dataclass(slots=True)

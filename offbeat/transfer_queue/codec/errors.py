@@ -1,0 +1,28 @@
+"""What can be wrong with bytes that claim to be columns, and with memory to put them in."""
+
+from offbeat.messages.failures import OffbeatError
+
+
+class CorruptPayload(OffbeatError):
+    """Bytes that are not columns as the codec writes them: torn, damaged, forged, or of another version."""
+
+    def __init__(self, field: str, got: str, want: str) -> None:
+        super().__init__(field, got, want)
+        self.field, self.got, self.want = field, got, want
+
+    def __str__(self) -> str:
+        return (
+            f"payload is corrupt: {self.field} is {self.got}; expected {self.want}. "
+            "Discard it and roll the group out again"
+        )
+
+
+class UnusableBuffer(OffbeatError):
+    """Memory handed to the codec that it cannot use, whatever the bytes in it are."""
+
+    def __init__(self, got: str, want: str) -> None:
+        super().__init__(got, want)
+        self.got, self.want = got, want
+
+    def __str__(self) -> str:
+        return f"buffer is {self.got}; the codec needs {self.want}"

@@ -1,0 +1,90 @@
+"""What a payload says about itself: the types and shapes of its arrays, and no position.
+
+Arrays follow each other in the order of the header (offsets first, then the values of the columns),
+each on the next multiple of 64 bytes of its buffer, and each buffer ends with its last array. So no
+header can make arrays overlap or lie askew, and one that does not fit the buffers exactly is refused.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from offbeat.messages.failures import SchemaError
+from offbeat.transfer_queue.codec.errors import CorruptPayload
+
+VERSION: Final = 1
+"""The first byte of every header: what the rest of it means."""
+
+ALIGNMENT: Final = 64
+"""Bytes: a cache line, and what torch and Arrow like best."""
+
+LIST: Final = "msgpack"
+"""Stands in the place of a type where the column is a list; its shape counts the bytes."""
+
+MOST_DIMENSIONS: Final = 32
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Boundaries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The offsets that one or more ragged columns share."""
+
+    length: Count
+    buffer: Count
+
+
+class Values(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The values of one column; ``offsets`` is an index into the header's, None unless ragged."""
+
+    name: str
+    dtype: str
+    shape: tuple[Count, ...]
+    buffer: Count
+    offsets: Count | None
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All arrays of a payload, in the order they are written."""
+
+    pieces: tuple[Count, ...]
+    """Into how many pieces each buffer was cut for the transport."""
+    offsets: tuple[Boundaries, ...]
+    columns: tuple[Values, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+
+
+def aligned(position: int) -> int:
+    """The next multiple of :data:`ALIGNMENT`, or ``position`` if it is one."""
+    return (position + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def encode_header(header: Header) -> bytes:
+    """The version, then the header as msgpack.
+
+    Raises:
+        SchemaError: A column's name is not UTF-8.
+    """
+    try:
+        return bytes((VERSION,)) + _encoder.encode(header)
+    except UnicodeEncodeError as error:
+        raise SchemaError(
+            ascii(error.object), "named by lone surrogates", "a UTF-8 name"
+        ) from error
+
+
+def decode_header(content: bytes | memoryview) -> Header:
+    """Counts are ints from 0; nothing else about it is known to be true.
+
+    Raises:
+        CorruptPayload: It is of another version, or no header.
+    """
+    if not content or content[0] != VERSION:
+        got = f"version {content[0]}" if content else "empty"
+        raise CorruptPayload("header", got, f"version {VERSION}")
+    try:
+        return _decoder.decode(memoryview(content)[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptPayload("header", str(error), "the description of columns") from error

@@ -1,0 +1,106 @@
+"""Columns as a header and the arrays it describes, before anything is written anywhere."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.messages.failures import SchemaError
+from offbeat.transfer_queue.codec.checks import check_array, disorder
+from offbeat.transfer_queue.codec.columns import Columns, Ragged
+from offbeat.transfer_queue.codec.dtypes import WIRE, typed
+from offbeat.transfer_queue.codec.header import LIST, Boundaries, Header, Values, encode_header
+from offbeat.transfer_queue.codec.lists import encode_list
+
+_OFFSET: Final = WIRE["int64"]
+_BYTE: Final = WIRE["uint8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which buffer each array goes to, and into how many pieces each buffer is cut."""
+
+    buffers: Sequence[int]
+    pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The arrays of a payload in the order of its header."""
+
+    header: bytes
+    arrays: list[NDArray[Any]]
+    """In any strides and byte order, as they came."""
+    dtypes: list[np.dtype[Any]]
+    """What each is written as: same element, little-endian."""
+
+
+def lay_out(columns: Columns, place: Callable[[Sequence[int]], Placement]) -> Layout:
+    """Check the columns and describe them; ``place`` is given the bytes of each array.
+
+    Raises:
+        SchemaError: A column that cannot be written, by name.
+    """
+    offsets = _SharedOffsets()
+    arrays: list[NDArray[Any]] = []
+    dtypes: list[np.dtype[Any]] = []
+    described: list[tuple[str, str, int | None]] = []
+    for name, column in columns.items():
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise SchemaError(repr(name), f"named by a {type(name).__name__}", "named by a str")
+        if isinstance(column, list):
+            described.append((name, LIST, None))
+            arrays.append(np.frombuffer(encode_list(name, column), np.uint8))
+            dtypes.append(_BYTE)
+            continue
+        index = offsets.index_of(name, column) if isinstance(column, Ragged) else None
+        values = column.values if isinstance(column, Ragged) else column
+        check_array(name, values)
+        if index is not None and offsets.arrays[index][-1] != len(values):
+            want = f"{offsets.arrays[index][-1]}, by its offsets"
+            raise SchemaError(name, f"{len(values)} values", want)
+        kind, dtype, values = typed(name, values)
+        described.append((name, kind, index))
+        arrays.append(values)
+        dtypes.append(dtype)
+    arrays = [*offsets.arrays, *arrays]
+    placement = place([array.nbytes for array in arrays])
+    buffers, count = placement.buffers, len(offsets.arrays)
+    header = Header(
+        placement.pieces,
+        tuple(map(Boundaries, map(len, offsets.arrays), buffers[:count])),
+        tuple(
+            Values(name, kind, array.shape, buffer, index)
+            for (name, kind, index), array, buffer in zip(
+                described, arrays[count:], buffers[count:], strict=True
+            )
+        ),
+    )
+    return Layout(encode_header(header), arrays, [*[_OFFSET] * count, *dtypes])
+
+
+class _SharedOffsets:
+    """The offsets of all ragged columns, each array once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[NDArray[np.int64]] = []
+        self._indexes: dict[int, int] = {}  # by id: the columns keep theirs alive
+
+    def index_of(self, column: str, ragged: Ragged) -> int:
+        found = self._indexes.get(id(ragged.offsets))
+        if found is None:
+            found = self._indexes[id(ragged.offsets)] = len(self.arrays)
+            self.arrays.append(_checked(column, ragged.offsets))
+        return found
+
+
+def _checked(column: str, offsets: NDArray[Any]) -> NDArray[np.int64]:
+    want = "int64 offsets [rows + 1]: 0 first, never falling"
+    check_array(column, offsets)
+    if offsets.dtype.kind not in "iu":
+        raise SchemaError(column, f"ragged by offsets of dtype {offsets.dtype}", want)
+    if (problem := disorder(offsets)) is not None:
+        raise SchemaError(column, f"ragged by {problem}", want)
+    return np.ascontiguousarray(offsets, _OFFSET)

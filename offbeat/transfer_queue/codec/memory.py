@@ -1,0 +1,87 @@
+"""Bytes of memory as the codec sees them: flat, contiguous, aligned."""
+
+import mmap
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.transfer_queue.codec.errors import UnusableBuffer
+from offbeat.transfer_queue.codec.header import ALIGNMENT
+
+Bytes = NDArray[np.uint8]
+Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
+"""Whatever offers its memory; of a ``SharedMemory`` it is ``buf``."""
+
+_WIDEST: Final = 8
+"""Bytes of the widest element: memory that starts on a multiple of it suits every type."""
+
+
+def new_memory(nbytes: int) -> Bytes:
+    """Uninitialised bytes that start on a multiple of 64."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -address(memory) % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+def flat(buffer: Buffer) -> Bytes:
+    """All bytes of a buffer, as a view that may be written if the buffer may.
+
+    Raises:
+        UnusableBuffer: It has gaps, or does not start on a multiple of 8 bytes.
+    """
+    if not memoryview(cast("bytes", buffer)).c_contiguous:
+        raise UnusableBuffer("memory with gaps", "contiguous memory")
+    memory = np.frombuffer(buffer, np.uint8)
+    if memory.nbytes and address(memory) % _WIDEST:
+        raise UnusableBuffer(
+            f"memory that starts {address(memory) % _WIDEST} bytes off",
+            f"memory that starts on a multiple of {_WIDEST} bytes: copy it to such",
+        )
+    return memory
+
+
+def copy_into(memory: Bytes, start: int, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Write the array to ``memory[start:]`` as ``dtype``, without gaps; bytes are swapped if need be."""
+    np.copyto(np.ndarray(array.shape, dtype, memory, start), array)
+
+
+def flat_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> Bytes:
+    """The array's bytes as ``dtype`` without gaps: a view if that is how they lie, else a copy."""
+    return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+
+
+def join(pieces: Sequence[Bytes]) -> Bytes:
+    """One or more, one after the other: a view if that is how they lie in memory, else a copy."""
+    if len(pieces) == 1:
+        return pieces[0]
+    start = end = address(pieces[0])
+    for piece in pieces:
+        if address(piece) != end:
+            return np.concatenate(pieces, out=new_memory(sum(each.nbytes for each in pieces)))
+        end += piece.nbytes
+    writeable = all(piece.flags.writeable for piece in pieces)
+    return memory_at(start, end - start, owner=pieces, writeable=writeable)
+
+
+def memory_at(start: int, nbytes: int, *, owner: object, writeable: bool) -> Bytes:
+    """The bytes from address ``start``, which are valid for as long as ``owner`` lives: it is kept."""
+    return np.asarray(_Span(start, nbytes, owner, writeable=writeable))
+
+
+def address(memory: NDArray[Any]) -> int:
+    """Where an array's first element is."""
+    return memory.__array_interface__["data"][0]
+
+
+class _Span:
+    def __init__(self, start: int, nbytes: int, owner: object, *, writeable: bool) -> None:
+        self._owner = owner  # whoever views this keeps it
+        data = start, not writeable
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": data,
+        }

@@ -1,0 +1,37 @@
+"""The queue as a pure object: groups, tasks, leases, waits and bounds, without I/O or a clock."""
+
+from offbeat.transfer_queue.core.core import QueueCore
+from offbeat.transfer_queue.core.records import (
+    ColumnSpec,
+    Lease,
+    Limits,
+    LostGroup,
+    Part,
+    PartitionStats,
+    Receipt,
+    Room,
+    Schema,
+    Stats,
+    Tags,
+    TaskStats,
+    Where,
+)
+from offbeat.transfer_queue.core.snapshot import Snapshot
+
+__all__ = [
+    "ColumnSpec",
+    "Lease",
+    "Limits",
+    "LostGroup",
+    "Part",
+    "PartitionStats",
+    "QueueCore",
+    "Receipt",
+    "Room",
+    "Schema",
+    "Snapshot",
+    "Stats",
+    "Tags",
+    "TaskStats",
+    "Where",
+]

@@ -1,0 +1,282 @@
+"""What a client does about each request, whatever carries it: payloads in and out, calls between.
+
+Each operation is a generator: it yields an ``Ask`` and is sent the answer. The clients only carry
+the asks, one blocking, one on an event loop, so both do the same.
+"""
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from offbeat.transfer_queue import codec
+from offbeat.transfer_queue.codec import Column, Columns, Ragged
+from offbeat.transfer_queue.core.records import (
+    ColumnSpec,
+    LostGroup,
+    Receipt,
+    Scalar,
+    Schema,
+    Where,
+)
+from offbeat.transfer_queue.core.where import checked_tags
+from offbeat.transfer_queue.errors import PayloadLost
+from offbeat.transfer_queue.service import wire
+from offbeat.transfer_queue.service.lease import Lease, Parcel
+from offbeat.transfer_queue.service.wire import (
+    SPELLINGS_KNOWN,
+    Delivery,
+    Nothing,
+    Parcels,
+    Payload,
+    one_way,
+)
+from offbeat.transfer_queue.storage.arenas import Arena, Bytes, Reader, Slot, Writer
+from offbeat.transfer_queue.storage.blocks import Block
+
+T = TypeVar("T")
+INLINE_BYTES: Final = 64 << 10
+"""Smaller payloads travel in the message."""
+_WITH_RAGGED: Final = 3
+TOLD_AT_ONCE_BYTES: Final = 1 << 20
+"""The service hears of so much memory that is not viewed any more without waiting for a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call: the service answers within ``wait_s`` and what answering takes."""
+
+    op: wire.Op
+    wait_s: float = 0.0
+
+
+Asking = Generator[Ask, Any, T]
+
+
+def asked(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Asking[T]:
+    """A single question, answered with a ``kind``."""
+    answer = yield Ask(op, wait_s)
+    assert isinstance(answer, kind)  # noqa: S101 - ``wire`` decodes to it
+    return answer
+
+
+class Spelling:
+    """What columns are, as the schema says it, encoded; the same columns are spelt once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, np.dtype[Any] | None, bool], ...], bytes] = {}
+
+    def of(self, columns: Columns) -> bytes:
+        """``wire.encode`` of the columns' ``ColumnSpec``s."""
+        key = tuple([_kind(name, column) for name, column in columns.items()])
+        spelt = self._known.get(key)
+        if spelt is None:
+            specs = [
+                ColumnSpec(name, "object" if dtype is None else dtype.name, ragged)
+                for name, dtype, ragged in key
+            ]
+            if len(self._known) >= SPELLINGS_KNOWN:
+                self._known.clear()
+            spelt = self._known[key] = wire.encode(specs)
+        return spelt
+
+
+def _spec(column: tuple[str, str] | tuple[str, str, bool]) -> ColumnSpec:
+    name, dtype = column[0], column[1]
+    return ColumnSpec(name, dtype, len(column) == _WITH_RAGGED and column[2])
+
+
+def _kind(name: str, column: Column) -> tuple[str, np.dtype[Any] | None, bool]:
+    if isinstance(column, np.ndarray):
+        return name, column.dtype, False
+    if isinstance(column, Ragged):
+        return name, column.values.dtype, True
+    return name, None, False
+
+
+class Conversation:
+    """One client's payload memory, and what it says.
+
+    May be used from several threads.
+    """
+
+    def __init__(self) -> None:
+        self.maps = False  # payloads go through shared memory; else inside the messages
+        self._spelling = Spelling()
+        self._writer, self._lock = Writer(), threading.Lock()
+        self._unpinned: deque[Slot] = deque()
+        self._reader = Reader(self._gone)
+        self._untold = 0
+        self._anchor: socket.socket | None = None
+        self._closed = False
+
+    def anchored(self, anchor: socket.socket) -> None:
+        """Keep this connection open: until it ends, the service keeps what we view."""
+        self._anchor = anchor
+
+    def close(self) -> None:
+        """The anchor goes with the last view."""
+        self._closed = True
+        self._drop_anchor()
+        self._reader.close()
+        with self._lock:
+            self._writer.close()
+
+    def _gone(self, slot: Slot, nbytes: int) -> None:
+        """A view is gone. Small ones are told with the next call, large ones at once."""
+        self._unpinned.append(slot)
+        self._untold += nbytes
+        if self._closed:
+            self._drop_anchor()
+        elif self._untold >= TOLD_AT_ONCE_BYTES and self._anchor is not None:
+            with contextlib.suppress(
+                OSError
+            ):  # the service is gone, or busy: then the next call says it
+                self._anchor.send(one_way(Nothing(), self.unpinned()), socket.MSG_DONTWAIT)
+
+    def _drop_anchor(self) -> None:
+        if self._anchor is not None and not self._reader.has_views:
+            self._anchor.close()
+
+    def unpinned(self) -> tuple[Slot, ...]:
+        """The slots no view reads any more, since last asked; they go with the next call."""
+        gone, slots = self._unpinned, list[Slot]()
+        self._untold = 0
+        while gone:
+            try:
+                slots.append(gone.popleft())
+            except IndexError:  # another thread took it
+                break
+        return tuple(slots)
+
+    def freed(self, slots: Sequence[Slot]) -> None:
+        """Slots that are ours to write to again."""
+        with self._lock:
+            self._writer.freed(slots)
+
+    # --- producing ---------------------------------------------------------------------------
+
+    def declare(
+        self,
+        partition: str,
+        columns: Iterable[ColumnSpec | tuple[str, str] | tuple[str, str, bool]],
+        consumers: Sequence[str],
+    ) -> Asking[None]:
+        specs = tuple(each if isinstance(each, ColumnSpec) else _spec(each) for each in columns)
+        yield Ask(wire.Declare(partition, Schema(specs, tuple(consumers))))
+
+    def put(
+        self,
+        partition: str,
+        group: str,
+        columns: Columns,
+        tags: Mapping[str, Sequence[Scalar]],
+        attempt: int,
+        deadline_s: float,
+    ) -> Asking[Receipt]:
+        rows = codec.rows_of(columns)
+        plain = checked_tags(tags, rows)
+        specs = self._spelling.of(columns)
+        payload, nbytes = yield from self._stored(columns)
+        op = wire.Put(partition, group, attempt, rows, specs, plain, nbytes, payload, deadline_s)
+        return (yield Ask(op, deadline_s))
+
+    def add_columns(
+        self, receipt: Receipt, columns: Columns, rows: slice | None
+    ) -> Asking[Receipt]:
+        start, stop, _ = (slice(None) if rows is None else rows).indices(receipt.rows)
+        specs = self._spelling.of(columns)
+        payload, nbytes = yield from self._stored(columns)
+        return (yield Ask(wire.AddColumns(receipt, specs, start, stop, nbytes, payload)))
+
+    def _stored(self, columns: Columns) -> Asking[tuple[Payload, int]]:
+        """Columns where the service can reach them, and their bytes."""
+        block = Block(columns)
+        header, nbytes = block.header, block.nbytes
+        if nbytes < INLINE_BYTES or not self.maps:
+            memory = np.empty(nbytes, np.uint8)
+            block.write(memory)
+            return Payload(header, nbytes, memory.tobytes()), nbytes
+        taken = self._take(nbytes)
+        if taken is None:  # the answer may bring slots back
+            yield Ask(Nothing())
+            taken = self._take(nbytes)
+        while taken is None:
+            arena: Arena = yield Ask(wire.Borrow(nbytes))
+            with self._lock:
+                self._writer.lend(arena)
+            taken = self._take(nbytes)
+        slot, memory = taken
+        block.write(memory)
+        return Payload(header, nbytes, None, slot), nbytes
+
+    def _take(self, nbytes: int) -> tuple[Slot, Any] | None:
+        with self._lock:
+            return self._writer.take(nbytes)
+
+    # --- consuming ---------------------------------------------------------------------------
+
+    def claim(
+        self,
+        partition: str,
+        task: str,
+        n: int,
+        at_least: int | None,
+        columns: Sequence[str],
+        where: Where,
+        lease_s: float,
+        deadline_s: float,
+    ) -> Asking[Lease | None]:
+        least = n if at_least is None else at_least
+        names, clauses = tuple(columns), tuple(where)
+        op = wire.Claim(partition, task, n, least, names, clauses, lease_s, deadline_s)
+        delivery: Delivery | None = yield Ask(op, deadline_s)
+        if delivery is None:
+            return None
+        return Lease(delivery.lease, self._parcels(delivery.parcels))
+
+    def get(
+        self, source: Lease | Receipt | Sequence[Receipt], names: Sequence[str] | None
+    ) -> Asking[list[dict[str, Column]]]:
+        """The columns of each group, oldest first."""
+        if isinstance(source, Lease):
+            receipts, parcels = source.receipts, source.parcels()
+        else:
+            receipts = (source,) if isinstance(source, Receipt) else tuple(source)
+            located: Parcels = yield Ask(wire.Locate(receipts))
+            parcels = self._parcels(located)
+        groups = list[dict[str, Column]]()
+        for receipt, parcel in zip(receipts, parcels, strict=True):
+            try:
+                groups.append(parcel.columns(names))
+            except (LookupError, codec.CorruptPayload) as error:
+                reason = str(error)
+                yield Ask(wire.ReportLost((receipt,), reason))
+                raise PayloadLost(receipt.group, receipt.attempt, reason) from None
+        return groups
+
+    def take_lost(self, partition: str) -> Asking[list[LostGroup]]:
+        return (yield Ask(wire.TakeLost(partition)))
+
+    def _parcels(self, parcels: Parcels) -> list[Parcel]:
+        """The groups' payloads; from here on a slot is ours until nothing refers to it."""
+        arenas = {arena.id: arena for arena in parcels.arenas}
+        return [
+            Parcel([(piece, self._block(piece.payload, arenas)) for piece in group])
+            for group in parcels.groups
+        ]
+
+    def _block(self, payload: Payload, arenas: Mapping[int, Arena]) -> Bytes | None:
+        slot = payload.slot
+        if slot is None:
+            return np.frombuffer(payload.inline or b"", np.uint8)
+        try:
+            return self._reader.view(arenas[slot.arena], slot, payload.nbytes)
+        except OSError:
+            self._unpinned.append(slot)
+            return None

@@ -1,0 +1,79 @@
+"""Groups lent to a consumer, together with what it takes to read them."""
+
+from collections.abc import Sequence
+
+from offbeat.transfer_queue import codec
+from offbeat.transfer_queue.codec import Column
+from offbeat.transfer_queue.core import records
+from offbeat.transfer_queue.core.records import Receipt
+from offbeat.transfer_queue.service.wire import Piece
+from offbeat.transfer_queue.storage.arenas import Bytes
+from offbeat.transfer_queue.storage.blocks import columns_in
+
+
+class Parcel:
+    """The payloads of one group, each with its memory; None for memory that is not there any more."""
+
+    def __init__(self, pieces: Sequence[tuple[Piece, Bytes | None]]) -> None:
+        self._pieces = sorted(pieces, key=lambda each: each[0].start)
+
+    def columns(self, names: Sequence[str] | None) -> dict[str, Column]:
+        """The named columns, or all: views of the memory, or copies of those written in pieces.
+
+        Raises:
+            LookupError: The memory is gone, or a column was not written when the group was claimed.
+            CorruptPayload: What is there is no payload.
+        """
+        found: dict[str, list[Column]] = {}
+        for piece, block in self._pieces:
+            wanted = [name for name in piece.columns if names is None or name in names]
+            if not wanted:
+                continue
+            if block is None:
+                raise LookupError("its memory is gone")
+            columns = columns_in(piece.payload.header, block)
+            for name in wanted:
+                found.setdefault(name, []).append(columns[name])
+        order = list(found) if names is None else names
+        for name in order:
+            if name not in found:
+                raise LookupError(f"column {name!r} was not written when it was claimed")
+        return {
+            name: found[name][0]
+            if len(found[name]) == 1
+            else codec.concat([{name: part} for part in found[name]])[name]
+            for name in order
+        }
+
+
+class Lease:
+    """Groups lent until ``expires_at``, oldest put first. Ack or release it, or they come again.
+
+    It keeps the groups' memory readable until it is settled or dropped; views taken of it keep it
+    themselves, as long as they live.
+    """
+
+    def __init__(self, lease: records.Lease, parcels: list[Parcel]) -> None:
+        self.id = lease.id
+        self.partition, self.task = lease.partition, lease.task
+        self.receipts: tuple[Receipt, ...] = lease.receipts
+        self.expires_at = lease.expires_at
+        """Seconds, on the clock of the service (on its node: the monotonic clock)."""
+        self._parcels: list[Parcel] | None = parcels
+
+    def __repr__(self) -> str:
+        return f"Lease(id={self.id}, task={self.task!r}, groups={len(self.receipts)})"
+
+    def parcels(self) -> list[Parcel]:
+        """What the groups are read from.
+
+        Raises:
+            LookupError: The lease was acked or released.
+        """
+        if self._parcels is None:
+            raise LookupError(f"{self!r} was acked or released")
+        return self._parcels
+
+    def settle(self) -> None:
+        """Let go of the memory."""
+        self._parcels = None

@@ -1,0 +1,67 @@
+"""Which segments of the spool are still needed: those in which somebody holds a group. Pure.
+
+A segment is let go as a whole, once nobody holds a group in it and its producer writes to another
+one. So what is on disk is bounded by what is held, one segment a producer, and what shares a
+segment with either.
+"""
+
+from collections import Counter, deque
+
+from offbeat.messages.groups import Spooled
+from offbeat.transfer_queue.spool import parts
+
+
+class Hold:
+    """Keeps one group on disk for as long as it lives; whoever holds the payload holds this."""
+
+    __slots__ = ("_let_go", "_segment")
+
+    def __init__(self, segment: str, let_go: deque[str]) -> None:
+        self._segment, self._let_go = segment, let_go
+
+    def __del__(self) -> None:
+        self._let_go.append(self._segment)  # one atomic step: any thread may collect garbage
+
+
+class Holds:
+    """Counts holds by segment. All methods belong to one thread."""
+
+    def __init__(self) -> None:
+        self._held = Counter[str]()
+        self._open: dict[str, str] = {}  # the newest segment of each producer
+        self._let_go = deque[str]()  # by holds that have died, not yet counted
+
+    def inherit(self, place: Spooled) -> Hold:
+        """Hold a group that a former controller was given."""
+        self._held[place.segment] += 1
+        return Hold(place.segment, self._let_go)
+
+    def hold(self, place: Spooled) -> Hold:
+        """Hold a group that was just written: its producer may write more to this segment."""
+        producer = parts(place.segment)[0]
+        before = self._open.get(producer)
+        if _is_newer(place.segment, before):
+            self._open[producer] = place.segment
+            if before is not None:
+                self._held[before] += 1
+                self._let_go.append(before)  # nobody may hold it: it is looked at like one let go
+        return self.inherit(place)
+
+    def unneeded(self) -> list[str]:
+        """Segments that nobody needs any more. One is told again if an answer out of it came late."""
+        free = list[str]()
+        while self._let_go:
+            segment = self._let_go.popleft()
+            self._held[segment] -= 1
+            if not self._held[segment] and segment not in self._open.values():
+                del self._held[segment]
+                free.append(segment)
+        return free
+
+
+def _is_newer(segment: str, than: str | None) -> bool:
+    """Of one producer. A process that was replaced answers nothing more, so another life is a later one."""
+    if than is None:
+        return True
+    (_, life, number), (_, former_life, former_number) = parts(segment), parts(than)
+    return life != former_life or number > former_number

@@ -1,0 +1,61 @@
+"""What a client does when the memory of a payload is gone: it says so to the queue, and to its caller."""
+
+import pytest
+
+from offbeat.transfer_queue.core import records
+from offbeat.transfer_queue.core.records import Receipt
+from offbeat.transfer_queue.errors import PayloadLost
+from offbeat.transfer_queue.service.conversation import Conversation
+from offbeat.transfer_queue.service.lease import Lease
+from offbeat.transfer_queue.service.wire import (
+    Claim,
+    Delivery,
+    Parcels,
+    Payload,
+    Piece,
+    ReportLost,
+)
+from offbeat.transfer_queue.storage.arenas import Arena, Slot
+
+NO_PROCESS = 1 << 30
+RECEIPT = Receipt("train", "a", 2, 7, 4, 4096, {})
+
+
+def delivered(say: Conversation, payload: Payload, arenas: tuple[Arena, ...]) -> Lease:
+    """A lease as the client holds it after this answer of the service."""
+    claim = say.claim("train", "t", 1, None, (), (), 60.0, 0.0)
+    assert isinstance(next(claim).op, Claim)
+    parcels = Parcels(((Piece(("ids",), 0, 4, payload),),), arenas)
+    with pytest.raises(StopIteration) as end:
+        claim.send(Delivery(records.Lease(1, "train", "t", (RECEIPT,), 60.0), parcels))
+    lease = end.value.value
+    assert isinstance(lease, Lease)
+    return lease
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (Payload(b"", 4096, None, Slot(1, 0)), "its memory is gone"),
+        (Payload(b"\x01rubbish", 3, b"abc"), ""),
+    ],
+)
+def test_a_payload_that_cannot_be_read_is_reported_and_raised(
+    payload: Payload, reason: str
+) -> None:
+    say = Conversation()
+    lease = delivered(say, payload, (Arena(1, NO_PROCESS, 3, 1 << 20),))
+    get = say.get(lease, None)
+    report = next(get).op
+    assert isinstance(report, ReportLost)
+    assert report.receipts == (RECEIPT,)
+    assert reason in report.reason
+    with pytest.raises(PayloadLost, match="group a attempt 2"):
+        get.send(None)
+
+
+def test_memory_that_could_not_be_mapped_is_not_kept_from_others() -> None:
+    say = Conversation()
+    delivered(say, Payload(b"", 4096, None, Slot(1, 0)), (Arena(1, NO_PROCESS, 3, 1 << 20),))
+    assert say.unpinned() == (Slot(1, 0),)
+    assert say.unpinned() == ()
