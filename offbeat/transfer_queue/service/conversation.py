@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from offbeat.transfer_queue import codec
-from offbeat.transfer_queue.codec import Column, Columns, Ragged
+from offbeat.transfer_queue.codec import Column, Columns
 from offbeat.transfer_queue.core.records import (
     ColumnSpec,
     LostGroup,
@@ -29,7 +29,6 @@ from offbeat.transfer_queue.errors import PayloadLost
 from offbeat.transfer_queue.service import wire
 from offbeat.transfer_queue.service.lease import Lease, Parcel
 from offbeat.transfer_queue.service.wire import (
-    SPELLINGS_KNOWN,
     Delivery,
     Nothing,
     Parcels,
@@ -37,7 +36,7 @@ from offbeat.transfer_queue.service.wire import (
     one_way,
 )
 from offbeat.transfer_queue.storage.arenas import Arena, Bytes, Reader, Slot, Writer
-from offbeat.transfer_queue.storage.blocks import Block
+from offbeat.transfer_queue.storage.blocks import Block, Blocks
 
 T = TypeVar("T")
 INLINE_BYTES: Final = 64 << 10
@@ -65,38 +64,9 @@ def asked(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Asking[T]:
     return answer
 
 
-class Spelling:
-    """What columns are, as the schema says it, encoded; the same columns are spelt once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, np.dtype[Any] | None, bool], ...], bytes] = {}
-
-    def of(self, columns: Columns) -> bytes:
-        """``wire.encode`` of the columns' ``ColumnSpec``s."""
-        key = tuple([_kind(name, column) for name, column in columns.items()])
-        spelt = self._known.get(key)
-        if spelt is None:
-            specs = [
-                ColumnSpec(name, "object" if dtype is None else dtype.name, ragged)
-                for name, dtype, ragged in key
-            ]
-            if len(self._known) >= SPELLINGS_KNOWN:
-                self._known.clear()
-            spelt = self._known[key] = wire.encode(specs)
-        return spelt
-
-
 def _spec(column: tuple[str, str] | tuple[str, str, bool]) -> ColumnSpec:
     name, dtype = column[0], column[1]
     return ColumnSpec(name, dtype, len(column) == _WITH_RAGGED and column[2])
-
-
-def _kind(name: str, column: Column) -> tuple[str, np.dtype[Any] | None, bool]:
-    if isinstance(column, np.ndarray):
-        return name, column.dtype, False
-    if isinstance(column, Ragged):
-        return name, column.values.dtype, True
-    return name, None, False
 
 
 class Conversation:
@@ -107,7 +77,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.maps = False  # payloads go through shared memory; else inside the messages
-        self._spelling = Spelling()
+        self._blocks = Blocks()
         self._writer, self._lock = Writer(), threading.Lock()
         self._unpinned: deque[Slot] = deque()
         self._reader = Reader(self._gone)
@@ -179,10 +149,10 @@ class Conversation:
         attempt: int,
         deadline_s: float,
     ) -> Asking[Receipt]:
-        rows = codec.rows_of(columns)
+        block = self._blocks.of(columns)
+        rows, specs = block.shape.rows, block.shape.specs
         plain = checked_tags(tags, rows)
-        specs = self._spelling.of(columns)
-        payload, nbytes = yield from self._stored(columns)
+        payload, nbytes = yield from self._stored(block)
         op = wire.Put(partition, group, attempt, rows, specs, plain, nbytes, payload, deadline_s)
         return (yield Ask(op, deadline_s))
 
@@ -190,14 +160,14 @@ class Conversation:
         self, receipt: Receipt, columns: Columns, rows: slice | None
     ) -> Asking[Receipt]:
         start, stop, _ = (slice(None) if rows is None else rows).indices(receipt.rows)
-        specs = self._spelling.of(columns)
-        payload, nbytes = yield from self._stored(columns)
-        return (yield Ask(wire.AddColumns(receipt, specs, start, stop, nbytes, payload)))
+        block = self._blocks.of(columns)
+        payload, nbytes = yield from self._stored(block)
+        op = wire.AddColumns(receipt, block.shape.specs, start, stop, nbytes, payload)
+        return (yield Ask(op))
 
-    def _stored(self, columns: Columns) -> Asking[tuple[Payload, int]]:
+    def _stored(self, block: Block) -> Asking[tuple[Payload, int]]:
         """Columns where the service can reach them, and their bytes."""
-        block = Block(columns)
-        header, nbytes = block.header, block.nbytes
+        header, nbytes = block.shape.header, block.shape.nbytes
         if nbytes < INLINE_BYTES or not self.maps:
             memory = np.empty(nbytes, np.uint8)
             block.write(memory)
@@ -267,7 +237,7 @@ class Conversation:
         """The groups' payloads; from here on a slot is ours until nothing refers to it."""
         arenas = {arena.id: arena for arena in parcels.arenas}
         return [
-            Parcel([(piece, self._block(piece.payload, arenas)) for piece in group])
+            Parcel(self._blocks, [(piece, self._block(piece.payload, arenas)) for piece in group])
             for group in parcels.groups
         ]
 

@@ -20,6 +20,7 @@ from offbeat.transfer_queue.service import wire
 from offbeat.transfer_queue.service.memory import Memory
 from offbeat.transfer_queue.service.saving import Saving
 from offbeat.transfer_queue.service.visits import Visit, Wait
+from offbeat.transfer_queue.service.wakes import Wakes
 from offbeat.transfer_queue.service.wire import ONE_WAY, Call, Reply, encode, failure_of
 from offbeat.transfer_queue.storage.arenas import Arena
 
@@ -40,6 +41,7 @@ class Desk:
         self._newest = newest  # generation of the last put
         self._specs = wire.Specs()
         self._calls = 0
+        self._wakes, self._changed_at = Wakes(), 0.0
         self._closed = False
         self._waited_s: defaultdict[str, float] = defaultdict(float)
         self._expiry: asyncio.TimerHandle | None = None
@@ -75,6 +77,7 @@ class Desk:
 
     def take(self, visit: Visit, call: Call) -> None:
         self._calls += 1
+        self._changed_at = self._loop.time()
         self._memory.unpin(visit.client, call.unpinned)
         if call.cancels is not None:
             self._cancel(visit, call.cancels)
@@ -90,6 +93,7 @@ class Desk:
     def leave(self, visit: Visit) -> None:
         if self._closed:
             return
+        self._changed_at = self._loop.time()
         for call_id in list(visit.waits):
             self._cancel(visit, call_id)
         if not visit.client:
@@ -263,7 +267,13 @@ class Desk:
         del visit, call, op
         queue = self._core.stats(self._loop.time())
         return wire.ServiceStats(
-            queue, len(self._visits), self._memory.arena_bytes, self._calls, dict(self._waited_s)
+            queue,
+            len(self._visits),
+            self._memory.arena_bytes,
+            self._calls,
+            dict(self._waited_s),
+            self._wakes.count,
+            self._wakes.p99_s,
         )
 
     def _save_to(self, visit: Visit, call: Call, op: wire.SaveTo) -> object:
@@ -350,6 +360,7 @@ class Desk:
             for waiter, got in settled:
                 if waiter in self._waits:
                     self._serve(self._end_wait(waiter), waiter, got)
+                    self._wakes.add(self._loop.time() - self._changed_at)
         for payload in self._core.freed():
             self._memory.drop(cast("wire.Payload", payload))
         expiry = self._core.next_expiry()
@@ -376,8 +387,8 @@ class Desk:
             self._reply(visit, call, receipt)
 
     def _expire(self) -> None:
-        self._expiry = None
-        self._core.expire(self._loop.time())
+        self._expiry, self._changed_at = None, self._loop.time()
+        self._core.expire(self._changed_at)
         self._settle()
 
     def _cool(self) -> None:

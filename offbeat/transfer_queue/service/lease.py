@@ -8,13 +8,14 @@ from offbeat.transfer_queue.core import records
 from offbeat.transfer_queue.core.records import Receipt
 from offbeat.transfer_queue.service.wire import Piece
 from offbeat.transfer_queue.storage.arenas import Bytes
-from offbeat.transfer_queue.storage.blocks import columns_in
+from offbeat.transfer_queue.storage.blocks import Blocks
 
 
 class Parcel:
     """The payloads of one group, each with its memory; None for memory that is not there any more."""
 
-    def __init__(self, pieces: Sequence[tuple[Piece, Bytes | None]]) -> None:
+    def __init__(self, blocks: Blocks, pieces: Sequence[tuple[Piece, Bytes | None]]) -> None:
+        self._blocks = blocks
         self._pieces = sorted(pieces, key=lambda each: each[0].start)
 
     def columns(self, names: Sequence[str] | None) -> dict[str, Column]:
@@ -25,15 +26,16 @@ class Parcel:
             CorruptPayload: What is there is no payload.
         """
         found: dict[str, list[Column]] = {}
+        wanted = None if names is None else frozenset(names)
         for piece, block in self._pieces:
-            wanted = [name for name in piece.columns if names is None or name in names]
-            if not wanted:
+            if wanted is not None and wanted.isdisjoint(piece.columns):
                 continue
             if block is None:
                 raise LookupError("its memory is gone")
-            columns = columns_in(piece.payload.header, block)
-            for name in wanted:
-                found.setdefault(name, []).append(columns[name])
+            columns = self._blocks.columns_in(piece.payload.header, block)
+            for name, column in columns.items():
+                if wanted is None or name in wanted:
+                    found.setdefault(name, []).append(column)
         order = list(found) if names is None else names
         for name in order:
             if name not in found:

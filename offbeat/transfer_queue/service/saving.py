@@ -24,7 +24,7 @@ from offbeat.transfer_queue.service.errors import SnapshotFailed
 from offbeat.transfer_queue.service.memory import Memory
 from offbeat.transfer_queue.service.wire import Payload
 from offbeat.transfer_queue.storage.arenas import Bytes
-from offbeat.transfer_queue.storage.blocks import Block, columns_in
+from offbeat.transfer_queue.storage.blocks import columns_in, described
 
 FORMAT: Final = 1
 SEGMENT_BYTES: Final = 256 << 20
@@ -232,7 +232,7 @@ def read(home: Path, entry: Entry) -> Payload:
         packed = file.read(entry.nbytes)
     if digest_of(packed) != entry.digest:
         raise ValueError(f"{entry.file} is damaged at byte {entry.start}")
-    block = Block(codec.unpack(packed, verify=False))
-    memory = np.empty(block.nbytes, np.uint8)
+    block = described(codec.unpack(packed, verify=False))
+    memory = np.empty(block.shape.nbytes, np.uint8)
     block.write(memory)
-    return Payload(block.header, block.nbytes, memory.tobytes())
+    return Payload(block.shape.header, block.shape.nbytes, memory.tobytes())

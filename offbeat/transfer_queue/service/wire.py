@@ -261,6 +261,8 @@ class ServiceStats(msgspec.Struct, frozen=True):
     arena_bytes: int  # of payloads in shared memory, held or still viewed by a reader
     calls: int  # answered since the start
     waited_s: dict[str, float]  # by kind of call: time calls waited for what they asked
+    wakes: int  # calls that waited and were served
+    wake_p99_s: float  # from the change that served one, such as a put, to its answer
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,144 @@
+"""Tokens a second of a vLLM engine actor, as environment workers call it, beside bare vLLM.
+
+Both in turns on one engine: bare is ``AsyncLLM.generate`` called in the engine's own process, with
+the same prompts, samples and sampling; the actor is asked over Ray by coalesced exchanges.
+
+    .venv-vllm/bin/python benchmarks/vllm_actor.py --tokens 64 --rounds 7
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from offbeat.actors.call import reply_of
+from offbeat.actors.coalesce import Coalescer
+from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.generators.vllm.actor import VllmEngineActor
+from offbeat.config.run import RunConfig
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+
+TINY = Path(__file__).parents[1] / "models" / "tiny-addition"
+
+
+class Measured(VllmEngineActor):
+    """An engine actor that can also be asked around all of this package."""
+
+    async def bare(self, requests: list[GenerateRequest]) -> tuple[int, float]:
+        """Tokens and seconds of these requests, without anything of ours in between."""
+        vllm = self._vllm._vllm  # noqa: SLF001 - a benchmark looks inside
+
+        async def one(request: GenerateRequest) -> int:
+            asked = request.sampling
+            params = vllm.SamplingParams(
+                n=request.samples,
+                max_tokens=asked.max_new_tokens,
+                seed=asked.seed,
+                logprobs=0,
+                detokenize=False,
+                output_kind=vllm.RequestOutputKind.FINAL_ONLY,
+            )
+            prompt = vllm.TokensPrompt(prompt_token_ids=list(request.prompt_ids))
+            last: Any = None
+            async for output in self._vllm.llm.generate(prompt, params, request.request_id):
+                last = output
+            return sum(len(each.token_ids) for each in last.outputs)
+
+        began = time.perf_counter()
+        counted = await asyncio.gather(*map(one, requests))
+        return sum(counted), time.perf_counter() - began
+
+    async def serve_as_loaded(self) -> None:
+        """Pretend that the weights it was started with are version 0 of a run."""
+        await self._vllm.warm_up()
+        await self._vllm.llm.update_weight_version("0")
+        self._vllm.serve(0, 1)
+        self._version = 0
+
+
+def requests_of(arguments: argparse.Namespace, turn: str) -> list[GenerateRequest]:
+    """The same prompts every turn; a sample ends early only by the model's own choice."""
+    sampling = SamplingParams(max_new_tokens=arguments.tokens, seed=1)
+    return [
+        GenerateRequest(f"{turn}-{i}", (2, 5 + i % 50, 9, 7), arguments.samples, sampling)
+        for i in range(arguments.groups)
+    ]
+
+
+async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Rounds of one turn each; the first is left out."""
+
+    async def exchange(asked: Any, cancelled: Any) -> Any:  # noqa: ANN401
+        ref = engine.exchange.remote("bench", "life", asked, cancelled)
+        return await reply_of(ref, "engine", "generate")
+
+    ask = Coalescer[GenerateRequest, GenerateResult](exchange)
+    await reply_of(engine.state.remote(Fence("bench", 1)), "engine", "start")
+    await reply_of(engine.serve_as_loaded.remote(), "engine", "start")
+    speeds: dict[str, list[float]] = {"bare": [], "actor": []}
+    for turn in range(arguments.rounds + 1):
+        bare = engine.bare.remote(requests_of(arguments, f"b{turn}"))
+        tokens, took_s = await reply_of(bare, "engine", "bare")
+        began = time.perf_counter()
+        results = await asyncio.gather(*map(ask.call, requests_of(arguments, f"a{turn}")))
+        ours = sum(len(each.token_ids) for each in results), time.perf_counter() - began
+        if turn:
+            speeds["bare"].append(tokens / took_s)
+            speeds["actor"].append(ours[0] / ours[1])
+    ask.close()
+    ratios = [a / b for a, b in zip(speeds["actor"], speeds["bare"], strict=True)]
+    medians = {f"{name}_tokens_per_s": statistics.median(each) for name, each in speeds.items()}
+    return {**medians, "ratio": statistics.median(ratios), "ratios": ratios}
+
+
+def main() -> None:
+    """Print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = endless(Path(folder))
+        generator = {"backend": "vllm", "vllm": {"engine_args": {"enforce_eager": True}}}
+        config = RunConfig.model_validate(
+            {"steps": 1, "model": {"path": str(model)}, "generator": generator}
+        )
+        spec = EngineSpec(
+            name="generator-0",
+            model_path=str(model),
+            model=config.model,
+            generator=config.generator,
+            stub=config.stub,
+            seed=0,
+            run_dir=folder,
+        )
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        engine = ray.remote(Measured).options(num_cpus=0).remote(spec)
+        print(json.dumps(asyncio.run(measure(arguments, engine))))
+        ray.get(engine.close.remote())
+        ray.shutdown()
+
+
+def endless(folder: Path) -> Path:
+    """The tiny model without an end of sequence, so that both sides decode the same."""
+    copy = folder / "model"
+    copy.mkdir()
+    for file in TINY.iterdir():
+        content = file.read_bytes()
+        if file.name in ("config.json", "generation_config.json"):
+            content = json.dumps({**json.loads(content), "eos_token_id": None}).encode()
+        (copy / file.name).write_bytes(content)
+    return copy
+
+
+if __name__ == "__main__":
+    main()
