@@ -9,6 +9,7 @@ be compared with. Legend: G samples of the group, ``r`` their rewards, ``mean`` 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -73,10 +74,65 @@ def rloo(rewards: Rewards) -> Advantages:
     return tuple(scale * each for each in grpo_no_std(rewards))
 
 
+def reinforce_pp_baseline(rewards: Rewards) -> Advantages:
+    """``r - mean``: the baseline of REINFORCE++, arXiv:2501.03262, without its last division.
+
+    The paper goes on to divide by the standard deviation of these differences over the whole batch.
+    That is one factor for a whole step, and a step's groups are trained before all of them are
+    known, so it is left out: AdamW's update does not depend on a constant factor, but
+    ``max_grad_norm`` and the weight of a KL penalty do, and a step of little spread weighs less
+    here. By formula this is ``grpo_no_std``.
+    """
+    return grpo_no_std(rewards)
+
+
+def pass_at_k(rewards: Rewards, k: int) -> Advantages:
+    """How much better the best of k tries is with a sample among them than without, times k.
+
+    ``k * (mean of max(r[I]) over the I with i  -  mean of max(r[J]) over the J without i)``, where I
+    and J are the subsets of k samples. The mean over samples of this times the gradient of a
+    sample's logprob is an unbiased estimate of the gradient of ``E[max of k]``, which is pass@k for
+    rewards of 0 and 1: the second term does not depend on the sample. Reward transforms for max@k
+    over subsets, with a leave-one-out baseline: PKPO, arXiv:2505.15201. ``k = 1`` is ``rloo``.
+
+    A group of G samples has tries without one of them only for k < G; a larger k counts as G - 1.
+    O(G log G).
+    """
+    size = len(rewards)
+    k = min(k, size - 1)
+    order = sorted(range(size), key=rewards.__getitem__)
+    ranked = [rewards[i] for i in order]
+    subsets = math.comb(size - 1, k - 1)
+    others = math.comb(size - 1, k)
+    # The max of a subset is its member of highest rank j: C(j, k-1) subsets have it, C(j-1, k-2) of
+    # them with a given sample of lower rank.
+    best = math.fsum(r * (math.comb(j, k - 1) / others) for j, r in enumerate(ranked))
+    advantages, above = [0.0] * size, 0.0
+    for j in reversed(range(size)):
+        mean_with = ranked[j] * (math.comb(j, k - 1) / subsets) + above
+        mean_without = best - mean_with * (subsets / others)
+        advantages[order[j]] = k * (mean_with - mean_without)
+        if j and k > 1:
+            above += ranked[j] * (math.comb(j - 1, k - 2) / subsets)
+    return tuple(advantages)
+
+
+def estimator(name: str, *, pass_k: int) -> AdvantageEstimator:
+    """The estimator a recipe names.
+
+    Args:
+        name: One of ``ESTIMATORS``, or ``pass_at_k``.
+        pass_k: The k of ``pass_at_k``; no other reads it.
+    """
+    if name == pass_at_k.__name__:
+        return AdvantageEstimator(name, partial(pass_at_k, k=pass_k))
+    return ESTIMATORS[name]
+
+
 ESTIMATORS: Final[Mapping[str, AdvantageEstimator]] = MappingProxyType(
     {
         formula.__name__: AdvantageEstimator(formula.__name__, formula)
-        for formula in (grpo, grpo_no_std, dr_grpo, rloo)
+        for formula in (grpo, grpo_no_std, dr_grpo, rloo, reinforce_pp_baseline)
     }
 )
-"""Estimators by the name a recipe uses."""
+"""Estimators without parameters, by the name a recipe uses."""

@@ -1,113 +1,98 @@
-"""Policy losses over packed tokens, as sums: whoever calls divides once, when a step is complete.
+"""Losses over packed tokens, as sums: whoever calls divides once, when a step is complete.
 
-Tokens lie in one flat axis, whatever the microbatch they came from looked like. Legend: N tokens,
-S sequences. A sequence's tokens are all in the same call.
+A loss is a surrogate of each token (``surrogates``), times a weight for off-policy data
+(``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
+penalty (``kl``), which carries no importance weight. What is common to all of them:
+
+- Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
+  neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
+- Log-ratios are clamped to ``LOG_RATIO_LIMIT``.
+- Sums do not depend on the order of tokens or sequences, nor, up to rounding, on how sequences are
+  spread over calls.
+
+Legend: N tokens, S sequences.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import reduce
 from types import MappingProxyType
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from offbeat.algorithms.corrections import Correction, correction
+from offbeat.algorithms.diagnostics import spread
+from offbeat.algorithms.kl import kl_penalty
 from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.surrogates import (
+    Surrogate,
+    bounded_weight,
+    clipped,
+    likelihood,
+    sequence_clipped,
+)
+from offbeat.algorithms.tokens import (
+    LOG_RATIO_LIMIT,
+    Loss,
+    LossSums,
+    LossTokens,
+    ValidTokens,
+    largest,
+    smallest,
+    token_mean,
+    valid_tokens,
+)
 from offbeat.messages.training import LossSpec
 
-LOG_RATIO_LIMIT: Final = 20.0
-"""Log-ratios are clamped to this on both sides: ``exp`` stays finite in float32 and in bfloat16."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossTokens:
-    """What a loss reads of each token. Values where ``mask_N`` is False may be anything, NaN too."""
-
-    logprobs_N: Tensor  # under the weights being trained; carries the gradient
-    old_N: Tensor  # denominator of the importance ratio
-    generation_N: Tensor  # as the engine reported them
-    reference_N: Tensor | None  # of the frozen reference; None without a KL penalty
-    advantages_N: Tensor
-    mask_N: Tensor  # bool; True where the token is trained
-    sequence_N: Tensor  # int64 in [0, sequences)
-    sequences: int
-
-
-@dataclass(frozen=True, slots=True)
-class LossSums:
-    """A loss summed over tokens or over sequence means, by the spec; and the counts to divide by."""
-
-    loss: Tensor  # scalar, carries the gradient
-    tokens: Tensor  # scalar float64: valid tokens
-    sequences: Tensor  # scalar float64: sequences with a valid token
-    metrics: dict[str, Metric]
-
-
-Loss = Callable[[LossTokens, LossSpec], LossSums]
+__all__ = [
+    "LOG_RATIO_LIMIT",
+    "LOSSES",
+    "Loss",
+    "LossSums",
+    "LossTokens",
+    "cispo",
+    "clipped_pg",
+    "denominator",
+    "gspo",
+    "kl_penalty",
+    "sft",
+]
 
 
 def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
-    """The clipped policy gradient, with a truncated importance weight and a KL penalty.
+    """The clipped policy gradient of PPO, GRPO and DAPO: ``surrogates.clipped``.
 
     For each valid token, with ratio ``r = exp(logprob - old)`` and advantage ``A``::
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
-    The surrogate is PPO's, arXiv:1707.06347; separate bounds are DAPO's clip-higher,
-    arXiv:2503.14476. ``w = min(exp(old - generation), tis_cap)``, without gradient, corrects for an
-    engine that samples from a slightly other policy than the trainer computes (truncated importance
-    sampling: fengyao.notion.site/off-policy-rl, verl PR 2953); it is 1 without a cap. The KL term
-    carries no importance weight.
-
-    Invalid tokens are replaced before anything is computed from them, so NaN and infinity there
-    reach neither the sums nor the gradient. Log-ratios are clamped to ``LOG_RATIO_LIMIT``; beyond
-    it the gradient of a token is zero. A NaN at a valid token makes the sum NaN.
+    ``w`` is the product of the corrections asked for. ``normalize="tokens"`` is DAPO's token-level
+    loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300).
     """
-    mask_N, dtype = tokens.mask_N, tokens.logprobs_N.dtype
-
-    def valid(values_N: Tensor) -> Tensor:
-        return torch.where(mask_N, values_N.to(dtype), 0.0)
-
-    logprobs_N, old_N = valid(tokens.logprobs_N), valid(tokens.old_N)
-    generation_N, advantages_N = valid(tokens.generation_N), valid(tokens.advantages_N)
-    counts_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
-    counts_S.index_add_(0, tokens.sequence_N, mask_N.to(dtype))
-    weight_N = mask_N.to(dtype)
-    if spec.normalize == Reduction.SEQUENCES:
-        weight_N = weight_N / counts_S.clamp(min=1)[tokens.sequence_N]
-
-    ratio_N = _ratio(logprobs_N, old_N)
-    clipped_N = ratio_N.clamp(1 - spec.clip_low, 1 + spec.clip_high)
-    policy_N = -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
-    metrics = _ratio_metrics(ratio_N.detach(), advantages_N, mask_N, spec)
-    metrics |= _gap_metrics(logprobs_N.detach(), generation_N, mask_N)
-    if spec.tis_cap is not None:
-        tis_N = _ratio(old_N, generation_N).clamp(max=spec.tis_cap)
-        policy_N = policy_N * tis_N
-        metrics["train/tis_weight_mean"] = Metric(Reduction.TOKENS, (tis_N * mask_N).sum())
-    loss = policy_sum = (policy_N * weight_N).sum()
-    normalization = Reduction(spec.normalize)
-    metrics["train/policy_loss"] = Metric(normalization, policy_sum.detach())
-    if tokens.reference_N is not None and spec.kl_coef > 0:
-        kl_N = kl_penalty(logprobs_N, valid(tokens.reference_N), spec.kl_kind)
-        loss = loss + spec.kl_coef * (kl_N * weight_N).sum()
-        metrics["train/kl_reference"] = Metric(Reduction.TOKENS, (kl_N.detach() * mask_N).sum())
-    return LossSums(
-        loss, counts_S.sum(dtype=torch.float64), (counts_S > 0).sum(dtype=torch.float64), metrics
-    )
+    valid = valid_tokens(tokens, spec)
+    return _sums(valid, clipped(valid, spec), correction(valid, spec), tokens, spec)
 
 
-def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """Per-token estimate of ``KL(policy || reference)`` from tokens of the policy.
+def gspo(tokens: LossTokens, spec: LossSpec) -> LossSums:
+    """``clipped_pg`` with one ratio a sequence: ``surrogates.sequence_clipped``, arXiv:2507.18071."""
+    valid = valid_tokens(tokens, spec)
+    return _sums(valid, sequence_clipped(valid, spec), correction(valid, spec), tokens, spec)
 
-    With ``d = reference - logprob``: ``k1 = -d``, unbiased and of either sign; ``k3 = exp(d) - d -
-    1``, unbiased, never negative, of lower variance (joschu.net/blog/kl-approx.html). As a loss
-    term, the gradient of k1 is zero on average on policy; k3 is the one that pulls.
+
+def cispo(tokens: LossTokens, spec: LossSpec) -> LossSums:
+    """Policy gradient with a bounded importance weight: ``surrogates.bounded_weight``.
+
+    arXiv:2506.13585, where the sum is one over tokens.
     """
-    difference = (reference - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if kind == "k1":
-        return -difference
-    return difference.exp() - difference - 1
+    valid = valid_tokens(tokens, spec)
+    return _sums(valid, bounded_weight(valid, spec), correction(valid, spec), tokens, spec)
+
+
+def sft(tokens: LossTokens, spec: LossSpec) -> LossSums:
+    """Negative log-likelihood of the trained tokens: no advantage, no ratio, no correction."""
+    valid = valid_tokens(tokens, spec)
+    return _sums(valid, likelihood(valid, spec), Correction(None, {}), tokens, spec)
 
 
 def denominator(spec: LossSpec, tokens: float, sequences: float) -> float:
@@ -115,42 +100,69 @@ def denominator(spec: LossSpec, tokens: float, sequences: float) -> float:
     return tokens if spec.normalize == Reduction.TOKENS else sequences
 
 
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+def _sums(
+    valid: ValidTokens,
+    surrogate: Surrogate,
+    corrected: Correction,
+    tokens: LossTokens,
+    spec: LossSpec,
+) -> LossSums:
+    mask_N = valid.mask_N
+    share_N = _share(valid, spec)
+    policy_N = surrogate.loss_N
+    if corrected.weight_N is not None:
+        policy_N = policy_N * corrected.weight_N
+    loss = policy = (policy_N * share_N).sum()
+    metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | _gap_metrics(valid)
+    metrics["train/policy_loss"] = Metric(Reduction(spec.normalize), policy.detach())
+    if valid.reference_N is not None and spec.kl_coef > 0:
+        kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, spec.kl_kind)
+        loss = loss + spec.kl_coef * (kl_N * share_N).sum()
+        metrics["train/kl_reference"] = token_mean(kl_N.detach(), mask_N)
+    bounded_N = reduce(torch.logical_or, surrogate.bounded_N.values(), torch.zeros_like(mask_N))
+    by_age = None if tokens.staleness_N is None else spread(valid, tokens.staleness_N, bounded_N)
+    counts_S = valid.counts_S
+    return LossSums(
+        loss,
+        counts_S.sum(dtype=torch.float64),
+        (counts_S > 0).sum(dtype=torch.float64),
+        metrics,
+        by_age,
+    )
 
 
-def _ratio_metrics(
-    ratio_N: Tensor, advantages_N: Tensor, mask_N: Tensor, spec: LossSpec
-) -> dict[str, Metric]:
-    """Where the ratios lie, and how often a bound takes a token's gradient away."""
-    low_N = (ratio_N < 1 - spec.clip_low) & (advantages_N < 0)
-    high_N = (ratio_N > 1 + spec.clip_high) & (advantages_N > 0)
+def _share(valid: ValidTokens, spec: LossSpec) -> Tensor:
+    """[N]: what a token adds of itself: all, or its part of its sequence's mean. 0 where invalid."""
+    one_N = valid.mask_N.to(valid.counts_S.dtype)
+    if spec.normalize == Reduction.TOKENS:
+        return one_N
+    return one_N / valid.lengths_S[valid.sequence_N]
+
+
+def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, Metric]:
+    """Where the surrogate's ratios lie, and how many tokens its bounds hold."""
+    if surrogate.ratio_N is None:
+        return {}
     return {
-        "train/ratio_mean": Metric(Reduction.TOKENS, (ratio_N * mask_N).sum()),
-        "train/ratio_min": Metric(Reduction.MIN, _extremum(ratio_N, mask_N, largest=False)),
-        "train/ratio_max": Metric(Reduction.MAX, _extremum(ratio_N, mask_N, largest=True)),
-        "train/clip_fraction_low": Metric(Reduction.TOKENS, (low_N & mask_N).sum()),
-        "train/clip_fraction_high": Metric(Reduction.TOKENS, (high_N & mask_N).sum()),
+        "train/ratio_mean": token_mean(surrogate.ratio_N, mask_N),
+        "train/ratio_min": smallest(surrogate.ratio_N, mask_N),
+        "train/ratio_max": largest(surrogate.ratio_N, mask_N),
+        **{f"train/{name}": token_mean(held, mask_N) for name, held in surrogate.bounded_N.items()},
     }
 
 
-def _gap_metrics(logprobs_N: Tensor, generation_N: Tensor, mask_N: Tensor) -> dict[str, Metric]:
+def _gap_metrics(valid: ValidTokens) -> dict[str, Metric]:
     """How far the trained policy is from the one that sampled, in nats a token."""
-    gap_N = (logprobs_N - generation_N).abs()
-    kl_N = kl_penalty(generation_N, logprobs_N, "k3")
+    logprobs_N, generation_N = valid.logprobs_N.detach(), valid.generation_N
+    gap_N, kl_N = (logprobs_N - generation_N).abs(), kl_penalty(generation_N, logprobs_N, "k3")
     return {
-        "off_policy/logprob_gap_mean": Metric(Reduction.TOKENS, (gap_N * mask_N).sum()),
-        "off_policy/logprob_gap_max": Metric(Reduction.MAX, _extremum(gap_N, mask_N, largest=True)),
-        "off_policy/behaviour_kl": Metric(Reduction.TOKENS, (kl_N * mask_N).sum()),
+        "off_policy/logprob_gap_mean": token_mean(gap_N, valid.mask_N),
+        "off_policy/logprob_gap_max": largest(gap_N, valid.mask_N),
+        "off_policy/behaviour_kl": token_mean(kl_N, valid.mask_N),
     }
 
 
-def _extremum(values_N: Tensor, mask_N: Tensor, *, largest: bool) -> Tensor:
-    """The largest or smallest valid value; minus or plus infinity when none is valid."""
-    if largest:
-        return torch.where(mask_N, values_N, -torch.inf).amax()
-    return torch.where(mask_N, values_N, torch.inf).amin()
-
-
-LOSSES: Final[Mapping[str, Loss]] = MappingProxyType({"clipped_pg": clipped_pg})
+LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
+    {"clipped_pg": clipped_pg, "gspo": gspo, "cispo": cispo, "sft": sft}
+)
 """Losses by the name a recipe uses."""

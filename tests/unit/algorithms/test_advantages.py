@@ -1,3 +1,4 @@
+import itertools
 import statistics
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.algorithms.advantages import ESTIMATORS, estimator
 
 finite = st.floats(-1e3, 1e3).map(lambda value: round(value, 6))
 groups = st.lists(finite, min_size=2, max_size=24).map(tuple)
@@ -46,6 +47,77 @@ def test_a_sample_alone_has_nothing_to_be_compared_with(name: str) -> None:
 @given(rewards=groups)
 def test_advantages_of_a_group_cancel(name: str, rewards: tuple[float, ...]) -> None:
     assert sum(ESTIMATORS[name](rewards)) == pytest.approx(0, abs=1e-6)
+
+
+def best_of_subsets(rewards: tuple[float, ...], k: int) -> list[float]:
+    """``pass_at_k`` by listing every subset."""
+    subsets = list(itertools.combinations(range(len(rewards)), k))
+    made = list[float]()
+    for i in range(len(rewards)):
+        best = [max(rewards[j] for j in subset) for subset in subsets if i in subset]
+        others = [max(rewards[j] for j in subset) for subset in subsets if i not in subset]
+        made.append(k * (statistics.fmean(best) - statistics.fmean(others)))
+    return made
+
+
+@given(rewards=st.lists(finite, min_size=2, max_size=8).map(tuple), k=st.integers(1, 7))
+def test_pass_at_k_is_the_best_of_every_subset(rewards: tuple[float, ...], k: int) -> None:
+    got = estimator("pass_at_k", pass_k=k)(rewards)
+    want = best_of_subsets(rewards, min(k, len(rewards) - 1))
+    assert got == pytest.approx(want, rel=1e-9, abs=1e-7)
+
+
+@given(rewards=groups)
+def test_one_try_is_leave_one_out(rewards: tuple[float, ...]) -> None:
+    got = estimator("pass_at_k", pass_k=1)(rewards)
+    assert got == pytest.approx(ESTIMATORS["rloo"](rewards), rel=1e-9, abs=1e-7)
+
+
+@given(rewards=groups, k=st.integers(1, 40))
+def test_pass_at_k_cancels_over_a_group(rewards: tuple[float, ...], k: int) -> None:
+    assert sum(estimator("pass_at_k", pass_k=k)(rewards)) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_pass_at_k_estimates_the_gradient_of_the_best_of_k_without_bias(k: int) -> None:
+    """Over all groups of four draws from three outcomes, against the derivative worked out."""
+    outcomes, logits, size = (0.0, 1.0, 0.25), np.array([0.3, -1.0, 0.2]), 4
+    p = np.exp(logits) / np.exp(logits).sum()
+    advantage, estimate = estimator("pass_at_k", pass_k=k), np.zeros(3)
+    for draws in itertools.product(range(3), repeat=size):
+        chance = np.prod(p[list(draws)])
+        for draw, a in zip(draws, advantage(tuple(outcomes[d] for d in draws)), strict=True):
+            estimate += chance * a / size * (np.eye(3)[draw] - p)
+
+    def best(theta: np.ndarray) -> float:
+        q = np.exp(theta) / np.exp(theta).sum()
+        tries = itertools.product(range(3), repeat=k)
+        return float(sum(np.prod(q[list(t)]) * max(outcomes[d] for d in t) for t in tries))
+
+    step = 1e-6 * np.eye(3)
+    slope = [(best(logits + each) - best(logits - each)) / 2e-6 for each in step]
+    assert estimate.tolist() == pytest.approx(slope, abs=1e-8)
+
+
+def test_a_lone_success_is_worth_more_to_two_tries_than_one_of_three() -> None:
+    solved, hard = (1.0, 1.0, 1.0, 0.0), (1.0, 0.0, 0.0, 0.0)
+    best_of = estimator("pass_at_k", pass_k=2)
+    assert best_of(hard)[0] == pytest.approx(2.0)
+    assert best_of(solved)[0] == pytest.approx(0.0)
+    assert ESTIMATORS["rloo"](solved)[0] == pytest.approx(1 / 3)
+
+
+def test_estimators_are_found_by_name() -> None:
+    for name, each in ESTIMATORS.items():
+        assert estimator(name, pass_k=3) is each
+    best_of = estimator("pass_at_k", pass_k=3)
+    assert (best_of.name, best_of.needs) == ("pass_at_k", "tags")
+    assert best_of((0.5,)) == (0.0,) and best_of((0.5,) * 4) == (0.0,) * 4
+
+
+def test_a_large_group_is_no_trouble() -> None:
+    rewards = tuple(float(i % 7) for i in range(512))
+    assert sum(estimator("pass_at_k", pass_k=256)(rewards)) == pytest.approx(0, abs=1e-6)
 
 
 def test_known_values() -> None:

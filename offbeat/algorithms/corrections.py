@@ -1,0 +1,85 @@
+"""Weights for samples of a policy that is not quite the old one, without gradient.
+
+An engine computes slightly other logprobs than the trainer, and its weights may be older. With the
+old logprobs computed by the trainer, ``k = exp(old - generation)`` is how much more likely the old
+policy was to emit a token than the engine was. Each correction maps ``k`` to a weight of the token;
+what is asked for is multiplied. A token whose weight is 0 still counts in the denominator: leaving
+data out makes a step smaller, not noisier. Legend: N tokens, S sequences.
+
+Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) is one of these
+with the ratio of ``surrogates.clipped``: ``old`` is then the proximal policy, the trainer's weights
+when the step begins, and ``k`` the weight between it and the behaviour policy.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.tokens import ValidTokens, ratio, token_mean
+from offbeat.messages.training import LossSpec
+
+Band = tuple[float, float]
+
+
+class Correction(NamedTuple):
+    """What the surrogate's loss is multiplied by, and how that went."""
+
+    weight_N: Tensor | None  # None: nothing is asked for, every weight is 1
+    metrics: dict[str, Metric]
+
+
+def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
+    """All corrections of ``spec``, multiplied. NaN at a valid token stays NaN."""
+    parts, metrics = list[Tensor](), dict[str, Metric]()
+    log_k_N = (tokens.old_N - tokens.generation_N).detach()
+    if spec.tis_cap is not None or spec.icepop_band is not None:
+        k_N = weight_N = ratio(log_k_N)
+        if spec.tis_cap is not None:
+            weight_N = truncated(k_N, spec.tis_cap)
+            metrics["train/tis_weight_mean"] = token_mean(weight_N, tokens.mask_N)
+        if spec.icepop_band is not None:
+            out_N = outside(k_N, spec.icepop_band)
+            weight_N = torch.where(out_N, 0.0, weight_N)
+            metrics["train/icepop_masked_fraction"] = token_mean(out_N, tokens.mask_N)
+        parts.append(weight_N)
+    if spec.sequence_band is not None:
+        k_S = sequence_ratio(tokens, log_k_N, spec.sequence_statistic)
+        out_S = outside(k_S, spec.sequence_band)
+        # k / k is 1, or NaN where k is: a broken logprob must not pass for a good one.
+        parts.append(torch.where(out_S, 0.0, k_S / k_S)[tokens.sequence_N])
+        metrics["train/sequence_masked_fraction"] = Metric(Reduction.SEQUENCES, out_S.sum())
+    if not parts:
+        return Correction(None, metrics)
+    return Correction(torch.stack(parts).prod(0), metrics)
+
+
+def truncated(k_N: Tensor, cap: float) -> Tensor:
+    """``min(k, cap)``: truncated importance sampling (TIS).
+
+    fengyao.notion.site/off-policy-rl; verl PR 2953.
+    """
+    return k_N.clamp(max=cap)
+
+
+def outside(k: Tensor, band: Band) -> Tensor:
+    """True where ``k`` leaves the closed band; a NaN does not.
+
+    By token this is IcePop's mask, arXiv:2510.18855: ``k`` inside the band is the weight, outside it
+    the token is dropped. IcePop's band is [0.5, 5].
+    """
+    low, high = band
+    return (k < low) | (k > high)
+
+
+def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tensor:
+    """One ratio a sequence, [S]: the product of its tokens' or their geometric mean.
+
+    A sequence whose ratio leaves the band is dropped whole: masked importance sampling (MIS) by the
+    product, which long sequences leave more easily, or by the geometric mean, which does not depend
+    on length. richardli.xyz/rl-collapse, part 3; why whole sequences: arXiv:2512.23075. A sequence
+    without valid tokens has ratio 1.
+    """
+    sums_S = tokens.sequence_sums(log_k_N)
+    return ratio(sums_S if statistic == "product" else sums_S / tokens.lengths_S)

@@ -1,0 +1,102 @@
+"""How far off policy the data of each age is: sums that merge over microbatches, chunks and ranks.
+
+The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the one that
+sampled. It is not the surrogate's ratio, which may have another denominator. Legend: B buckets of
+staleness, N tokens, K sums: a histogram of log-ratios, then tokens held by a bound, KL, ratios,
+squared ratios.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.kl import kl_penalty
+from offbeat.algorithms.staleness_buckets import FIRSTS, LABELS, PERCENTILES, metric_name
+from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, ValidTokens, ratio
+
+_FINEST: Final = 1e-4  # log-ratios closer to 0 are one bin
+_PER_DECADE: Final = 16
+_STEPS: Final = math.ceil(_PER_DECADE * math.log10(LOG_RATIO_LIMIT / _FINEST))
+_OUTWARD: Final = tuple(_FINEST * 10 ** (i / _PER_DECADE) for i in range(_STEPS))
+EDGES: Final = (*(-each for each in reversed(_OUTWARD)), *_OUTWARD)
+"""Inner edges of the histogram's bins: the same number a decade on both sides of 0, so that a
+percentile's log-ratio is off by at most one part in six, or 1e-4."""
+BINS: Final = len(EDGES) + 1
+SpreadRows = list[list[float]]
+"""What ``spread`` returns, as numbers: a row a bucket."""
+
+
+@torch.no_grad()
+def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tensor:
+    """The sums of one microbatch, float64 [B, K]: add them up, then ``spread_metrics``.
+
+    Args:
+        tokens: Of the microbatch.
+        staleness_N: [N] integers, weight versions between a token and its training; anything where
+            invalid.
+        bounded_N: [N] bool, whether a bound of the loss got hold of the token.
+    """
+    mask_N, device = tokens.mask_N, tokens.mask_N.device
+    log_ratio_N = tokens.logprobs_N - tokens.generation_N
+    ratio_N = ratio(log_ratio_N).double()
+    edges, firsts = _thresholds(device)
+    bucket_N = torch.bucketize(torch.where(mask_N, staleness_N.long(), 0), firsts, right=True)
+    place_N = bucket_N * BINS + torch.bucketize(log_ratio_N.double(), edges)
+    counts = torch.zeros(len(FIRSTS) * BINS, dtype=torch.float64, device=device)
+    counts.index_add_(0, place_N, mask_N.double())  # counts are exact in any order
+    kl_N = kl_penalty(tokens.generation_N, tokens.logprobs_N, "k3")
+    values = torch.stack([bounded_N.double(), kl_N.double(), ratio_N, ratio_N.square()], -1)
+    buckets = torch.arange(len(FIRSTS), device=device)
+    member_BN = ((bucket_N == buckets[:, None]) & mask_N).double()
+    return torch.cat([counts.view(len(FIRSTS), BINS), member_BN @ values], -1)
+
+
+def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
+    """The numbers of a whole step, from the sums of its parts; a bucket without tokens has none.
+
+    ``ratio_p05``, ``ratio_p50``, ``ratio_p95``: percentiles of the behaviour ratio over tokens,
+    read off the histogram. ``clip_fraction``: tokens held by a bound of the loss. ``behaviour_kl``:
+    KL(behaviour || trained), k3, nats a token. ``ess``: effective sample size of the ratios as
+    weights, ``(sum w)^2 / sum w^2``, as a fraction of the tokens. ``token_fraction``: the bucket's
+    share of the step.
+    """
+    buckets = [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+    step_tokens = sum(sum(row[:BINS]) for row in buckets)
+    metrics = dict[str, float]()
+    for label, row in zip(LABELS, buckets, strict=bool(buckets)):
+        counts, (bounded, kl, weights, squares) = row[:BINS], row[BINS:]
+        tokens = sum(counts)
+        if not tokens:
+            continue
+        named = {f"ratio_p{q:02d}": math.exp(_percentile(counts, q)) for q in PERCENTILES}
+        named |= {
+            "clip_fraction": bounded / tokens,
+            "behaviour_kl": kl / tokens,
+            "ess": weights**2 / squares / tokens,
+            "token_fraction": tokens / step_tokens,
+        }
+        metrics |= {metric_name(name, label): value for name, value in named.items()}
+    return metrics
+
+
+def _percentile(counts: Sequence[float], percent: int) -> float:
+    """Log-ratio that this share of the tokens stays below, linear within its bin."""
+    bounds = (-LOG_RATIO_LIMIT, *EDGES, LOG_RATIO_LIMIT)
+    wanted, seen = sum(counts) * percent / 100, 0.0
+    last = max(place for place, count in enumerate(counts) if count)
+    for place, count in enumerate(counts):
+        if count and (seen + count >= wanted or place == last):
+            low, high = bounds[place], bounds[place + 1]
+            return low + (high - low) * (wanted - seen) / count
+        seen += count
+    raise AssertionError(counts)  # unreachable: some bin has a token
+
+
+@cache
+def _thresholds(device: torch.device) -> tuple[Tensor, Tensor]:
+    edges = torch.tensor(EDGES, dtype=torch.float64, device=device)
+    return edges, torch.tensor(FIRSTS[1:], device=device)

@@ -1,0 +1,17 @@
+"""Names of the diagnostics by staleness. No torch: the metric table reads them too."""
+
+from typing import Final
+
+FIRSTS: Final = (0, 1, 2, 4)
+"""Staleness, in weight versions, at which each bucket begins; the last one has no end."""
+
+LABELS: Final = ("0", "1", "2_3", "4_up")
+"""The buckets, as metric names end."""
+
+PERCENTILES: Final = (5, 50, 95)
+"""Of the behaviour ratio."""
+
+
+def metric_name(statistic: str, label: str) -> str:
+    """``staleness/ratio_p95_at_2_3``."""
+    return f"staleness/{statistic}_at_{label}"

@@ -1,0 +1,95 @@
+"""What is minimised at each token, before it is weighted and summed. One function a surrogate.
+
+Each takes valid tokens and returns their loss, [N], with the ratio it used and which tokens a bound
+got hold of. Legend: N tokens, S sequences; ``A`` the advantage, ``r = exp(logprob - old)``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.tokens import ValidTokens, ratio
+from offbeat.messages.training import LossSpec
+
+LOW, HIGH, DUAL = "clip_fraction_low", "clip_fraction_high", "clip_fraction_dual"
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """A loss of each token. Values at invalid tokens are finite and mean nothing."""
+
+    loss_N: Tensor  # carries the gradient
+    ratio_N: Tensor | None = None  # importance ratio, without gradient; None: it uses none
+    bounded_N: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # bool: which tokens each bound holds
+
+
+SurrogateOf = Callable[[ValidTokens, LossSpec], Surrogate]
+
+
+def clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``: a token beyond its bound stops pulling.
+
+    PPO, arXiv:1707.06347, equation 7. Separate bounds are DAPO's clip-higher, arXiv:2503.14476.
+    With ``dual_clip = c`` a token of negative advantage stops at ``r = c`` too: see
+    ``_pessimistic``.
+    """
+    return _pessimistic(ratio(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, spec)
+
+
+def sequence_clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+    """``clipped``, with one ratio for all tokens of a sequence: the geometric mean of theirs.
+
+    ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071,
+    equations 5 and 7. A mean moves less than one token does: the paper's bounds are 3e-4 and 4e-4.
+    The gradient reaches every valid token of the sequence through ``s``.
+    """
+    mean_S = tokens.sequence_sums(tokens.logprobs_N - tokens.old_N) / tokens.lengths_S
+    return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, spec)
+
+
+def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+    """``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``, without gradient through the clipped ratio.
+
+    CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5: bounds limit a token's weight and never
+    take its gradient away. ``clip_low = 1`` is no lower bound. The value of this loss means little;
+    its gradient is what counts.
+    """
+    ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
+    low, high = 1 - spec.clip_low, 1 + spec.clip_high
+    weight_N = ratio_N.clamp(low, high)
+    return Surrogate(
+        -weight_N * tokens.advantages_N * tokens.logprobs_N,
+        ratio_N,
+        {LOW: ratio_N < low, HIGH: ratio_N > high},
+    )
+
+
+def likelihood(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+    """``-logprob``: imitate every trained token, whatever its advantage (supervised fine-tuning)."""
+    del spec
+    return Surrogate(-tokens.logprobs_N)
+
+
+def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, spec: LossSpec) -> Surrogate:
+    """PPO's lower bound on ``r A``, and on request a floor below it.
+
+    The bound leaves ``r A`` unbounded where A < 0 and r is large: a token that the policy has come
+    to like much more than the sampler did. ``max(bound, c A)`` there, with ``c = dual_clip > 1``, is
+    dual-clip PPO, arXiv:1912.09729, equation 5.
+    """
+    low, high = 1 - spec.clip_low, 1 + spec.clip_high
+    objective_N = torch.minimum(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)
+    values_N = ratio_N.detach()
+    bounded = {
+        LOW: (values_N < low) & (advantages_N < 0),
+        HIGH: (values_N > high) & (advantages_N > 0),
+    }
+    if spec.dual_clip is not None:
+        floor_N = torch.maximum(objective_N, spec.dual_clip * advantages_N)
+        objective_N = torch.where(advantages_N < 0, floor_N, objective_N)
+        bounded[DUAL] = (values_N > spec.dual_clip) & (advantages_N < 0)
+    return Surrogate(-objective_N, values_N, bounded)

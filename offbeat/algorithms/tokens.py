@@ -1,0 +1,120 @@
+"""What a loss reads and what it returns. Legend: N tokens, S sequences.
+
+Tokens lie in one flat axis, whatever the microbatch they came from looked like. A sequence's tokens
+are all in the same call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.messages.training import LossSpec
+
+LOG_RATIO_LIMIT: Final = 20.0
+"""Log-ratios are clamped to this on both sides: ``exp`` stays finite in float32 and in bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTokens:
+    """What a loss reads of each token. Values where ``mask_N`` is False may be anything, NaN too."""
+
+    logprobs_N: Tensor  # under the weights being trained; carries the gradient
+    old_N: Tensor  # denominator of the importance ratio
+    generation_N: Tensor  # as the engine reported them
+    reference_N: Tensor | None  # of the frozen reference; None without a KL penalty
+    advantages_N: Tensor
+    mask_N: Tensor  # bool; True where the token is trained
+    sequence_N: Tensor  # int64 in [0, sequences)
+    sequences: int
+    staleness_N: Tensor | None = None  # int; weight versions behind the trainer; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """A loss summed over tokens or over sequence means, by the spec; and the counts to divide by."""
+
+    loss: Tensor  # scalar, carries the gradient
+    tokens: Tensor  # scalar float64: valid tokens
+    sequences: Tensor  # scalar float64: sequences with a valid token
+    metrics: dict[str, Metric]
+    spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness not known
+
+
+Loss = Callable[[LossTokens, LossSpec], LossSums]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidTokens:
+    """The same tokens, finite where they are invalid: 0 takes the place of whatever stood there."""
+
+    logprobs_N: Tensor
+    old_N: Tensor
+    generation_N: Tensor
+    reference_N: Tensor | None
+    advantages_N: Tensor
+    mask_N: Tensor  # bool
+    sequence_N: Tensor
+    counts_S: Tensor  # valid tokens of each sequence
+
+    @property
+    def lengths_S(self) -> Tensor:  # noqa: N802 - an axis
+        """``counts_S``, at least 1: what a sequence's sum is divided by."""
+        return self.counts_S.clamp(min=1)
+
+    def sequence_sums(self, values_N: Tensor) -> Tensor:
+        """Sum of each sequence's valid tokens; [N] -> [S]."""
+        sums_S = torch.zeros_like(self.counts_S)
+        return sums_S.index_add(0, self.sequence_N, torch.where(self.mask_N, values_N, 0.0))
+
+
+def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
+    """Replace what is invalid before anything is computed from it: no NaN reaches a gradient.
+
+    All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be exact.
+    With ``old_logprobs="current"`` the old policy is the one being trained: its logprobs without their
+    gradient.
+    """
+    mask_N = tokens.mask_N
+    dtype = torch.promote_types(tokens.logprobs_N.dtype, torch.float32)
+
+    def valid(values_N: Tensor) -> Tensor:
+        return torch.where(mask_N, values_N.to(dtype), 0.0)
+
+    logprobs_N = valid(tokens.logprobs_N)
+    counts_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
+    counts_S.index_add_(0, tokens.sequence_N, mask_N.to(dtype))
+    current = spec.old_logprobs == "current"
+    return ValidTokens(
+        logprobs_N=logprobs_N,
+        old_N=logprobs_N.detach() if current else valid(tokens.old_N),
+        generation_N=valid(tokens.generation_N),
+        reference_N=None if tokens.reference_N is None else valid(tokens.reference_N),
+        advantages_N=valid(tokens.advantages_N),
+        mask_N=mask_N,
+        sequence_N=tokens.sequence_N,
+        counts_S=counts_S,
+    )
+
+
+def ratio(log_ratio: Tensor) -> Tensor:
+    """``exp``, with the logarithm clamped to ``LOG_RATIO_LIMIT``; there, its gradient is zero."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def token_mean(values_N: Tensor, mask_N: Tensor) -> Metric:
+    """The part of a mean over valid tokens: their sum."""
+    return Metric(Reduction.TOKENS, torch.where(mask_N, values_N, 0).sum())
+
+
+def largest(values_N: Tensor, mask_N: Tensor) -> Metric:
+    """The largest valid value; minus infinity when none is valid."""
+    return Metric(Reduction.MAX, torch.where(mask_N, values_N, -torch.inf).amax())
+
+
+def smallest(values_N: Tensor, mask_N: Tensor) -> Metric:
+    """The smallest valid value; infinity when none is valid."""
+    return Metric(Reduction.MIN, torch.where(mask_N, values_N, torch.inf).amin())

@@ -1,0 +1,106 @@
+"""Why settings of ``algorithm`` cannot work together, and what to set instead."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.run import RunConfig
+from offbeat.config.training import LossConfig
+
+_LOSS = "algorithm.loss"
+
+
+def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Everything about advantage and loss that cannot work."""
+    loss = config.algorithm.loss
+    yield from _corrections_have_something_to_correct(loss)
+    yield from _bands_hold_what_is_on_policy(loss)
+    yield from _the_cap_is_inside_the_band(loss)
+    yield from _dual_clip_has_a_ratio_to_bound(loss)
+    yield from _tries_leave_one_out(config)
+
+
+def _asked(loss: LossConfig) -> dict[str, str]:
+    """The corrections that are on, as they are written."""
+    asked = dict[str, str]()
+    if loss.tis_cap is not None:
+        asked["tis_cap"] = f"{loss.tis_cap:g}"
+    for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
+        if band is not None:
+            asked[name] = _written(band)
+    return asked
+
+
+def _written(band: tuple[float, float]) -> str:
+    return f"[{band[0]:g}, {band[1]:g}]"
+
+
+def _corrections_have_something_to_correct(loss: LossConfig) -> Iterator[Clash]:
+    for name, value in _asked(loss).items():
+        if loss.name == "sft":
+            yield Clash(
+                (f"{_LOSS}.{name}", f"{_LOSS}.name"),
+                f"{_LOSS}.{name}={value} has nothing to correct with {_LOSS}.name=sft: it imitates its "
+                "samples, whoever drew them",
+                f"Leave {_LOSS}.{name} out, or set {_LOSS}.name to clipped_pg.",
+            )
+        elif loss.old_logprobs == "generation":
+            yield Clash(
+                (f"{_LOSS}.{name}", f"{_LOSS}.old_logprobs"),
+                f"{_LOSS}.{name}={value} has nothing to correct with "
+                f"{_LOSS}.old_logprobs={loss.old_logprobs}: it weighs by exp(old - generation logprob), "
+                "which is 1",
+                f"Set {_LOSS}.old_logprobs to policy or current, or leave {_LOSS}.{name} out.",
+            )
+
+
+def _bands_hold_what_is_on_policy(loss: LossConfig) -> Iterator[Clash]:
+    for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
+        if band is not None and not band[0] < 1 < band[1]:
+            yield Clash(
+                (f"{_LOSS}.{name}",),
+                f"{_LOSS}.{name}={_written(band)} does not hold 1: it would drop exactly what the engine "
+                "and the trainer agree on",
+                "Write the lower bound first, under 1, and the upper one over 1, as in [0.5, 5].",
+            )
+
+
+def _the_cap_is_inside_the_band(loss: LossConfig) -> Iterator[Clash]:
+    cap, band = loss.tis_cap, loss.icepop_band
+    if cap is not None and band is not None and cap >= band[1]:
+        yield Clash(
+            (f"{_LOSS}.tis_cap", f"{_LOSS}.icepop_band"),
+            f"{_LOSS}.tis_cap={cap:g} never caps anything: {_LOSS}.icepop_band={_written(band)} drops "
+            "a token before its weight gets there",
+            f"Set {_LOSS}.tis_cap to less than {band[1]:g}, or leave it out.",
+        )
+
+
+def _dual_clip_has_a_ratio_to_bound(loss: LossConfig) -> Iterator[Clash]:
+    dual = loss.dual_clip
+    if dual is None:
+        return
+    if loss.name in ("cispo", "sft"):
+        why = "bounds its weights already" if loss.name == "cispo" else "has no ratio"
+        yield Clash(
+            (f"{_LOSS}.dual_clip", f"{_LOSS}.name"),
+            f"{_LOSS}.dual_clip={dual:g} is not used: {_LOSS}.name={loss.name} {why}",
+            f"Leave {_LOSS}.dual_clip out, or set {_LOSS}.name to clipped_pg or gspo.",
+        )
+    elif dual <= 1 + loss.clip_high:
+        yield Clash(
+            (f"{_LOSS}.dual_clip", f"{_LOSS}.clip_high"),
+            f"{_LOSS}.dual_clip={dual:g} is inside the clip range, which ends at "
+            f"{1 + loss.clip_high:g}: it would stop tokens that have not moved far",
+            f"Set {_LOSS}.dual_clip to more than {1 + loss.clip_high:g}; 3 is a usual choice.",
+        )
+
+
+def _tries_leave_one_out(config: RunConfig) -> Iterator[Clash]:
+    samples, tries = config.samples_per_group, config.algorithm.pass_k
+    if config.algorithm.advantage == "pass_at_k" and samples > 1 and tries >= samples:
+        yield Clash(
+            ("algorithm.pass_k", "samples_per_group"),
+            f"algorithm.pass_k={tries} leaves no sample out of samples_per_group={samples}: a sample is "
+            "compared with tries it had no part in",
+            f"Set algorithm.pass_k to {samples - 1} or less, or samples_per_group to {tries + 1} or more.",
+        )

@@ -1,0 +1,126 @@
+"""Published algorithms by name: which keys of ``algorithm`` each one sets.
+
+A preset is shorthand, not a mode: it is written out when a recipe is read, and nothing behind the
+configuration knows its name. What it does not set has its default; none sets a KL penalty, whose
+coefficient belongs to a model and a task.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, cast
+
+PresetName = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_pp",
+    "tis",
+    "icepop",
+    "mis",
+    "decoupled_ppo",
+]
+
+_TOKENS: Final = {"normalize": "tokens"}
+_SEQUENCES: Final = {"normalize": "sequences"}
+_CLIPPED: Final = {"name": "clipped_pg", "clip_low": 0.2, "clip_high": 0.2}
+_CLIP_HIGHER: Final = {"name": "clipped_pg", "clip_low": 0.2, "clip_high": 0.28}
+# The trainer trains on each group once, so its logprobs when the step begins are those of the
+# training pass itself.
+_CURRENT: Final = {"old_logprobs": "current"}
+_ENGINE: Final = {"old_logprobs": "generation"}
+
+PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        # arXiv:2402.03300, without its KL penalty.
+        "grpo": {"advantage": "grpo", "loss": {**_CLIPPED, **_ENGINE, **_SEQUENCES}},
+        # arXiv:2503.20783.
+        "dr_grpo": {"advantage": "dr_grpo", "loss": {**_CLIPPED, **_ENGINE, **_TOKENS}},
+        # arXiv:2503.14476: clip-higher and the token-level loss. Dynamic sampling is
+        # filters.zero_variance; over-long shaping belongs to the reward.
+        "dapo": {"advantage": "grpo", "loss": {**_CLIP_HIGHER, **_ENGINE, **_TOKENS}},
+        # arXiv:2507.18071.
+        "gspo": {
+            "advantage": "grpo",
+            "loss": {
+                "name": "gspo",
+                "clip_low": 3e-4,
+                "clip_high": 4e-4,
+                **_ENGINE,
+                **_SEQUENCES,
+            },
+        },
+        # arXiv:2506.13585: no lower bound. The paper gives no upper one; weights up to 5 are a choice.
+        "cispo": {
+            "advantage": "grpo",
+            "loss": {"name": "cispo", "clip_low": 1.0, "clip_high": 4.0, **_ENGINE, **_TOKENS},
+        },
+        # arXiv:2402.14740: plain policy gradient, so the ratio is 1.
+        "rloo": {"advantage": "rloo", "loss": {"name": "clipped_pg", **_CURRENT, **_TOKENS}},
+        # arXiv:2501.03262, with baseline.
+        "reinforce_pp": {
+            "advantage": "reinforce_pp_baseline",
+            "loss": {**_CLIPPED, **_ENGINE, **_TOKENS},
+        },
+        # fengyao.notion.site/off-policy-rl.
+        "tis": {
+            "advantage": "grpo",
+            "loss": {**_CLIP_HIGHER, **_CURRENT, **_TOKENS, "tis_cap": 2.0},
+        },
+        # arXiv:2510.18855, whose loss is a mean of sequence means.
+        "icepop": {
+            "advantage": "grpo",
+            "loss": {**_CLIPPED, **_CURRENT, **_SEQUENCES, "icepop_band": (0.5, 5.0)},
+        },
+        # richardli.xyz/rl-collapse, part 3. The width of the band is a choice.
+        "mis": {
+            "advantage": "grpo",
+            "loss": {
+                **_CLIP_HIGHER,
+                **_CURRENT,
+                **_TOKENS,
+                "tis_cap": 2.0,
+                "sequence_band": (0.99, 1.01),
+                "sequence_statistic": "geometric",
+            },
+        },
+        # arXiv:2505.24298: the proximal policy is what the step begins with; a token whose weight is
+        # over the bound is dropped. The bound is a choice.
+        "decoupled_ppo": {
+            "advantage": "grpo",
+            "loss": {
+                **_CLIPPED,
+                "old_logprobs": "policy",
+                **_TOKENS,
+                "icepop_band": (0.0, 5.0),
+            },
+        },
+    }
+)
+"""Keys of ``algorithm`` by preset."""
+
+
+def with_preset(given: object) -> object:
+    """``given``, with what its preset says where it says nothing itself.
+
+    Anything that is no mapping, and a preset that does not exist, come back as they are: the model
+    reports them.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    section = dict(cast("Mapping[str, Any]", given))
+    name = section.get("preset")
+    if not isinstance(name, str) or name not in PRESETS:
+        return section
+    for key, value in PRESETS[name].items():
+        section[key] = _over(value, section[key]) if key in section else value
+    return section
+
+
+def _over(preset: object, given: object) -> object:
+    """``given`` where it says something, key by key where both are sections."""
+    if isinstance(preset, Mapping) and isinstance(given, Mapping):
+        return {**cast("Mapping[str, Any]", preset), **cast("Mapping[str, Any]", given)}
+    return given

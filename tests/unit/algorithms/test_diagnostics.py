@@ -1,0 +1,129 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loss_cases import tokens_of
+
+from offbeat.algorithms.diagnostics import EDGES, SpreadRows, spread, spread_metrics
+from offbeat.algorithms.losses import LossTokens, clipped_pg
+from offbeat.algorithms.staleness_buckets import FIRSTS, LABELS, metric_name
+from offbeat.algorithms.tokens import valid_tokens
+from offbeat.messages.training import LossSpec
+from offbeat.telemetry.metrics import METRICS
+
+BUCKET_OF = {0: "0", 1: "1", 2: "2_3", 3: "2_3", 4: "4_up", 5: "4_up", 100: "4_up"}
+MANY = (400, 300, 300, 1)
+
+
+def rows(tokens: LossTokens, spec: LossSpec = LossSpec()) -> SpreadRows:  # noqa: B008 - frozen
+    sums = clipped_pg(tokens, spec)
+    assert sums.spread is not None
+    return sums.spread.tolist()
+
+
+def log_ratios(tokens: LossTokens, label: str) -> np.ndarray:
+    """Of the valid tokens of a bucket."""
+    assert tokens.staleness_N is not None
+    own = [
+        bool(valid) and BUCKET_OF.get(int(age), "4_up") == label
+        for valid, age in zip(tokens.mask_N, tokens.staleness_N, strict=True)
+    ]
+    return (tokens.logprobs_N.detach() - tokens.generation_N).numpy()[np.array(own)]
+
+
+@given(seed=st.integers(0, 1000))
+def test_each_bucket_tells_of_its_own_tokens(seed: int) -> None:
+    tokens = tokens_of(seed, MANY)
+    got, total = spread_metrics([rows(tokens)]), int(tokens.mask_N.sum())
+    for label in LABELS:
+        gaps = log_ratios(tokens, label)
+        ratios = np.exp(gaps)
+        want = {
+            "behaviour_kl": float(np.mean(ratios - gaps - 1)),
+            "ess": float(ratios.sum() ** 2 / np.square(ratios).sum() / len(ratios)),
+            "token_fraction": len(ratios) / total,
+        }
+        for name, value in want.items():
+            assert got[metric_name(name, label)] == pytest.approx(value, rel=1e-9)
+        for q in (5, 50, 95):
+            log_got = math.log(got[metric_name(f"ratio_p{q:02d}", label)])
+            low, high = np.percentile(gaps, [max(q - 2, 0), min(q + 2, 100)])
+            assert low - abs(low) / 6 - 1e-4 <= log_got <= high + abs(high) / 6 + 1e-4
+
+
+@pytest.mark.parametrize("value", [0.0, 3e-6, 4e-3, -0.5, 1.0, -19.0, 40.0, -1e4])
+def test_a_percentile_is_within_a_bin_of_the_value(value: float) -> None:
+    drawn = tokens_of(0)
+    tokens = replace(drawn, logprobs_N=drawn.generation_N + value)
+    bounded = max(-20.0, min(20.0, value))
+    for name, got in spread_metrics([rows(tokens)]).items():
+        if "ratio_p" in name:
+            assert abs(math.log(got) - bounded) <= max(abs(bounded) / 6, 1e-4)
+
+
+@given(seed=st.integers(0, 1000))
+def test_clip_fractions_of_the_buckets_make_up_that_of_the_step(seed: int) -> None:
+    tokens = tokens_of(seed, MANY)
+    sums = clipped_pg(tokens, LossSpec(dual_clip=1.3, clip_high=0.1))
+    assert sums.spread is not None
+    got = spread_metrics([sums.spread.tolist()])
+    parts = [
+        got[metric_name("clip_fraction", label)] * got[metric_name("token_fraction", label)]
+        for label in LABELS
+    ]
+    names = ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual")
+    held = sum(float(sums.metrics[f"train/{name}"].value) for name in names)
+    assert sum(parts) == pytest.approx(held / float(sums.tokens))
+
+
+@pytest.mark.parametrize(("age", "label"), BUCKET_OF.items())
+def test_an_age_has_one_bucket(age: int, label: str) -> None:
+    drawn = tokens_of(0)
+    tokens = replace(drawn, staleness_N=torch.full_like(drawn.sequence_N, age))
+    got = spread_metrics([rows(tokens)])
+    assert {name.partition("_at_")[2] for name in got} == {label}
+    assert got[metric_name("token_fraction", label)] == 1
+
+
+def test_on_policy_nothing_is_spread() -> None:
+    drawn = tokens_of(0)
+    tokens = replace(drawn, logprobs_N=drawn.generation_N.clone())
+    for name, got in spread_metrics([rows(tokens)]).items():
+        if "/ess" in name or "/ratio_p" in name:
+            assert got == pytest.approx(1, abs=1e-4)
+        elif "/behaviour_kl" in name:
+            assert got == 0
+
+
+def test_parts_are_added_whoever_has_them() -> None:
+    one, other = (rows(tokens_of(seed, MANY)) for seed in (0, 1))
+    total = (torch.tensor(one) + torch.tensor(other)).tolist()
+    assert spread_metrics([one, other]) == pytest.approx(spread_metrics([total]))
+
+
+def test_nothing_comes_of_nothing() -> None:
+    drawn = tokens_of(0)
+    empty = replace(drawn, mask_N=torch.zeros_like(drawn.mask_N))
+    assert spread_metrics([]) == spread_metrics([rows(empty)]) == {}
+
+
+def test_every_name_is_declared() -> None:
+    names = spread_metrics([rows(tokens_of(0, MANY))]).keys()
+    declared = {name for name in METRICS if name.startswith("staleness/")}
+    assert names == declared
+
+
+def test_buckets_and_edges_are_in_order() -> None:
+    assert len(LABELS) == len(FIRSTS) and list(FIRSTS) == sorted(FIRSTS)
+    assert list(EDGES) == sorted(EDGES) and len(set(EDGES)) == len(EDGES)
+
+
+def test_the_spread_carries_no_gradient() -> None:
+    tokens = tokens_of(0)
+    assert tokens.staleness_N is not None
+    made = spread(valid_tokens(tokens, LossSpec()), tokens.staleness_N, tokens.mask_N)
+    assert not made.requires_grad and made.dtype is torch.float64

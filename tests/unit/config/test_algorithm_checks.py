@@ -1,0 +1,86 @@
+"""Combinations of advantage and loss that cannot work: each says why, and what to set."""
+
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.run import RunConfig
+from offbeat.config.training import LossConfig
+from offbeat.messages.training import LossSpec
+
+
+def messages(samples: int = 8, **section: Any) -> list[str]:
+    values = {
+        "steps": 2,
+        "model": {"path": "tiny"},
+        "samples_per_group": samples,
+        "algorithm": section,
+    }
+    found = clashes(RunConfig.model_validate(values))
+    return [f"{clash.message}. {clash.hint}" for clash in found]
+
+
+CORRECTIONS = [
+    ({"tis_cap": 2}, "tis_cap=2"),
+    ({"icepop_band": [0.5, 5]}, "icepop_band=[0.5, 5]"),
+    ({"sequence_band": [0.9, 1.1]}, "sequence_band=[0.9, 1.1]"),
+]
+
+
+@pytest.mark.parametrize(("loss", "written"), CORRECTIONS)
+def test_a_correction_needs_the_trainers_own_logprobs(loss: dict[str, Any], written: str) -> None:
+    (text,) = messages(loss=loss)
+    assert f"algorithm.loss.{written} has nothing to correct" in text
+    assert "Set algorithm.loss.old_logprobs to policy or current" in text
+    for own in ("policy", "current"):
+        assert not messages(loss={**loss, "old_logprobs": own})
+
+
+@pytest.mark.parametrize(("loss", "written"), CORRECTIONS)
+def test_imitation_corrects_nothing(loss: dict[str, Any], written: str) -> None:
+    (text,) = messages(loss={**loss, "name": "sft", "old_logprobs": "current"})
+    assert f"{written} has nothing to correct with algorithm.loss.name=sft" in text
+
+
+@pytest.mark.parametrize("band", [[5, 0.5], [1, 5], [0.5, 1], [2, 3], [0, 0.5]])
+@pytest.mark.parametrize("name", ["icepop_band", "sequence_band"])
+def test_a_band_has_to_hold_1(name: str, band: list[float]) -> None:
+    (text,) = messages(loss={name: band, "old_logprobs": "current"})
+    assert f"algorithm.loss.{name}=" in text
+    assert "does not hold 1" in text
+
+
+def test_a_cap_above_the_band_never_caps() -> None:
+    loss = {"old_logprobs": "current", "icepop_band": [0.5, 5], "tis_cap": 5}
+    (text,) = messages(loss=loss)
+    assert "tis_cap=5 never caps anything" in text
+    assert not messages(loss={**loss, "tis_cap": 4.9})
+
+
+@pytest.mark.parametrize("name", ["cispo", "sft"])
+def test_dual_clip_bounds_a_clipped_surrogate_only(name: str) -> None:
+    (text,) = messages(loss={"name": name, "dual_clip": 3})
+    assert f"dual_clip=3 is not used: algorithm.loss.name={name}" in text
+
+
+def test_dual_clip_lies_beyond_the_clip_range() -> None:
+    (text,) = messages(loss={"dual_clip": 1.2, "clip_high": 0.28})
+    assert "dual_clip=1.2 is inside the clip range, which ends at 1.28" in text
+    assert not messages(loss={"name": "gspo", "dual_clip": 3})
+
+
+def test_imitation_needs_no_second_sample() -> None:
+    assert not messages(samples=1, loss={"name": "sft"})
+    assert messages(samples=1, loss={"name": "gspo"})
+
+
+def test_the_defaults_of_a_recipe_are_those_of_the_loss() -> None:
+    assert LossSpec(**LossConfig().model_dump()) == LossSpec()
+
+
+def test_tries_leave_a_sample_out() -> None:
+    (text,) = messages(samples=4, advantage="pass_at_k", pass_k=4)
+    assert "algorithm.pass_k=4 leaves no sample out of samples_per_group=4" in text
+    assert not messages(samples=4, advantage="pass_at_k", pass_k=3)
+    assert not messages(samples=4, pass_k=9)

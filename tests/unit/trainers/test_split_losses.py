@@ -1,0 +1,87 @@
+"""Every loss through the split step: what one call does, any cut into chunks does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from random_groups import Group
+
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import LossSpec, StepResult
+
+MakeTrainer = Callable[..., TorchTrainer]
+Step = tuple[list[Group], list[tuple[float, ...]]]
+
+LOSSES = {
+    "gspo": LossSpec(name="gspo", clip_low=0.5, clip_high=0.5, normalize="sequences"),
+    "cispo": LossSpec(name="cispo", clip_low=1.0, clip_high=4.0, dual_clip=None),
+    "sft": LossSpec(name="sft"),
+    "dual_clip": LossSpec(dual_clip=1.5),
+    "icepop": LossSpec(old_logprobs="policy", icepop_band=(0.7, 1.4), kl_coef=0.1, kl_kind="k2"),
+    "mis": LossSpec(old_logprobs="policy", sequence_band=(0.9, 1.1), normalize="sequences"),
+    "current": LossSpec(old_logprobs="current", tis_cap=1.5),
+}
+
+
+def split(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int) -> StepResult:
+    groups, advantages = step
+    key = StepKey(1, 1, 0)
+    trainer.begin_train_step(key, loss)
+    for part in np.array_split(np.arange(len(groups)), chunks):
+        key = key.next()
+        trainer.train_microbatch(key, [groups[i] for i in part], [advantages[i] for i in part])
+    return trainer.finish_train_step(key.next())
+
+
+def aged(step: Step, versions: int) -> Step:
+    """The same groups, their tokens drawn from this many weight versions, the oldest first."""
+    groups = [dict(group) for group in step[0]]
+    for group in groups:
+        tokens = len(group["response_ids"])
+        group["weight_versions"] = np.sort(np.arange(tokens) % versions).astype(np.int32)
+    return groups, step[1]
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_split_step_is_the_single_call(
+    trainer_of: MakeTrainer, step_data: Step, loss: LossSpec
+) -> None:
+    want = trainer_of().train(*step_data, loss)
+    assert want.applied
+    for chunks in (2, 8):
+        trainer = trainer_of(max_tokens_per_microbatch=60, shared_prompt=chunks == 2)
+        got = split(trainer, step_data, loss, chunks)
+        assert got.loss == pytest.approx(want.loss, rel=1e-10)
+        assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-10)
+        assert got.metrics == pytest.approx(want.metrics, rel=1e-6)
+
+
+def test_logprobs_of_the_pass_are_those_of_a_pass_before_the_step(
+    trainer_of: MakeTrainer, step_data: Step
+) -> None:
+    def loss(**changes: Any) -> LossSpec:
+        return LossSpec(icepop_band=(0.01, 3.0), tis_cap=1.1, **changes)
+
+    groups, advantages = step_data
+    trainer = trainer_of()
+    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    recomputed = [{**group, **own} for group, own in zip(groups, columns, strict=True)]
+    want = trainer.train(recomputed, advantages, loss(old_logprobs="policy"))
+    got = trainer_of().train(groups, advantages, loss(old_logprobs="current"))
+    assert got.metrics["train/tis_weight_mean"] > 0
+    assert got.metrics == pytest.approx(want.metrics, rel=1e-5)
+    assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-5)  # columns are float32
+    assert got.metrics["train/ratio_min"] == got.metrics["train/ratio_max"] == 1
+
+
+def test_metrics_say_how_old_the_tokens_were(trainer_of: MakeTrainer, step_data: Step) -> None:
+    trainer = trainer_of()
+    first = trainer.train(*step_data, LossSpec())
+    assert first.metrics["staleness/token_fraction_at_0"] == 1
+    second = trainer.train(*aged(step_data, 2), LossSpec())
+    labels = {name.partition("_at_")[2] for name in second.metrics if "_at_" in name}
+    assert labels == {"0", "1"}
+    shares = (second.metrics[f"staleness/token_fraction_at_{each}"] for each in ("0", "1"))
+    assert sum(shares) == pytest.approx(1)
