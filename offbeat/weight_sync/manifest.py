@@ -1,18 +1,22 @@
-"""What a transfer consists of: every tensor's name, shape, wire type and place in a chunk. Pure.
+"""What a transfer consists of: every tensor's name, shape, types and place in a chunk. Pure.
 
-One plan serves metadata, sender, receiver and tests, so that they cannot disagree: a manifest is
-made once, and both ends walk ``chunk_tensors`` of it.
+A manifest is made once and is the one description of a transfer: metadata, sender, receiver and
+tests walk it (``offbeat.weight_sync.chunks.walk``), so that they cannot disagree on what is where.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
+from offbeat.weight_sync.dtypes import ITEMSIZE
+
+Bytes = NDArray[np.uint8]
 ALIGNMENT: Final = 64  # bytes; every tensor starts aligned, whatever the types before it
-ITEMSIZE: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4,
-                   "uint8": 1, "bool": 1}  # fmt: skip
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -23,13 +27,11 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: str  # on the wire
     chunk: int
     offset: int  # bytes from the start of its chunk
+    source_dtype: str = ""  # as the trainer holds it; empty: as on the wire
 
     @property
     def nbytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * ITEMSIZE[self.dtype]
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -38,43 +40,52 @@ class Manifest(msgspec.Struct, frozen=True):
     tensors: tuple[TensorSpec, ...]
     chunk_nbytes: tuple[int, ...]
     digest: str  # of everything above
+    chunk_digests: tuple[str, ...] = ()  # of one release's content; none before it is packed
 
     @property
     def nbytes(self) -> int:
         return sum(self.chunk_nbytes)
 
+    def sealed(self, chunk_digests: Sequence[str]) -> "Manifest":
+        """The manifest of one release: a receiver finds a wrong chunk when it comes."""
+        return msgspec.structs.replace(self, chunk_digests=tuple(chunk_digests))
 
-def plan(tensors: Iterable[tuple[str, tuple[int, ...], str]], chunk_bytes: int) -> Manifest:
+
+class TensorMeta(msgspec.Struct, frozen=True):
+    """What a plan needs to know of a tensor: nothing that would hold its memory."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # on the wire
+    source_dtype: str = ""
+
+
+def plan(
+    tensors: Iterable[TensorMeta | tuple[str, tuple[int, ...], str]], chunk_bytes: int
+) -> Manifest:
     """Lay tensors out in chunks of at most ``chunk_bytes``; a larger tensor is a chunk of its own.
+
+    A tensor is never split: a receiver can hand each chunk to a loader that takes whole tensors.
 
     Args:
         tensors: ``(name, shape, wire dtype)`` in the order both ends use.
         chunk_bytes: Bound of a chunk, padding included.
     """
     specs, sizes, end = list[TensorSpec](), list[int](), 0
-    for name, shape, dtype in tensors:
+    for each in tensors:
+        meta = each if isinstance(each, TensorMeta) else TensorMeta(*each)
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        spec = TensorSpec(name, shape, dtype, len(sizes), start)
+        place = meta.name, meta.shape, meta.dtype, len(sizes), start, meta.source_dtype
+        spec = TensorSpec(*place)
         if end and start + spec.nbytes > chunk_bytes:
             sizes.append(end)
-            spec = TensorSpec(name, shape, dtype, len(sizes), 0)
+            spec = msgspec.structs.replace(spec, chunk=len(sizes), offset=0)
         specs.append(spec)
         end = spec.offset + spec.nbytes
     if specs:
         sizes.append(end)
     encoded = msgspec.msgpack.encode((specs, sizes))
     return Manifest(tuple(specs), tuple(sizes), xxhash.xxh3_128_hexdigest(encoded))
-
-
-def chunk_tensors(manifest: Manifest) -> Iterator[tuple[int, int, list[TensorSpec]]]:
-    """The one walk over a transfer: ``(chunk index, chunk bytes, its tensors in order)``."""
-    by_chunk: list[list[TensorSpec]] = [[] for _ in manifest.chunk_nbytes]
-    for spec in manifest.tensors:
-        by_chunk[spec.chunk].append(spec)
-    yield from (
-        (index, nbytes, specs)
-        for index, (nbytes, specs) in enumerate(zip(manifest.chunk_nbytes, by_chunk, strict=True))
-    )
 
 
 def release_digest(manifest: Manifest, chunk_digests: Iterable[str]) -> str:

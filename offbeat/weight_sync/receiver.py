@@ -1,109 +1,174 @@
-"""The receiving end: begin -> apply every chunk -> commit, or abort. All or nothing.
+"""The receiving end: begin -> apply every chunk -> verify -> commit, or abort.
 
-Chunks are checked and staged as they come; the module is written only in ``commit``, when all of
-them have been verified. Until then it serves what it served before.
+``Receiver`` is the same for every kind of engine: it keeps the transaction and checks every chunk.
+What differs is the ``Target``: where the tensors go, and whether the old weights are still whole
+while new ones come in.
 """
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
 import torch
-import xxhash
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offbeat.messages.failures import OffbeatError
-from offbeat.weight_sync.manifest import Manifest, TensorSpec, chunk_tensors, release_digest
-from offbeat.weight_sync.source import as_bytes, named_weights
+from offbeat.weight_sync.chunks import Bytes, Chunk, digest_of, tensor_views, walk
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.source import dtype_name, named_weights
+from offbeat.weight_sync.transaction import Held, Transaction
+
+__all__ = ["ModuleReceiver", "ModuleTarget", "Receiver", "Target", "TransferRefused"]
+
+Named = Sequence[tuple[str, Tensor]]
 
 
-class TransferRefused(OffbeatError):
-    """A transfer that does not fit the module, or did not arrive as it was sent."""
+class Target(Protocol):
+    """What holds the weights."""
 
-    def __init__(self, epoch: int, what: str, got: str, want: str) -> None:
-        super().__init__(epoch, what, got, want)
-        self.epoch, self.what, self.got, self.want = epoch, what, got, want
+    @property
+    def in_place(self) -> bool:
+        """``load`` overwrites what is served: from its first call on it is a mixture."""
+        ...
 
-    def __str__(self) -> str:
-        return f"transfer {self.epoch}: {self.what} is {self.got}, expected {self.want}"
+    def held(self) -> Held:
+        """Shape and wire type of every tensor that a transfer has to bring, by name."""
+        ...
 
+    def prepare(self, manifest: Manifest) -> None:
+        """A transfer is about to come, and fits."""
+        ...
 
-class ModuleReceiver:
-    """Takes releases into a plain module.
+    def load(self, tensors: Named) -> None:
+        """Take these whole tensors, all of one chunk.
 
-    An epoch is one transfer. A chunk of any epoch but the open one is refused; ``begin`` of a newer
-    epoch drops what an older one left staged.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._targets: dict[str, Tensor] = dict(named_weights(module))
-        self._epoch = -1
-        self._manifest: Manifest | None = None
-        self._walk: list[tuple[int, int, list[TensorSpec]]] = []
-        self._staged: list[NDArray[np.uint8]] = []
-        self._digests: list[str] = []
-
-    def begin(self, epoch: int, manifest: Manifest) -> None:
-        """Open a transfer; its tensors must be exactly the module's.
-
-        Raises:
-            TransferRefused: An older epoch, or a name, shape or type that does not fit.
+        Views of memory that the sender may share: they are only read, and may be kept until
+        ``commit`` or ``rollback``.
         """
-        if epoch <= self._epoch:
-            raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self._epoch}")
-        self.abort()
-        self._epoch = epoch
-        names = {spec.name for spec in manifest.tensors}
-        if missing := sorted(self._targets.keys() - names):
-            raise TransferRefused(epoch, "coverage", f"without {missing[:3]}", "every tensor")
-        if unknown := sorted(names - self._targets.keys()):
-            raise TransferRefused(epoch, "coverage", f"with unknown {unknown[:3]}", "known names")
-        for spec in manifest.tensors:
-            target = self._targets[spec.name]
-            got, want = (
-                (spec.shape, f"torch.{spec.dtype}"),
-                (tuple(target.shape), str(target.dtype)),
-            )
-            if got != want:
-                raise TransferRefused(epoch, f"tensor {spec.name!r}", str(got), str(want))
-        self._manifest, self._walk = manifest, list(chunk_tensors(manifest))
-
-    def apply(self, epoch: int, index: int, chunk: NDArray[np.uint8]) -> None:
-        """Stage the next chunk. The array must not change until ``commit`` or ``abort``."""
-        if epoch != self._epoch or self._manifest is None:
-            raise TransferRefused(epoch, "epoch", str(epoch), f"the open one, {self._epoch}")
-        if index != len(self._staged):
-            raise TransferRefused(epoch, "chunk index", str(index), str(len(self._staged)))
-        if index >= len(self._walk) or chunk.nbytes != self._walk[index][1]:
-            want = self._walk[index][1] if index < len(self._walk) else "no further chunk"
-            raise TransferRefused(epoch, f"size of chunk {index}", str(chunk.nbytes), str(want))
-        self._digests.append(xxhash.xxh3_128_hexdigest(chunk.data))
-        self._staged.append(chunk)
-
-    def verify(self, digest: str) -> None:
-        """All chunks are here, as they were sent."""
-        manifest, epoch = self._manifest, self._epoch
-        if manifest is None or len(self._staged) != len(manifest.chunk_nbytes):
-            want = len(manifest.chunk_nbytes) if manifest else 0
-            raise TransferRefused(epoch, "chunks received", str(len(self._staged)), str(want))
-        got = release_digest(manifest, self._digests)
-        if got != digest:
-            raise TransferRefused(epoch, "digest", got, digest)
+        ...
 
     def commit(self) -> None:
-        """Write the verified chunks into the module. Call ``verify`` first."""
-        for (_, _, specs), chunk in zip(self._walk, self._staged, strict=True):
-            for spec in specs:
-                _write(self._targets[spec.name], chunk[spec.offset : spec.offset + spec.nbytes])
-        self.abort()
+        """All tensors were loaded and are verified: serve them."""
+        ...
+
+    def rollback(self) -> None:
+        """The transfer is given up. Afterwards a whole one succeeds, whatever came of this one.
+
+        A target that is not ``in_place`` is as before ``prepare``.
+        """
+        ...
+
+
+class Receiver:
+    """Takes transfers into a target, wholly or not at all.
+
+    An epoch is one transfer; a newer one drops what an older one left behind. A chunk of any epoch
+    but the open one, or one that had come before, is dropped and counted; anything else that is not
+    the next chunk as it was sent is refused, before the target sees it. After whatever raised, call
+    ``abort``.
+    """
+
+    def __init__(self, target: Target, name: str = "receiver") -> None:
+        self._target = target
+        self._chunks: list[Chunk] = []
+        self.transaction = Transaction(name, in_place=target.in_place)
+
+    def begin(self, epoch: int, manifest: Manifest) -> None:
+        """Open a transfer; its tensors must be exactly those the target holds.
+
+        Raises:
+            TransferRefused: An older epoch, or a name, shape or type that does not fit. The target
+                has not been touched.
+        """
+        if epoch > self.transaction.epoch:
+            self.abort()
+        self.transaction.begin(epoch, manifest, self._target.held())
+        self._chunks = list(walk(manifest))
+        self._target.prepare(manifest)
+
+    def apply(self, epoch: int, index: int, data: Bytes) -> bool:
+        """Take a chunk; False if it was dropped. It must not change until commit or abort.
+
+        Raises:
+            TransferRefused: It is not the next one, or differs from what was sent.
+        """
+        if not self.transaction.arrived(epoch, index, data.nbytes, digest_of(data)):
+            return False
+        self._target.load(tensor_views(self._chunks[index], data))
+        return True
+
+    def verify(self, digest: str) -> None:
+        """All chunks are here, and are the release with this digest.
+
+        Raises:
+            TransferRefused: They are not.
+        """
+        self.transaction.verify(digest)
+
+    def commit(self, version: int) -> None:
+        """Serve the verified weights. Idempotent: a commit that comes again changes nothing."""
+        if self.transaction.may_commit(version):
+            self._target.commit()
+            self.transaction.commit(version)
 
     def abort(self) -> None:
-        """Drop what is staged. Idempotent; the module is as before ``begin``."""
-        self._manifest, self._walk, self._staged, self._digests = None, [], [], []
+        """Give the open transfer up. Idempotent; without one, nothing happens."""
+        if self.transaction.open:
+            self.transaction.aborting()
+            self._target.rollback()
+            self.transaction.aborted()
 
 
-def _write(target: Tensor, source: NDArray[np.uint8]) -> None:
-    """Overwrite a tensor with bytes; in place, so that whoever holds the tensor sees it."""
-    if target.device.type == "cpu" and target.is_contiguous():
-        np.copyto(as_bytes(target).numpy(), source)
-    else:  # a copy first: torch warns about memory it may not write, such as shared memory
-        staged = torch.from_numpy(source.copy())
-        target.copy_(staged.view(target.dtype).view(target.shape))
+class ModuleTarget:
+    """A plain module. New weights are kept beside the old ones and copied over at the commit."""
+
+    in_place = False
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors: Mapping[str, Tensor] = dict(named_weights(module))
+        self._staged: list[tuple[str, Tensor]] = []
+
+    def held(self) -> Held:
+        return {
+            name: (tuple(tensor.shape), dtype_name(tensor))
+            for name, tensor in self._tensors.items()
+        }
+
+    def prepare(self, manifest: Manifest) -> None:
+        del manifest
+
+    def load(self, tensors: Named) -> None:
+        self._staged.extend(tensors)
+
+    def commit(self) -> None:
+        """Overwrite in place, so that whoever holds a tensor sees it."""
+        with torch.no_grad():
+            for name, tensor in self._staged:
+                self._tensors[name].copy_(tensor)
+        self._staged = []
+
+    def rollback(self) -> None:
+        self._staged = []
+
+
+class ModuleReceiver(Receiver):
+    """Takes releases into a plain module, which serves the old weights until the commit."""
+
+    def __init__(self, module: nn.Module, name: str = "receiver") -> None:
+        super().__init__(ModuleTarget(module), name)
+
+
+class Collected:
+    """Keeps the chunks of one transfer, each checked as it comes, for whoever takes them together."""
+
+    def __init__(self, epoch: int, manifest: Manifest) -> None:
+        self.chunks: list[Bytes] = []
+        self._epoch, self._transaction = epoch, Transaction("this process", in_place=False)
+        held = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
+        self._transaction.begin(epoch, manifest, held)
+
+    def take(self, index: int, data: Bytes) -> bool:
+        """As ``Receiver.apply``."""
+        taken = self._transaction.arrived(self._epoch, index, data.nbytes, digest_of(data))
+        if taken:
+            self.chunks.append(data)
+        return taken

@@ -1,30 +1,43 @@
 """The sending end: the weights of a module, packed chunk by chunk."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-import xxhash
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offbeat.weight_sync.manifest import Manifest, chunk_tensors, plan
-
-Bytes = NDArray[np.uint8]
+from offbeat.weight_sync.chunks import Bytes, pack, walk
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers in a fixed order; tied ones once, under their first name."""
-    seen = set[int]()
+    """Parameters and persistent buffers in a fixed order; tied ones once, under their first name.
+
+    Two names are tied if they are the same elements of the same memory, in the same type.
+    """
+    seen = set[tuple[object, ...]]()
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
+        key = _identity(tensor)
+        if key not in seen:
+            seen.add(key)
             yield name, tensor.detach()
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    if not tensor.numel() or tensor.device.type == "meta":
+        return (id(tensor),)  # no memory to be recognised by
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The tensor's memory as uint8 [nbytes]; a copy only if it is strided."""
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """A tensor's type as manifests spell it."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class ModuleSource:
@@ -33,23 +46,29 @@ class ModuleSource:
     The manifest is made once: names, shapes and types do not change while a run goes on.
     """
 
-    def __init__(self, module: nn.Module, chunk_bytes: int) -> None:
+    def __init__(
+        self, module: nn.Module, chunk_bytes: int, policy: WirePolicy | None = None
+    ) -> None:
+        wire = policy or WirePolicy()
         self._module = module
         self.manifest: Manifest = plan(
             (
-                (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                TensorMeta(name, tuple(tensor.shape), wire(name, held), held)
                 for name, tensor in named_weights(module)
+                for held in (dtype_name(tensor),)
             ),
             chunk_bytes,
         )
 
-    def chunks(self) -> Iterator[tuple[Bytes, str]]:
-        """Each chunk's bytes with their digest: a snapshot, made when the chunk is drawn."""
+    def chunks(
+        self, room: Callable[[int, int], Bytes] | None = None
+    ) -> Iterator[tuple[Bytes, str]]:
+        """Each chunk's bytes with their digest: a snapshot, made when the chunk is drawn.
+
+        Args:
+            room: ``(chunk index, bytes)`` -> where it is to be packed; new memory unless told.
+        """
         tensors = dict(named_weights(self._module))
-        for _, nbytes, specs in chunk_tensors(self.manifest):
-            packed = np.zeros(nbytes, np.uint8)
-            into = torch.from_numpy(packed)
-            for spec in specs:
-                end = spec.offset + spec.nbytes
-                into[spec.offset : end].copy_(as_bytes(tensors[spec.name]))
-            yield packed, xxhash.xxh3_128_hexdigest(packed.data)
+        for chunk in walk(self.manifest):
+            into = room(chunk.index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
+            yield into, pack(chunk, tensors, into)

@@ -1,0 +1,63 @@
+"""The generator's port where a release is broadcast: engines that are asked together take it together.
+
+Nothing but the members of a broadcast is decided here: who is asked in the same turn of the event
+loop for the same epoch. The trainer sends to them, they answer one by one, as without a broadcast.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from offbeat.actors.call import reply_of
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_ports import RayGenerator
+from offbeat.messages.fences import Fence
+from offbeat.messages.weights import WeightRelease, WeightsAck
+
+
+def generators_for(transport: str, engines: Mapping[str, Handle]) -> dict[str, RayGenerator]:
+    """A port for each engine, over a transport of ``sync.transport``."""
+    if transport == "object_store":
+        return {name: RayGenerator(name, engine) for name, engine in engines.items()}
+    gathering = Gathering()
+    return {name: BroadcastGenerator(name, engine, gathering) for name, engine in engines.items()}
+
+
+class Gathering:
+    """Who takes part in which transfer."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, list[str]] = {}
+        self._closed: dict[int, asyncio.Future[tuple[str, ...]]] = {}
+
+    async def members(self, epoch: int, name: str) -> tuple[str, ...]:
+        """Everybody who asks for this epoch in this turn of the event loop, in the order asked."""
+        if epoch not in self._asked:
+            loop = asyncio.get_running_loop()
+            self._asked[epoch], self._closed[epoch] = [], loop.create_future()
+            loop.call_soon(self._close, epoch)
+        self._asked[epoch].append(name)
+        return await asyncio.shield(self._closed[epoch])
+
+    def _close(self, epoch: int) -> None:
+        self._closed.pop(epoch).set_result(tuple(self._asked.pop(epoch)))
+
+
+class BroadcastGenerator(RayGenerator):
+    """One engine actor that takes releases together with others."""
+
+    def __init__(self, name: str, engine: Handle, gathering: Gathering) -> None:
+        super().__init__(name, engine)
+        self._gathering = gathering
+
+    async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
+        members = await self._gathering.members(epoch, self.name)
+        ref = self._engine.receive_weights.remote(
+            fence,
+            epoch,
+            release.version,
+            release.digest,
+            release.manifest,
+            *release.chunks,
+            members,
+        )
+        return await reply_of(ref, self.name, "weight sync")

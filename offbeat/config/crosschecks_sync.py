@@ -1,0 +1,31 @@
+"""Why settings of the weight sync cannot work, and what to set instead."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.run import RunConfig
+
+
+def sync_clashes(config: RunConfig) -> Iterator[Clash]:
+    """A broadcast that breaks must be over, and tried again, before the sync is."""
+    sync = config.sync
+    limit_s = sync.chunk_mb / sync.slowest_mb_s + sync.slack_s
+    if sync.transport == "gloo" and sync.deadline_s < 4 * limit_s:
+        yield Clash(
+            ("sync.deadline_s", "sync.slack_s", "sync.slowest_mb_s", "sync.chunk_mb"),
+            f"sync.deadline_s={sync.deadline_s:g} would be over before a lost engine is noticed and the "
+            f"others are sent to again: that takes up to four times the {limit_s:g} s a chunk may take",
+            f"Set sync.deadline_s to {4 * limit_s:g} or more, or sync.slack_s lower.",
+        )
+
+
+def wire_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Embedded engines hold the type of the recipe's model, and take no other."""
+    wire, served = config.sync.wire_dtype, config.model.dtype
+    if config.generator.backend == "embedded" and wire not in (None, served):
+        yield Clash(
+            ("sync.wire_dtype", "model.dtype", "generator.backend"),
+            f"sync.wire_dtype={wire} does not fit generator.backend=embedded, which serves "
+            f"model.dtype={served}",
+            f"Set sync.wire_dtype to null, or model.dtype to {wire}.",
+        )

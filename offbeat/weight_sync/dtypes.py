@@ -1,0 +1,31 @@
+"""In which type a tensor travels. Pure.
+
+Generators often serve 16 bits of weights that the trainer keeps in 32: they are rounded once, by
+the sender. Some tensors do not survive that. A router's correction bias of size 25 to 57 has values
+7e-4 apart where bfloat16 has steps of 0.125: experts would be chosen by rounding.
+"""
+
+from typing import Final
+
+import msgspec
+
+ITEMSIZE: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1,
+                   "float8_e5m2": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+                   "bool": 1}  # fmt: skip
+_ROUNDED: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
+PRESERVED: Final = ("e_score_correction_bias",)
+
+
+class WirePolicy(msgspec.Struct, frozen=True):
+    """Which types are changed on the way."""
+
+    dtype: str | None = None  # None: as the trainer holds them
+    preserve: tuple[str, ...] = PRESERVED  # ends of names that keep float32
+
+    def __call__(self, name: str, source_dtype: str) -> str:
+        """The wire type of a tensor. Integers, booleans and 8-bit floats are never changed."""
+        if self.dtype is None or source_dtype not in _ROUNDED:
+            return source_dtype
+        if name.endswith(self.preserve):
+            return "float32" if source_dtype == "float64" else source_dtype
+        return self.dtype

@@ -1,0 +1,61 @@
+"""How a transfer fails, with enough said to find the tensor, the chunk or the process."""
+
+from offbeat.messages.failures import OffbeatError
+
+_NAMED = 5  # tensors that a line for people spells out
+
+
+class TransferRefused(OffbeatError):
+    """A transfer that does not fit the weights, or did not arrive as it was sent."""
+
+    def __init__(self, epoch: int, what: str, got: str, want: str) -> None:
+        super().__init__(epoch, what, got, want)
+        self.epoch, self.what, self.got, self.want = epoch, what, got, want
+
+    def __str__(self) -> str:
+        return f"transfer {self.epoch}: {self.what} is {self.got}, expected {self.want}"
+
+
+class CoverageRefused(TransferRefused):
+    """A transfer that would leave tensors as they are, or brings some that nobody knows."""
+
+    def __init__(self, epoch: int, missing: tuple[str, ...], unknown: tuple[str, ...]) -> None:
+        super().__init__(epoch, "coverage", "", "")
+        self.args = (epoch, missing, unknown)
+        self.missing, self.unknown = missing, unknown
+
+    def __str__(self) -> str:
+        said = [
+            f"{word} {len(names)} tensors: {', '.join(names[:_NAMED])}"
+            for word, names in (("without", self.missing), ("with unknown", self.unknown))
+            if names
+        ]
+        return (
+            f"transfer {self.epoch}: coverage is {'; '.join(said)}. Trainer and generator must be "
+            "loaded from the same model"
+        )
+
+
+class TransferFailed(OffbeatError):
+    """A transfer that could not go on: a peer is gone, wedged, or gave up.
+
+    ``at`` is the chunk that was next; what came before it is verified, none of it is committed.
+    """
+
+    def __init__(self, epoch: int, at: int, detail: str) -> None:
+        super().__init__(epoch, at, detail)
+        self.epoch, self.at, self.detail = epoch, at, detail
+
+    def __str__(self) -> str:
+        return f"transfer {self.epoch} stopped before chunk {self.at}: {self.detail}"
+
+
+class IllegalMove(OffbeatError):
+    """A call that the state of a replica's transaction does not allow. A bug of the caller."""
+
+    def __init__(self, replica: str, call: str, phase: str, problem: str) -> None:
+        super().__init__(replica, call, phase, problem)
+        self.replica, self.call, self.phase, self.problem = replica, call, phase, problem
+
+    def __str__(self) -> str:
+        return f"{self.replica} is {self.phase}: {self.call} is not possible, {self.problem}"

@@ -1,0 +1,210 @@
+"""What one replica goes through to come to new weights. Pure: no I/O, no clock, no tensors.
+
+    IDLE ---------+                                  +--> COMMITTED (serves the new version)
+    COMMITTED ----+--> PREPARED --> TRANSFERRING --> VERIFYING
+    STALE --------+        |             |              |
+                           +-------------+--------------+--> ABORTING --> what it was, or STALE
+
+*Staged* weights are written in one go at the commit: until then, and after an abort, the replica is
+what it was. Weights taken *in place* are a mixture from the first chunk on: such a replica takes
+chunks only while it is paused, and an abort leaves it STALE. Then nothing resumes it but a whole
+transfer of a newer epoch.
+
+Which replicas there are, who is DEAD, deadlines and what is tried again are the controller's
+business (``controller/syncing.py``, ``engines.py``, ``fleet.py``): this is what an engine keeps of it.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from offbeat.weight_sync.errors import CoverageRefused, IllegalMove, TransferRefused
+from offbeat.weight_sync.manifest import Manifest, release_digest
+
+Held = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and type of every tensor that has to come, by name."""
+
+
+class Phase(enum.StrEnum):
+    """Where a replica's transaction is."""
+
+    IDLE = "idle"  # never held weights of this run
+    PREPARED = "prepared"
+    TRANSFERRING = "transferring"
+    VERIFYING = "verifying"  # everything came, and as it was sent
+    COMMITTED = "committed"
+    ABORTING = "aborting"
+    STALE = "stale"  # a mixture of versions
+
+
+_OPEN: Final = frozenset({Phase.PREPARED, Phase.TRANSFERRING, Phase.VERIFYING})
+
+
+class Transaction:
+    """One replica's transfers, one after the other. Every call is one move; a wrong one raises.
+
+    A move that is refused leaves the transaction as it was: whoever drives it aborts.
+    """
+
+    def __init__(self, replica: str, *, in_place: bool) -> None:
+        self.replica, self.in_place = replica, in_place
+        self.phase = Phase.IDLE
+        self.epoch = -1  # of the newest transfer begun
+        self.version: int | None = None  # served; None: nothing that may be served
+        self.digest = ""  # of what is served
+        self.paused = False
+        self.dropped_late = 0  # chunks of a transfer that is not open
+        self.dropped_twice = 0  # chunks that had come before
+        self._manifest: Manifest | None = None
+        self._got: list[str] = []  # digests of the chunks taken
+        self._release = ""  # verified
+        self._torn = False  # what is held is a mixture, until a commit
+
+    @property
+    def open(self) -> bool:
+        """A transfer is under way."""
+        return self.phase in _OPEN
+
+    @property
+    def expects(self) -> int:
+        """The chunk that is next."""
+        return len(self._got)
+
+    def begin(self, epoch: int, manifest: Manifest, held: Held) -> None:
+        """A transfer of exactly the tensors that are held is about to come.
+
+        Raises:
+            TransferRefused: The epoch is not newer than all before, or a shape or type differs.
+            CoverageRefused: Tensors are missing or unknown.
+            IllegalMove: Another transfer is open: abort it first.
+        """
+        if epoch <= self.epoch:
+            raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self.epoch}")
+        self._need("begin", not self.open and self.phase is not Phase.ABORTING, "one is open")
+        self.epoch = epoch
+        _check_coverage(epoch, manifest, held)
+        self._manifest, self._got, self._release = manifest, [], ""
+        self.phase = Phase.PREPARED
+
+    def pause(self) -> None:
+        """The replica has stopped sampling."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """The replica samples again.
+
+        Raises:
+            IllegalMove: It would sample from a mixture.
+        """
+        torn = self._torn or (
+            self.in_place and self.phase in (Phase.TRANSFERRING, Phase.VERIFYING, Phase.ABORTING)
+        )
+        self._need("resume", not torn, "its weights are a mixture until a whole transfer")
+        self.paused = False
+
+    def arrived(self, epoch: int, index: int, nbytes: int, digest: str) -> bool:
+        """A chunk came. True: apply it; False: it is late or came twice, drop it.
+
+        Raises:
+            TransferRefused: Out of order, too many, or not what the manifest says.
+            IllegalMove: Weights are taken in place, and the replica is not paused.
+        """
+        manifest = self._manifest
+        if epoch != self.epoch or not self.open or manifest is None:
+            self.dropped_late += 1
+            return False
+        if index < self.expects:
+            self.dropped_twice += 1
+            return False
+        if index >= len(manifest.chunk_nbytes):
+            raise TransferRefused(epoch, "chunk index", str(index), "no further chunk")
+        if index > self.expects:
+            raise TransferRefused(epoch, "chunk index", str(index), str(self.expects))
+        if nbytes != manifest.chunk_nbytes[index]:
+            want = str(manifest.chunk_nbytes[index])
+            raise TransferRefused(epoch, f"size of chunk {index}", str(nbytes), want)
+        if manifest.chunk_digests and digest != manifest.chunk_digests[index]:
+            names = _names_in(manifest, index)
+            want = manifest.chunk_digests[index]
+            raise TransferRefused(epoch, f"digest of chunk {index} ({names})", digest, want)
+        self._need("a chunk", self.paused or not self.in_place, "it has to be paused")
+        self._got.append(digest)
+        self.phase = Phase.TRANSFERRING
+        return True
+
+    def verify(self, digest: str) -> None:
+        """All chunks came, and are together what was released.
+
+        Raises:
+            TransferRefused: Chunks are missing, or the digest differs.
+        """
+        self._need("verify", self.open and self._manifest is not None, "no transfer is open")
+        manifest = self._manifest
+        assert manifest is not None  # noqa: S101 -- for the type checker; _need has looked
+        if self.expects != len(manifest.chunk_nbytes):
+            want = str(len(manifest.chunk_nbytes))
+            raise TransferRefused(self.epoch, "chunks received", str(self.expects), want)
+        got = release_digest(manifest, self._got)
+        if got != digest:
+            raise TransferRefused(self.epoch, "digest", got, digest)
+        self._release, self.phase = digest, Phase.VERIFYING
+
+    def may_commit(self, version: int) -> bool:
+        """True: the target may switch over. False: it has, this commit comes a second time.
+
+        Raises:
+            IllegalMove: Nothing is verified.
+        """
+        if self.phase is Phase.COMMITTED and self.version == version:
+            return False
+        self._need("commit", self.phase is Phase.VERIFYING, "nothing is verified")
+        return True
+
+    def commit(self, version: int) -> None:
+        """The verified weights are served from here on."""
+        self._need("commit", self.phase is Phase.VERIFYING, "nothing is verified")
+        self.version, self.digest, self.phase = version, self._release, Phase.COMMITTED
+        self._torn = False
+        self._close()
+
+    def aborting(self) -> None:
+        """The open transfer is given up; what it changed has to be undone. Idempotent."""
+        if self.open:
+            if self.in_place and self.phase is not Phase.PREPARED:
+                self.version, self.digest, self._torn = None, "", True
+            self.phase = Phase.ABORTING
+
+    def aborted(self) -> None:
+        """It is undone, as far as it can be."""
+        if self.phase is not Phase.ABORTING:
+            return
+        self._close()
+        if self._torn:
+            self.phase = Phase.STALE
+        else:
+            self.phase = Phase.IDLE if self.version is None else Phase.COMMITTED
+
+    def _close(self) -> None:
+        self._manifest, self._got, self._release = None, [], ""
+
+    def _need(self, call: str, allowed: bool, problem: str) -> None:  # noqa: FBT001
+        if not allowed:
+            raise IllegalMove(self.replica, call, self.phase, problem)
+
+
+def _check_coverage(epoch: int, manifest: Manifest, held: Held) -> None:
+    names = {spec.name for spec in manifest.tensors}
+    if len(names) != len(manifest.tensors):
+        raise TransferRefused(epoch, "tensors", str(len(manifest.tensors)), f"{len(names)} names")
+    missing, unknown = held.keys() - names, names - held.keys()
+    if missing or unknown:
+        raise CoverageRefused(epoch, tuple(sorted(missing)), tuple(sorted(unknown)))
+    for spec in manifest.tensors:
+        got, want = (spec.shape, spec.dtype), held[spec.name]
+        if got != want:
+            raise TransferRefused(epoch, f"tensor {spec.name!r}", str(got), str(want))
+
+
+def _names_in(manifest: Manifest, index: int) -> str:
+    names = [spec.name for spec in manifest.tensors if spec.chunk == index]
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"

@@ -1,0 +1,205 @@
+"""The control channel of a broadcast: one TCP connection a member, for as long as it takes part.
+
+Who takes part, who got how far, what is tried next: a few bytes each. Weights never pass here. An
+end whose process dies is noticed by the other at once; one that hangs, at a limit.
+"""
+
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.transports.messages import Close, Gone, Join, Message, Plan, Report, Route
+
+_LENGTH: Final = struct.Struct("<I")
+_LONGEST: Final = 1 << 20  # bytes of a message; a stranger's may say more
+_decode_message = msgspec.msgpack.Decoder[Message](Join | Report).decode
+_decode_plan = msgspec.msgpack.Decoder(Plan).decode
+
+
+def framed(message: Message | Plan) -> bytes:
+    """As it travels."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Bytes in, whole messages out."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._held += data
+
+    def next(self) -> bytes | None:
+        """The body of the oldest message that is whole.
+
+        Raises:
+            ValueError: These bytes are not from a peer.
+        """
+        if len(self._held) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._held)
+        if length > _LONGEST:
+            raise ValueError(length)
+        end = _LENGTH.size + length
+        if len(self._held) < end:
+            return None
+        body = bytes(self._held[_LENGTH.size : end])
+        del self._held[:end]
+        return body
+
+
+class _Peer:
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.frames = connection, Frames()
+        self.join: Join | None = None
+
+
+class ControlServer:
+    """The sender's side. One thread takes messages; ``stop`` may come from any."""
+
+    def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._listening = socket.create_server((host, 0), backlog=512)
+        self.host, self.port = host, int(self._listening.getsockname()[1])
+        self._stopped, self._stop = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._stopped, selectors.EVENT_READ)
+        self._peers: dict[socket.socket, _Peer] = {}
+        self._read = deque[Message]()
+
+    def next(self, timeout_s: float | None = None) -> Message | None:
+        """The oldest message nobody has taken; None: none came in time."""
+        until_s = None if timeout_s is None else self._clock() + timeout_s
+        while not self._read:
+            left_s = None if until_s is None else until_s - self._clock()
+            if left_s is not None and left_s <= 0:
+                return None
+            for key, _ in self._selector.select(left_s):
+                self._readable(key.fileobj)
+        return self._read.popleft()
+
+    def connected(self, session: str, member: str) -> bool:
+        """It has joined, and its connection stands."""
+        return self._peer(session, member) is not None
+
+    def post(self, session: str, members: tuple[str, ...], plan: Plan) -> None:
+        """Tell these members. Whoever cannot be told is noticed when it does not report."""
+        message = framed(plan)
+        for member in members:
+            peer = self._peer(session, member)
+            if peer is not None:
+                try:
+                    peer.socket.sendall(message)
+                except OSError:
+                    self._lost(peer)
+
+    def stop(self) -> None:
+        """Let whoever waits for a message have a last one."""
+        self._stop.send(b"x")
+
+    def close(self) -> None:
+        """Close every connection."""
+        for peer in list(self._peers.values()):
+            peer.socket.close()
+        self._peers.clear()
+        self._selector.close()
+        for each in (self._listening, self._stopped, self._stop):
+            each.close()
+
+    def _peer(self, session: str, member: str) -> _Peer | None:
+        for peer in self._peers.values():
+            if peer.join and (peer.join.session, peer.join.member) == (session, member):
+                return peer
+        return None
+
+    def _readable(self, ready: object) -> None:
+        if ready is self._listening:
+            connection, _ = self._listening.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(1.0)  # a few bytes into an empty buffer: they do not wait
+            self._peers[connection] = _Peer(connection)
+            self._selector.register(connection, selectors.EVENT_READ)
+        elif ready is self._stopped:
+            self._read.append(Close())
+        elif isinstance(ready, socket.socket) and ready in self._peers:
+            self._hear(self._peers[ready])
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            data = peer.socket.recv(1 << 16)
+            peer.frames.feed(data)
+            while (body := peer.frames.next()) is not None:
+                message = _decode_message(body)
+                if isinstance(message, Join):
+                    peer.join = message
+                self._read.append(message)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            data = b""  # broken, or a stranger
+        if not data:
+            self._lost(peer)
+
+    def _lost(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.socket)
+        del self._peers[peer.socket]
+        peer.socket.close()
+        if peer.join:
+            self._read.append(Gone(peer.join.session, peer.join.member))
+
+
+class ControlClient:
+    """A receiver's side. What the network does to it becomes ``TransferFailed``."""
+
+    def __init__(self, route: Route, epoch: int) -> None:
+        self._epoch, self._where = epoch, f"{route.host}:{route.port}"
+        self._frames = Frames()
+        try:
+            self._socket = socket.create_connection(
+                (route.host, route.port), timeout=route.limits.slack_s
+            )
+        except OSError as error:
+            raise self._failed(0, f"cannot be reached: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def address(self) -> str:
+        """The address of this machine that the sender is reached from."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, message: Join | Report) -> None:
+        """Tell the sender."""
+        try:
+            self._socket.sendall(framed(message))
+        except OSError as error:
+            at = message.at if isinstance(message, Report) else 0
+            raise self._failed(at, f"is gone: {error}") from error
+
+    def plan(self, at: int, patience_s: float) -> Plan:
+        """The next plan."""
+        self._socket.settimeout(patience_s)
+        try:
+            while (body := self._frames.next()) is None:
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    raise self._failed(at, "is gone")
+                self._frames.feed(data)
+        except TimeoutError as error:
+            raise self._failed(at, f"has not answered for {patience_s:.3g} s") from error
+        except OSError as error:
+            raise self._failed(at, f"is gone: {error}") from error
+        return _decode_plan(body)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _failed(self, at: int, what: str) -> TransferFailed:
+        return TransferFailed(self._epoch, at, f"the sender at {self._where} {what}")

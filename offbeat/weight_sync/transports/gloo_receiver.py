@@ -1,0 +1,151 @@
+"""A receiver of the gloo broadcast: joins a session, takes chunks, and is there again if it breaks.
+
+Blocking; it belongs into a thread of its own. Every wait has a limit, so the thread ends by itself:
+after a chunk's limit if a peer hangs, three times that and the slack if the sender does.
+"""
+
+import threading
+from dataclasses import dataclass
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.transport import Sink
+from offbeat.weight_sync.transports.control import ControlClient
+from offbeat.weight_sync.transports.group import BrokenGroup, Device, Group, Header, joined, meet
+from offbeat.weight_sync.transports.messages import Join, Plan, Report, Route
+
+
+@dataclass(slots=True)
+class Received:
+    """What came in one transfer."""
+
+    at: int = 0  # chunks the sink has taken
+    rounds: int = 0
+    dropped_late: int = 0  # messages of another epoch or round
+    dropped_twice: int = 0  # chunks that had come before
+
+
+class GlooReceiver:
+    """One engine's end. Its buffers are used again once nobody holds the chunks of a transfer."""
+
+    def __init__(self, member: str, buffers: Buffers | None = None) -> None:
+        self._member, self._buffers = member, buffers or Buffers()
+        self._device: Device | None = None  # of the address that the last sender was reached from
+
+    def receive(
+        self,
+        route: Route,
+        epoch: int,
+        members: tuple[str, ...],
+        manifest: Manifest,
+        sink: Sink,
+        given_up: threading.Event | None = None,
+    ) -> Received:
+        """Hand every chunk of a release to ``sink``, in order, once.
+
+        Args:
+            route: Where it is sent.
+            epoch: Of the transfer; with it and ``members``, the same for everybody who takes part.
+            members: Who is expected to take part, this one among them.
+            manifest: Of the release.
+            sink: Takes each chunk; what it raises ends the transfer here, and for nobody else.
+            given_up: Set: stop at the next chunk.
+
+        Raises:
+            TransferFailed: The sender is gone or gave up, or this member was too slow.
+        """
+        join = Join(f"{epoch}.{members[0]}", epoch, members, self._member, route.life, route.digest)
+        control = ControlClient(route, epoch)
+        try:
+            control.send(join)
+            if self._device is None or self._device.host != control.address:
+                self._device = Device(control.address, route.limits.slack_s)
+            transfer = _Transfer(control, route, join, manifest, sink, self._device)
+            transfer.given_up = given_up or transfer.given_up
+            transfer.run(self._buffers)
+        finally:
+            control.close()
+        return transfer.received
+
+
+class _Transfer:
+    def __init__(
+        self,
+        control: ControlClient,
+        route: Route,
+        join: Join,
+        manifest: Manifest,
+        sink: Sink,
+        device: Device,
+    ) -> None:
+        self._control, self._route, self._join = control, route, join
+        self._limits, self._epoch = route.limits, join.epoch
+        self._sizes, self._sink, self._device = manifest.chunk_nbytes, sink, device
+        self.received, self.given_up = Received(), threading.Event()
+
+    def run(self, buffers: Buffers) -> None:
+        """Rounds, until every chunk is here."""
+        got, most_s = self.received, self._limits.of(max(self._sizes, default=0))
+        patience_s = 2 * self._limits.slack_s  # for the others of the session to come
+        while True:
+            plan = self._control.plan(got.at, patience_s)
+            if plan.error:
+                raise TransferFailed(self._epoch, got.at, plan.error)
+            error = self._round(plan, buffers)
+            got.rounds += 1
+            self._report(plan, error)
+            if not error:
+                return
+            # The sender may still be at a chunk of its own, then waits for the silent ones.
+            patience_s = 3 * most_s + self._limits.slack_s
+
+    def _round(self, plan: Plan, buffers: Buffers) -> str:
+        """Take part until the last chunk is here; why it ended earlier, if so."""
+        rank = 1 + plan.members.index(self._join.member)
+        try:
+            place = meet(self._route, self._join.session, plan, rank)
+            with joined(place, self._device) as group:
+                while self.received.at < len(self._sizes):
+                    self._check_wanted()
+                    self._take(plan, group, buffers)
+        except BrokenGroup as broken:
+            return str(broken)
+        except OffbeatError as refused:
+            self._report(plan, str(refused), left=True)
+            raise
+        except Exception as error:
+            self._report(plan, f"{type(error).__name__}: {error}", left=True)
+            raise
+        return ""
+
+    def _take(self, plan: Plan, group: Group, buffers: Buffers) -> None:
+        got, sizes, limits = self.received, self._sizes, self._limits
+        room = Header.room()
+        group.broadcast(room, limits.of(max(sizes[max(got.at - 1, 0) : got.at + 1])))
+        header = Header.parsed(room)
+        if header is None:
+            raise TransferRefused(self._epoch, "a message", "no header", "a header")
+        if not 0 <= header.index < len(sizes) or header.nbytes != sizes[header.index]:
+            want = f"one of {len(sizes)} chunks with its size"
+            raise TransferRefused(self._epoch, "a message", str(header), want)
+        data = buffers.lend(header.nbytes)
+        group.broadcast(data, limits.of(header.nbytes))
+        if (header.epoch, header.round) != (self._epoch, plan.round):
+            got.dropped_late += 1
+        elif header.index < got.at:
+            got.dropped_twice += 1
+        elif header.index > got.at:
+            raise TransferRefused(self._epoch, "chunk index", str(header.index), str(got.at))
+        else:
+            self._sink(header.index, data)
+            got.at += 1
+
+    def _check_wanted(self) -> None:
+        if self.given_up.is_set():
+            raise TransferFailed(self._epoch, self.received.at, "nobody waits for it any more")
+
+    def _report(self, plan: Plan, error: str, *, left: bool = False) -> None:
+        join, at = self._join, self.received.at
+        self._control.send(Report(join.session, plan.round, join.member, at, error, left=left))

@@ -1,0 +1,195 @@
+"""The sender of the gloo broadcast: a thread beside the trainer that serves whoever asks.
+
+    waits for                    woken by
+    a join                       an engine that was told where the release is
+    the others of its session    their joins; a limit
+    reports of a round           its members; a limit
+
+Training goes on meanwhile: what is sent is a snapshot, and the interpreter is free while gloo sends.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from offbeat.weight_sync.buffers import Buffers
+from offbeat.weight_sync.chunks import Bytes, walk
+from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.transport import Published, Source
+from offbeat.weight_sync.transports.control import ControlServer
+from offbeat.weight_sync.transports.group import BrokenGroup, Device, Header, Meeting, joined
+from offbeat.weight_sync.transports.messages import (
+    Close,
+    Gone,
+    Join,
+    Limits,
+    Message,
+    Plan,
+    Report,
+    Route,
+)
+from offbeat.weight_sync.transports.session import SILENT, Session
+
+log = structlog.stdlib.get_logger()
+_CLOSE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is sent: one release."""
+
+    manifest: Manifest
+    digest: str
+    chunks: Sequence[Bytes]
+
+
+class GlooSender:
+    """Sends the newest release to whoever joins; one session after the other.
+
+    It holds one snapshot, and the one that is being sent if that is another. With the process that
+    it lives in, the release is gone.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        host: str,
+        life: str,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``life`` names this process; a route of another one leads nowhere."""
+        self._source, self._life, self._limits, self._clock = source, life, limits, clock
+        self._buffers = Buffers()
+        self._control, self._meeting = ControlServer(host, clock), Meeting(host)
+        self._device = Device(host, limits.slack_s)
+        self.snapshot: Snapshot | None = None  # what is sent; None before the first release
+        self._publishing = threading.Lock()
+        self._parked = deque[Message]()  # joins that came while another session was served
+        self._closed = False
+        self.dropped = 0  # messages that came too late
+        self._thread = threading.Thread(target=self._serve, name="weight-sender", daemon=True)
+        self._thread.start()
+
+    @property
+    def handles(self) -> int:
+        return 1
+
+    def publish(self, version: int) -> Published:
+        with self._publishing:
+            self.snapshot = None  # its memory is used again, if nobody is being sent to
+            packed = list(self._source.chunks(lambda _, nbytes: self._buffers.lend(nbytes)))
+            manifest = self._source.manifest.sealed([digest for _, digest in packed])
+            digest = release_digest(manifest, manifest.chunk_digests)
+            self.snapshot = Snapshot(manifest, digest, [chunk for chunk, _ in packed])
+        at = self._control.host, self._control.port, self._meeting.port
+        route = Route(*at, self._life, version, digest, self._limits)
+        return Published(manifest, digest, (route,))
+
+    def close(self) -> None:
+        """Return once nothing is sent any more, or after a few seconds."""
+        if not self._closed:
+            self._control.stop()  # first: the thread closes the channel when it sees the mark
+            self._closed = True
+            self._thread.join(_CLOSE_S)
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._closed:
+            match self._parked.popleft() if self._parked else self._control.next():
+                case Join() as join if self._control.connected(join.session, join.member):
+                    self._run(join)
+                case Report():
+                    self.dropped += 1
+                case Close():
+                    break
+                case _:
+                    pass  # somebody who took part in nothing that goes on
+        self._control.close()
+
+    def _run(self, first: Join) -> None:
+        """One session, to its end."""
+        with self._publishing:
+            snapshot = self.snapshot
+        session = Session(first, len(snapshot.chunks) if snapshot else 0)
+        problem = self._problem(first, snapshot)
+        if not problem:
+            self._collect(session, self._limits.slack_s)
+        while (plan := session.plan(problem)) is not None:
+            self._control.post(session.name, plan.members, plan)
+            self._tell_left_out(session, plan.round)
+            if plan.error or snapshot is None:
+                break
+            problem = self._broadcast(session, plan, snapshot)
+        self._tell_left_out(session, session.rounds)
+        self._meeting.forget(session.name)
+        self.dropped += session.dropped
+        failed = {name: error for name, error in session.ended.items() if error}
+        if failed:
+            log.warning(
+                "weights.not_all", session=session.name, rounds=session.rounds, failed=failed
+            )
+
+    def _tell_left_out(self, session: Session, round_: int) -> None:
+        """They may be alive after all, and would wait for the next plan."""
+        plan = Plan(round_, error=f"left out: it {SILENT}")
+        self._control.post(session.name, session.left_out, plan)
+        session.left_out = ()
+
+    def _problem(self, join: Join, snapshot: Snapshot | None) -> str:
+        if join.life != self._life:
+            return f"the sender {join.life} is gone; {self._life} has taken its place"
+        if snapshot is None or join.digest != snapshot.digest:
+            return "the sender holds another release by now"
+        return ""
+
+    def _broadcast(self, session: Session, plan: Plan, snapshot: Snapshot) -> str:
+        """Send what this round needs, hear what became of it; why the sender cannot go on, if so."""
+        chunks, at = list(walk(snapshot.manifest)), plan.first
+        patience_s = self._limits.of(max(snapshot.manifest.chunk_nbytes, default=0))
+        try:
+            with joined(self._meeting.of(session.name, plan, 0), self._device) as group:
+                for chunk in chunks[plan.first :]:
+                    at, limit_s = chunk.index, self._limits.of(chunk.nbytes)
+                    header = Header(session.epoch, plan.round, at, chunk.nbytes)
+                    group.broadcast(header.packed(), limit_s)
+                    group.broadcast(snapshot.chunks[at], limit_s)
+                self._collect(session, patience_s)
+        except BrokenGroup as broken:
+            log.warning("weights.round_broken", session=session.name, chunk=at, error=str(broken))
+        except Exception as error:
+            log.exception("weights.sender_failed", session=session.name, chunk=at)
+            what = f"{type(error).__name__}: {error}"
+            return f"rank 0 failed at chunk {at} ({chunks[at].tensors}): {what}"
+        # The connections of this round are closed, so members that wait in it give up and report.
+        self._collect(session, patience_s)
+        return ""
+
+    def _collect(self, session: Session, patience_s: float) -> None:
+        """Take messages until everybody of the session has spoken, or patience is over."""
+        until_s = self._clock() + patience_s
+        while not session.everybody:
+            message = self._control.next(max(until_s - self._clock(), 1e-3))
+            match message:
+                case None:
+                    return
+                case Join():
+                    if message.session != session.name:
+                        self._parked.append(message)
+                    else:
+                        session.joined(message)
+                case Report():
+                    session.reported(message)
+                case Gone():
+                    if message.session == session.name:
+                        session.gone(message.member)
+                case Close():
+                    self._closed = True
+                    return

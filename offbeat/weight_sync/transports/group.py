@@ -1,0 +1,177 @@
+"""A gloo process group of our own: the sender at rank 0, its receivers behind it, for one round.
+
+Making one costs a few milliseconds, so none is kept: a connection that broke in one round is of no
+consequence to the next. A rank that lets its group go closes its connections, and whoever waits for
+it hears of that at once, not at a deadline.
+"""
+
+# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+# torch exports these names without declaring it, and declares less than it exports.
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed import BroadcastOptions, PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from offbeat.weight_sync.manifest import Bytes
+from offbeat.weight_sync.transports.messages import Plan, Route
+
+_HEADER: Final = struct.Struct("<8sqqqq")
+_MAGIC: Final = b"offbeat1"
+
+
+class Header(NamedTuple):
+    """What precedes every chunk, so that no chunk is taken for another."""
+
+    epoch: int
+    round: int
+    index: int
+    nbytes: int
+
+    def packed(self) -> Bytes:
+        return np.frombuffer(bytearray(_HEADER.pack(_MAGIC, *self)), np.uint8)
+
+    @classmethod
+    def parsed(cls, data: Bytes) -> "Header | None":
+        """None: these bytes are no header."""
+        magic, *fields = _HEADER.unpack(data.tobytes())
+        return cls(*fields) if magic == _MAGIC else None
+
+    @staticmethod
+    def room() -> Bytes:
+        return np.zeros(_HEADER.size, np.uint8)
+
+
+class BrokenGroup(Exception):
+    """A peer of this group is gone, or too slow. Never leaves the transport."""
+
+
+class Place(NamedTuple):
+    """Where the ranks of one round find each other."""
+
+    store: Store
+    rank: int
+    size: int
+
+
+class Meeting:
+    """The sender's store: ranks leave their addresses there."""
+
+    def __init__(self, host: str) -> None:
+        with socket.create_server((host, 0), backlog=512) as listening:
+            self.port = int(listening.getsockname()[1])
+            self._store = TCPStore(
+                host,
+                self.port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+
+    def of(self, session: str, plan: Plan, rank: int) -> Place:
+        """The place of a round."""
+        return _place(self._store, session, plan, rank)
+
+    def forget(self, session: str) -> None:
+        """Drop what a session that is over has left."""
+        for key in self._store.list_keys():
+            if key.lstrip("/").startswith(f"{session}/"):
+                self._store.delete_key(key)
+
+
+def meet(route: Route, session: str, plan: Plan, rank: int) -> Place:
+    """A receiver's place in a round.
+
+    Raises:
+        BrokenGroup: The sender is gone.
+    """
+    timeout = timedelta(seconds=route.limits.slack_s)
+    try:
+        store = TCPStore(
+            route.host, route.store_port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
+    except RuntimeError as error:
+        raise BrokenGroup(_said(error)) from error
+    return _place(store, session, plan, rank)
+
+
+def _place(store: Store, session: str, plan: Plan, rank: int) -> Place:
+    return Place(PrefixStore(f"{session}/{plan.round}", store), rank, len(plan.members) + 1)
+
+
+class Group:
+    """One rank's membership in a round."""
+
+    def __init__(self, place: Place, device: "Device") -> None:
+        self._group = device.group(place)
+
+    def broadcast(self, data: Bytes, timeout_s: float) -> None:
+        """From rank 0 to all. On rank 0 it means: sent, not: received.
+
+        Raises:
+            BrokenGroup: It failed or took longer; so will everything else in this group.
+        """
+        if not data.nbytes:
+            return
+        options, timeout = BroadcastOptions(), timedelta(seconds=timeout_s)
+        options.rootRank, options.rootTensor, options.timeout = 0, 0, timeout
+        try:
+            self._group.broadcast([torch.from_numpy(data)], options).wait(timeout)
+        except RuntimeError as error:
+            raise BrokenGroup(_said(error)) from error
+
+    def close(self) -> None:
+        """Let the connections go: the last reference to the group closes them."""
+        del self._group
+
+
+class Device:
+    """The local address that a process meets its peers at, and how long it waits for them.
+
+    Kept for many groups: to stop its thread takes longer than to send a small model.
+    """
+
+    def __init__(self, host: str, connect_s: float) -> None:
+        self.host, self._timeout = host, timedelta(seconds=connect_s)
+        self._device = ProcessGroupGloo.create_device(hostname=host)
+
+    def group(self, place: Place) -> ProcessGroupGloo:
+        options = ProcessGroupGloo._Options()  # noqa: SLF001 -- there is no public name
+        options._devices = [self._device]  # noqa: SLF001
+        options._timeout = self._timeout  # noqa: SLF001
+        options._threads = 1  # noqa: SLF001 -- one broadcast at a time
+        return ProcessGroupGloo(place.store, place.rank, place.size, options)
+
+
+@contextmanager
+def joined(place: Place, device: Device) -> Iterator[Group]:
+    """A group while it is needed.
+
+    If the block raises, the connections are closed before this does: the others notice. Else nobody
+    waits for that; gloo takes some ten milliseconds a connection.
+
+    Raises:
+        BrokenGroup: Not everybody came.
+    """
+    try:
+        group = Group(place, device)
+    except RuntimeError as error:
+        raise BrokenGroup(_said(error)) from error
+    try:
+        yield group
+    except BaseException:
+        group.close()
+        raise
+    threading.Thread(target=group.close, name="close-group", daemon=True).start()
+
+
+def _said(error: Exception) -> str:
+    return str(error).splitlines()[0].rpartition("] ")[2] or type(error).__name__

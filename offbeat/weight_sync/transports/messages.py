@@ -1,0 +1,71 @@
+"""What the two ends of a broadcast say to each other besides the weights."""
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How long things may take."""
+
+    slowest_bytes_per_s: float  # a link that is slower is broken
+    slack_s: float  # of every wait, whatever the size
+
+    def of(self, nbytes: int) -> float:
+        """Seconds that ``nbytes`` may take."""
+        return nbytes / self.slowest_bytes_per_s + self.slack_s
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where a release is to be had. The handle of a transport that broadcasts."""
+
+    host: str
+    port: int  # of the control channel
+    store_port: int  # where a group finds together
+    life: str  # of the sender: another process may listen at this port by now
+    version: int
+    digest: str
+    limits: Limits
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """A member of a session is there, and wants this release."""
+
+    session: str
+    epoch: int
+    members: tuple[str, ...]  # whom the sender may expect
+    member: str
+    life: str
+    digest: str
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """What became of a round at one member."""
+
+    session: str
+    round: int
+    member: str
+    at: int  # chunks it has, verified
+    error: str = ""  # why it stopped before the last one
+    left: bool = False  # it takes part in no further round
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """A member's connection ended: its process, in all likelihood."""
+
+    session: str
+    member: str
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """The sender is to stop."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What the sender does in a round."""
+
+    round: int
+    members: tuple[str, ...] = ()  # in rank order, behind the sender at rank 0
+    first: int = 0  # chunk it starts with
+    error: str = ""  # nothing is sent any more, for this reason
+
+
+Message = Join | Report | Gone | Close

@@ -1,0 +1,29 @@
+"""Chunks by value: on one machine, Ray keeps them in shared memory and engines read them there.
+
+The release outlives the process that made it: an engine that starts later takes it without the
+trainer.
+"""
+
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.transport import Published, Source
+
+
+class ObjectStoreSender:
+    """Hands every chunk over as a handle of its own."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def handles(self) -> int:
+        return len(self._source.manifest.chunk_nbytes)
+
+    def publish(self, version: int) -> Published:
+        del version
+        packed = list(self._source.chunks())
+        manifest = self._source.manifest.sealed([digest for _, digest in packed])
+        digest = release_digest(manifest, manifest.chunk_digests)
+        return Published(manifest, digest, tuple(chunk for chunk, _ in packed))
+
+    def close(self) -> None:
+        """Nothing to stop."""

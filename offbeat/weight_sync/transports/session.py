@@ -1,0 +1,90 @@
+"""One broadcast to some engines, as the sender decides it. Pure: no sockets, no clock, no threads.
+
+    joins --> round 0 --> reports --> round 1 with those who are left --> ... --> over
+
+A member that is gone, or does not join or report in time, is left out; one that has every chunk, or
+that found a chunk to be wrong, leaves by itself. Those that stopped because somebody else did are
+sent to again, from the first chunk that one of them lacks.
+"""
+
+from typing import Final
+
+from offbeat.weight_sync.transports.messages import Join, Plan, Report
+
+SILENT: Final = "was not heard of in time"
+
+
+class Session:
+    """Who takes part in which round of one transfer, and what each has."""
+
+    def __init__(self, first: Join, chunks: int) -> None:
+        self.name, self.epoch = first.session, first.epoch
+        self.rounds = 0  # planned so far
+        self.ended: dict[str, str] = {}  # members without a further round, and why; "": it has all
+        self.left_out: tuple[str, ...] = ()  # by the last plan
+        self.dropped = 0  # messages of other sessions and rounds
+        self._expected, self._chunks = first.members, chunks
+        self._at = {first.member: 0}  # chunks of each that joined
+        self._heard = {first.member}  # since the last plan
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Those that have joined and not ended, in the order they were named."""
+        return tuple(m for m in self._expected if m in self._at and m not in self.ended)
+
+    @property
+    def everybody(self) -> bool:
+        """All who were to speak have spoken."""
+        awaited = self.members if self.rounds else self._expected
+        return all(each in self._heard or each in self.ended for each in awaited)
+
+    def joined(self, join: Join) -> bool:
+        """Somebody came; False: not to this session, twice, or too late."""
+        known = join.member in self._at or join.member not in self._expected
+        if join.session != self.name or known or self.rounds:
+            self.dropped += 1
+            return False
+        self._at[join.member] = 0
+        self._heard.add(join.member)
+        return True
+
+    def reported(self, report: Report) -> bool:
+        """What became of the last round at a member; False: of another round or session."""
+        late = (report.session, report.round) != (self.name, self.rounds - 1)
+        if late or report.member not in self.members or report.member in self._heard:
+            self.dropped += 1
+            return False
+        self._heard.add(report.member)
+        self._at[report.member] = report.at
+        if report.left or report.at == self._chunks:
+            self.ended[report.member] = report.error
+        return True
+
+    def gone(self, member: str) -> None:
+        """Its process ended; a member that has left before may."""
+        if member in self._expected:
+            self.ended.setdefault(member, "is gone")
+
+    def plan(self, sender_error: str = "") -> Plan | None:
+        """The next round; None: nobody is left. Those who were to speak and have not are left out.
+
+        Args:
+            sender_error: The sender itself cannot go on: all who are left are told so.
+        """
+        if not sender_error:
+            self._leave_out_the_silent()
+        if not (left := self.members):
+            return None
+        if self.rounds > len(self._expected):  # every round before had lost somebody, or should
+            sender_error = sender_error or f"none of {self.rounds} rounds came to its end"
+        self._heard, self.rounds = set(), self.rounds + 1
+        if sender_error:
+            self.ended |= dict.fromkeys(left, sender_error)
+            return Plan(self.rounds - 1, left, error=sender_error)
+        return Plan(self.rounds - 1, left, first=min(self._at[each] for each in left))
+
+    def _leave_out_the_silent(self) -> None:
+        awaited = self.members if self.rounds else self._expected
+        silent = [m for m in awaited if m not in self._heard and m not in self.ended]
+        self.ended |= dict.fromkeys(silent, SILENT)
+        self.left_out = tuple(silent)

@@ -1,0 +1,41 @@
+"""Settings of the weight sync that cannot work together."""
+
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.run import RunConfig
+
+
+def messages(sync: dict[str, Any], **model: str) -> list[str]:
+    values: dict[str, Any] = {"steps": 2, "model": {"path": "tiny"} | model, "sync": sync}
+    found = clashes(RunConfig.model_validate(values))
+    return [f"{clash.message}. {clash.hint}" for clash in found]
+
+
+def test_the_defaults_go_together_on_every_transport() -> None:
+    assert messages({"transport": "gloo"}) == messages({"transport": "object_store"}) == []
+
+
+def test_a_sync_that_ends_before_a_broken_broadcast_can_be_tried_again() -> None:
+    slow = {"chunk_mb": 64, "slowest_mb_s": 4, "slack_s": 4, "deadline_s": 79}
+    (text,) = messages({"transport": "gloo"} | slow)
+    assert "sync.deadline_s=79 would be over" in text
+    assert "four times the 20 s a chunk may take" in text
+    assert "Set sync.deadline_s to 80 or more" in text
+    assert messages({"transport": "gloo"} | slow | {"deadline_s": 80}) == []
+    assert messages({"transport": "object_store"} | slow) == []
+
+
+def test_embedded_engines_serve_the_type_of_the_model() -> None:
+    (text,) = messages({"wire_dtype": "bfloat16"})
+    assert "sync.wire_dtype=bfloat16 does not fit generator.backend=embedded" in text
+    assert messages({"wire_dtype": "float32"}) == []
+    assert messages({"wire_dtype": "bfloat16"}, dtype="bfloat16") == []
+
+
+@pytest.mark.parametrize("transport", ["nccl", ""])
+def test_a_transport_that_does_not_exist_is_refused(transport: str) -> None:
+    with pytest.raises(ValueError, match="object_store"):
+        messages({"transport": transport})

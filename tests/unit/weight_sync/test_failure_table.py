@@ -1,0 +1,280 @@
+"""Every row of the failure table in docs/weight-sync.md, on plain modules.
+
+Twice: into weights that are staged beside the old ones, and into weights that are overwritten in
+place. After each of them a whole transfer restores exactly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from weight_models import InPlaceTarget, Model, equal, weights
+
+from offbeat.weight_sync.chunks import Bytes
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.errors import CoverageRefused, IllegalMove, TransferRefused
+from offbeat.weight_sync.receiver import ModuleReceiver, Named, Receiver
+from offbeat.weight_sync.source import ModuleSource
+from offbeat.weight_sync.transaction import Phase
+from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transports.object_store import ObjectStoreSender
+
+SENT = Model(1)
+CHUNK_BYTES = 200
+CHUNKS = len(ModuleSource(SENT, CHUNK_BYTES).manifest.chunk_nbytes)
+
+
+class Died(Exception):
+    """Stands for whatever a process dies of."""
+
+
+@dataclass
+class Replica:
+    """A receiver that serves version 0."""
+
+    model: Model
+    receiver: Receiver
+
+    def take(
+        self,
+        epoch: int,
+        published: Published,
+        changed: Callable[[int, Bytes], Bytes] = lambda _, data: data,
+    ) -> None:
+        """As an engine does it: whatever raises ends in an abort, and is raised."""
+        receiver, (manifest, digest, chunks) = self.receiver, published
+        try:
+            receiver.begin(epoch, manifest)
+            receiver.transaction.pause()
+            for index, data in enumerate(chunks):
+                receiver.apply(epoch, index, changed(index, data))
+            receiver.verify(digest)
+            receiver.commit(epoch)
+        except BaseException:
+            receiver.abort()
+            raise
+        receiver.transaction.resume()
+
+    def heals(self, epoch: int) -> None:
+        """A full sync of a new epoch is exact, whatever happened before."""
+        self.take(epoch, release())
+        assert equal(weights(self.model), weights(SENT))
+        assert self.receiver.transaction.version == epoch
+
+    def serves_nothing_mixed(self, before: dict[str, torch.Tensor], *, touched: bool) -> None:
+        """What it was, if staged or untouched; else nothing until a whole transfer."""
+        transaction = self.receiver.transaction
+        if transaction.in_place and touched:
+            assert (transaction.phase, transaction.version) == (Phase.STALE, None)
+            with pytest.raises(IllegalMove, match="mixture"):
+                transaction.resume()
+        else:
+            assert (transaction.phase, transaction.version) == (Phase.COMMITTED, 0)
+            assert equal(weights(self.model), before)
+
+
+def release(model: nn.Module = SENT, policy: WirePolicy | None = None) -> Published:
+    return ObjectStoreSender(ModuleSource(model, CHUNK_BYTES, policy)).publish(1)
+
+
+def replica(kind: str) -> Replica:
+    model = Model(2)
+    made = Receiver(InPlaceTarget(model), "g0") if kind == "in place" else ModuleReceiver(model)
+    first = Replica(model, made)
+    first.take(0, release(Model(3)))
+    return first
+
+
+@pytest.fixture(params=["staged", "in place"])
+def on(request: pytest.FixtureRequest) -> Replica:
+    return replica(request.param)
+
+
+@pytest.mark.parametrize("at", range(CHUNKS))
+def test_a_transfer_that_stops_before_a_chunk(on: Replica, at: int) -> None:
+    """The sender raises or dies, or the receiver does: the chunk does not come."""
+    before = weights(on.model)
+
+    def stops(index: int, data: Bytes) -> Bytes:
+        if index == at:
+            raise Died
+        return data
+
+    with pytest.raises(Died):
+        on.take(1, release(), stops)
+    on.serves_nothing_mixed(before, touched=at > 0)
+    on.heals(2)
+
+
+@pytest.mark.parametrize("at", range(CHUNKS))
+def test_a_target_that_raises_in_the_middle_of_a_chunk(at: int) -> None:
+    class Raises(InPlaceTarget):
+        calls, raises_at = 0, -1
+
+        def load(self, tensors: Named) -> None:
+            self.calls += 1
+            super().load(tensors[:1])
+            if self.calls - 1 == self.raises_at:
+                raise Died
+            super().load(tensors[1:])
+
+    model = Model(2)
+    target = Raises(model)
+    on = Replica(model, Receiver(target, "g0"))
+    on.take(0, release(Model(3)))
+    target.calls, target.raises_at = 0, at
+    with pytest.raises(Died):
+        on.take(1, release())
+    on.serves_nothing_mixed({}, touched=True)
+    assert target.rollbacks == 1
+    target.raises_at = -1
+    on.heals(2)
+
+
+def test_a_tensor_is_missing(on: Replica) -> None:
+    lacking, before = Model(1), weights(on.model)
+    del lacking.half
+    with pytest.raises(CoverageRefused) as refused:
+        on.take(1, release(lacking))
+    assert refused.value.missing == ("half.bias", "half.weight")
+    on.serves_nothing_mixed(before, touched=False)
+    on.heals(2)
+
+
+def test_a_tensor_is_unknown(on: Replica) -> None:
+    extended, before = Model(1), weights(on.model)
+    extended.extra = nn.Linear(1, 1)
+    with pytest.raises(CoverageRefused) as refused:
+        on.take(1, release(extended))
+    assert refused.value.unknown == ("extra.bias", "extra.weight")
+    on.serves_nothing_mixed(before, touched=False)
+    on.heals(2)
+
+
+def test_a_tensor_has_another_type(on: Replica) -> None:
+    before = weights(on.model)
+    with pytest.raises(TransferRefused, match=r"tensor 'empty' is .*'bfloat16'"):
+        on.take(1, release(policy=WirePolicy("bfloat16")))
+    on.serves_nothing_mixed(before, touched=False)
+    on.heals(2)
+
+
+def test_a_tensor_has_another_shape(on: Replica) -> None:
+    other, before = Model(1), weights(on.model)
+    other.norm = nn.LayerNorm(6).double()
+    with pytest.raises(TransferRefused, match=r"tensor 'norm.weight' is \(\(6,\)"):
+        on.take(1, release(other))
+    on.serves_nothing_mixed(before, touched=False)
+    on.heals(2)
+
+
+@pytest.mark.parametrize("at", range(CHUNKS))
+def test_a_bit_is_flipped_on_the_way(on: Replica, at: int) -> None:
+    before = weights(on.model)
+
+    def flipped(index: int, data: Bytes) -> Bytes:
+        data = data.copy()
+        data[:1] ^= index == at
+        return data
+
+    if not release().handles[at].nbytes:
+        pytest.skip("a chunk without bytes")
+    with pytest.raises(TransferRefused, match=rf"digest of chunk {at} \("):
+        on.take(1, release(), flipped)
+    on.serves_nothing_mixed(before, touched=at > 0)
+    on.heals(2)
+
+
+def test_chunks_come_in_another_order(on: Replica) -> None:
+    before, whole = weights(on.model), release()
+    swapped = (whole.handles[1], whole.handles[0], *whole.handles[2:])
+    with pytest.raises(TransferRefused, match="of chunk 0"):
+        on.take(1, whole._replace(handles=swapped))
+    on.serves_nothing_mixed(before, touched=False)
+    on.heals(2)
+
+
+def test_a_chunk_is_missing_at_the_end(on: Replica) -> None:
+    before, whole = weights(on.model), release()
+    with pytest.raises(TransferRefused, match=f"chunks received is {CHUNKS - 1}"):
+        on.take(1, whole._replace(handles=whole.handles[:-1]))
+    on.serves_nothing_mixed(before, touched=True)
+    on.heals(2)
+
+
+def test_a_release_that_is_not_the_one_announced(on: Replica) -> None:
+    before = weights(on.model)
+    with pytest.raises(TransferRefused, match="digest is"):
+        on.take(1, release()._replace(digest="another"))
+    on.serves_nothing_mixed(before, touched=True)
+    on.heals(2)
+
+
+def test_late_and_repeated_chunks_do_nothing_but_count(on: Replica) -> None:
+    receiver, (manifest, digest, chunks) = on.receiver, release()
+    stray = release(Model(9)).handles
+    receiver.begin(5, manifest)
+    receiver.transaction.pause()
+    for index, data in enumerate(chunks):
+        assert not receiver.apply(4, index, stray[index]), "of an epoch before"
+        assert not receiver.apply(6, index, stray[index]), "of an epoch nobody has begun"
+        assert receiver.apply(5, index, data)
+        assert not receiver.apply(5, index, stray[index]), "once more"
+    receiver.verify(digest)
+    receiver.commit(5)
+    receiver.transaction.resume()
+    assert equal(weights(on.model), weights(SENT))
+    counts = receiver.transaction.dropped_late, receiver.transaction.dropped_twice
+    assert counts == (2 * CHUNKS, CHUNKS)
+    on.heals(6)
+
+
+def test_a_commit_is_issued_again(on: Replica) -> None:
+    on.take(1, release())
+    on.receiver.commit(1)
+    assert on.receiver.transaction.version == 1
+    assert equal(weights(on.model), weights(SENT))
+    on.heals(2)
+
+
+def test_an_ack_is_lost(on: Replica) -> None:
+    """The controller has heard nothing: it sends the same version again, in a new epoch."""
+    on.take(1, release())
+    on.heals(2)
+
+
+def test_an_engine_is_started_anew_in_the_middle() -> None:
+    """Its next life knows of no transfer: what still travels is of none that it has begun."""
+    for kind in ("staged", "in place"):
+        old = replica(kind)
+        manifest, _, chunks = release()
+        old.receiver.begin(1, manifest)
+        old.receiver.transaction.pause()
+        old.receiver.apply(1, 0, chunks[0])
+        model = Model(2)
+        target = Receiver(InPlaceTarget(model)) if kind == "in place" else ModuleReceiver(model)
+        new = Replica(model, target)
+        assert not new.receiver.apply(1, 1, chunks[1])
+        assert (new.receiver.transaction.phase, new.receiver.transaction.version) == (
+            *(Phase.IDLE, None),
+        )
+        new.heals(2)
+
+
+def test_an_older_transfer_is_not_begun_after_a_newer_one(on: Replica) -> None:
+    on.take(5, release())
+    with pytest.raises(TransferRefused, match="epoch is 4, expected more than 5"):
+        on.take(4, release(Model(9)))
+    assert equal(weights(on.model), weights(SENT))
+    on.heals(6)
+
+
+def test_weights_that_change_while_they_are_sent_are_sent_as_they_were() -> None:
+    model, served = Model(1), replica("staged")
+    whole = release(model)
+    with torch.no_grad():
+        model.embed.weight.add_(1)
+    served.take(1, whole)
+    assert equal(weights(served.model), weights(SENT))

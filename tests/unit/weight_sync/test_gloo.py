@@ -1,0 +1,211 @@
+"""The gloo broadcast over real connections, its ends in threads of one process."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+import pytest
+from broadcast_bench import HASTY, HOST, Bench, End, end, flipped, names, together
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from weight_models import Model, equal, weights
+
+from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.manifest import Bytes
+from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transports.control import ControlServer
+from offbeat.weight_sync.transports.gloo_receiver import Received
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.sender.close()
+
+
+@pytest.fixture
+def hasty() -> Iterator[Bench]:
+    made = Bench(limits=HASTY)
+    yield made
+    made.sender.close()
+
+
+def ends(count: int) -> tuple[list[Model], list[End]]:
+    models = [Model(10 + index) for index in range(count)]
+    return models, [end(name, model) for name, model in zip(names(count), models, strict=True)]
+
+
+def sync(published: Published, epoch: int, receivers: list[End]) -> None:
+    members = tuple(each.name for each in receivers)
+    together(*(partial(each.take, published, epoch, members) for each in receivers))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_every_engine_gets_every_byte(bench: Bench, count: int) -> None:
+    models, receivers = ends(count)
+    for epoch in (1, 2):
+        sync(bench.sender.publish(epoch), epoch, receivers)
+        assert all(equal(weights(model), weights(bench.model)) for model in models)
+        assert [each.outcome for each in receivers] == [Received(bench.count, 1)] * count
+        bench.model.embed.weight.data += 1
+
+
+def test_a_release_is_a_snapshot(bench: Bench) -> None:
+    published, before = bench.sender.publish(1), weights(bench.model)
+    bench.model.embed.weight.data += 1
+    (model,), receivers = ends(1)
+    sync(published, 1, receivers)
+    assert equal(weights(model), before)
+
+
+def test_the_engine_that_comes_later_takes_the_same_release(bench: Bench) -> None:
+    models, (first, second) = ends(2)
+    published = bench.sender.publish(1)
+    sync(published, 1, [first])
+    sync(published, 2, [second])
+    assert equal(weights(models[0]), weights(models[1]))
+
+
+def test_at_every_chunk_a_sender_that_raises_ends_it_for_all_and_says_where(bench: Bench) -> None:
+    models, receivers = ends(2)
+    before = [weights(model) for model in models]
+    for epoch in range(1, bench.count + 1):
+
+        def strike(index: int, at: int = epoch - 1) -> None:
+            if index == at:
+                raise OSError("disk on fire")
+
+        sync(bench.struck(strike), epoch, receivers)
+        for each in receivers:
+            assert isinstance(each.outcome, TransferFailed)
+            said = str(each.outcome)
+            assert f"rank 0 failed at chunk {epoch - 1} (" in said
+            assert "disk on fire" in said
+    assert all(map(equal, map(weights, models), before)), "each serves what it served"
+    sync(bench.sender.publish(1), 99, receivers)
+    assert all(equal(weights(model), weights(bench.model)) for model in models)
+
+
+def test_at_every_chunk_a_receiver_that_raises_is_left_and_the_others_get_all(bench: Bench) -> None:
+    models, receivers = ends(3)
+    published = bench.sender.publish(1)
+    for epoch in range(1, bench.count + 1):
+        bad, *good = receivers
+
+        def sink(index: int, data: Bytes, at: int = epoch - 1, bad: End = bad) -> None:
+            if index == at:
+                raise ValueError("out of memory")
+            bad.receiver.apply(at + 1, index, data)
+
+        together(
+            partial(bad.take, published, epoch, names(3), sink),
+            *(partial(each.take, published, epoch, names(3)) for each in good),
+        )
+        assert isinstance(bad.outcome, ValueError)
+        for each in good:
+            assert isinstance(each.outcome, Received), each.outcome
+            assert each.outcome.at == bench.count
+    assert [equal(weights(m), weights(bench.model)) for m in models] == [False, True, True]
+    sync(published, 99, receivers)
+    assert equal(weights(models[0]), weights(bench.model))
+
+
+def test_a_chunk_that_is_not_what_was_packed_is_found_when_it_comes(bench: Bench) -> None:
+    models, receivers = ends(2)
+    before = [weights(model) for model in models]
+    published = bench.sender.publish(1)
+    snapshot = bench.sender.snapshot
+    assert snapshot is not None
+    chunks = list(snapshot.chunks)
+    chunks[1] = flipped(chunks[1])
+    bench.sender.snapshot = type(snapshot)(snapshot.manifest, snapshot.digest, chunks)
+    sync(published, 1, receivers)
+    for each in receivers:
+        assert isinstance(each.outcome, TransferRefused)
+        assert "digest of chunk 1 (" in str(each.outcome)
+    assert all(map(equal, map(weights, models), before))
+
+
+def test_an_engine_that_does_not_come_holds_nobody_up_beyond_the_slack(hasty: Bench) -> None:
+    models, (first, _) = ends(2)
+    published = hasty.sender.publish(1)
+    first.take(published, 1, names(2))
+    assert isinstance(first.outcome, Received)
+    assert equal(weights(models[0]), weights(hasty.model))
+
+
+def test_an_engine_that_hangs_is_left_and_the_others_get_all(hasty: Bench) -> None:
+    models, (wedged, good) = ends(2)
+    published, free = hasty.sender.publish(1), threading.Event()
+
+    def sink(index: int, _: Bytes) -> None:
+        if index == 1:
+            free.wait(60)
+
+    def take_and_free() -> None:
+        good.take(published, 1, names(2))
+        free.set()
+
+    together(partial(wedged.take, published, 1, names(2), sink), take_and_free)
+    assert isinstance(good.outcome, Received), good.outcome
+    assert isinstance(wedged.outcome, TransferFailed)
+    assert [equal(weights(m), weights(hasty.model)) for m in models] == [False, True]
+
+
+def test_a_newer_release_has_taken_the_place_of_the_one_asked_for(bench: Bench) -> None:
+    _, receivers = ends(2)
+    old = bench.sender.publish(1)
+    bench.model.embed.weight.data += 1
+    new = bench.sender.publish(2)
+    sync(old, 1, receivers)
+    for each in receivers:
+        assert "another release by now" in str(each.outcome)
+    sync(new, 2, receivers)
+    assert all(isinstance(each.outcome, Received) for each in receivers)
+
+
+def test_a_route_of_another_process_life_leads_nowhere(bench: Bench) -> None:
+    _, receivers = ends(1)
+    manifest, digest, (route,) = bench.sender.publish(1)
+    former = msgspec.structs.replace(route, life="life-0")
+    sync(Published(manifest, digest, (former,)), 1, receivers)
+    assert "life-0 is gone; life-1 has taken its place" in str(receivers[0].outcome)
+
+
+def test_a_sender_that_was_closed_is_told_at_once() -> None:
+    bench = Bench()
+    published = bench.sender.publish(1)
+    bench.sender.close()
+    bench.sender.close()
+    _, receivers = ends(1)
+    sync(published, 1, receivers)
+    assert isinstance(receivers[0].outcome, TransferFailed)
+    assert "cannot be reached" in str(receivers[0].outcome)
+
+
+def test_a_transfer_that_nobody_waits_for_any_more_stops_at_the_next_chunk(bench: Bench) -> None:
+    (model,), (only,) = ends(1)
+    before, given_up = weights(model), threading.Event()
+
+    def sink(index: int, data: Bytes) -> None:
+        given_up.set()
+        only.receiver.apply(1, index, data)
+
+    only.take(bench.sender.publish(1), 1, names(1), sink, given_up)
+    assert isinstance(only.outcome, TransferFailed)
+    assert only.outcome.at == 1
+    assert equal(weights(model), before)
+
+
+@settings(max_examples=30)
+@given(st.binary(max_size=64))
+def test_what_a_stranger_says_is_not_listened_to(said: bytes) -> None:
+    server = ControlServer(HOST)
+    with socket.create_connection((HOST, server.port)) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        assert server.next(0.02) is None
+    server.close()

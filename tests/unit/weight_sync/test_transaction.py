@@ -1,0 +1,219 @@
+"""A replica's transaction by itself: no tensors, no bytes."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from offbeat.weight_sync.errors import CoverageRefused, IllegalMove, TransferFailed, TransferRefused
+from offbeat.weight_sync.manifest import Manifest, plan, release_digest
+from offbeat.weight_sync.transaction import Held, Phase, Transaction
+
+HELD: Held = {"a": ((4,), "float32"), "b": ((2,), "bfloat16"), "c": ((16,), "float32")}
+DIGESTS = ["d0", "d1", "d2"]
+
+
+def manifest(held: Held = HELD) -> Manifest:
+    laid = plan([(name, shape, dtype) for name, (shape, dtype) in held.items()], chunk_bytes=1)
+    return laid.sealed(DIGESTS[: len(held)])
+
+
+def release(of: Manifest) -> str:
+    return release_digest(of, of.chunk_digests)
+
+
+def taken(transaction: Transaction, epoch: int, chunks: int = 3) -> Transaction:
+    transaction.begin(epoch, manifest(), HELD)
+    transaction.pause()
+    for index in range(chunks):
+        nbytes = manifest().chunk_nbytes[index]
+        assert transaction.arrived(epoch, index, nbytes, DIGESTS[index])
+    return transaction
+
+
+def committed(transaction: Transaction, epoch: int, version: int) -> Transaction:
+    taken(transaction, epoch).verify(release(manifest()))
+    transaction.commit(version)
+    transaction.resume()
+    return transaction
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_whole_transfer_is_served(in_place: bool) -> None:
+    replica = committed(Transaction("r", in_place=in_place), 1, 5)
+    assert (replica.phase, replica.version, replica.digest) == (
+        *(Phase.COMMITTED, 5),
+        release(manifest()),
+    )
+
+
+def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
+    other = {"a": HELD["a"], "x": ((1,), "float32"), "y": ((1,), "float32")}
+    replica = Transaction("r", in_place=True)
+    with pytest.raises(CoverageRefused) as refused:
+        replica.begin(3, manifest(other), HELD)
+    assert (refused.value.missing, refused.value.unknown) == (("b", "c"), ("x", "y"))
+    assert "without 2 tensors: b, c; with unknown 2 tensors: x, y" in str(refused.value)
+    assert replica.phase is Phase.IDLE, "nothing was touched"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CoverageRefused(1, ("a",), ()),
+        TransferRefused(1, "epoch", "1", "2"),
+        TransferFailed(1, 2, "gone"),
+        IllegalMove("r", "resume", "stale", "why"),
+    ],
+)
+def test_errors_keep_their_class_and_words_across_processes(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 -- our own
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+def test_a_tensor_named_twice_is_refused() -> None:
+    twice = plan([("a", (4,), "float32"), ("a", (4,), "float32")], 1)
+    with pytest.raises(TransferRefused, match="tensors is 2, expected 1 names"):
+        Transaction("r", in_place=False).begin(1, twice, {"a": HELD["a"]})
+
+
+@pytest.mark.parametrize(
+    ("index", "nbytes", "digest", "words"),
+    [
+        (2, 64, "d2", "chunk index is 2, expected 1"),
+        (9, 64, "d2", "chunk index is 9, expected no further chunk"),
+        (1, 5, "d1", "size of chunk 1 is 5, expected 4"),
+        (1, 4, "d9", "digest of chunk 1 (b) is d9, expected d1"),
+    ],
+)
+def test_what_is_not_the_next_chunk_as_sent_is_refused_when_it_comes(
+    index: int, nbytes: int, digest: str, words: str
+) -> None:
+    replica = taken(Transaction("r", in_place=False), 1, chunks=1)
+    with pytest.raises(TransferRefused) as refused:
+        replica.arrived(1, index, nbytes, digest)
+    assert words in str(refused.value)
+    assert replica.expects == 1
+
+
+def test_late_and_repeated_chunks_are_dropped_and_counted() -> None:
+    replica = taken(Transaction("r", in_place=False), 4, chunks=2)
+    for epoch in (3, 5, -1):
+        assert not replica.arrived(epoch, 0, 16, "d0")
+    for index in (0, 1):
+        assert not replica.arrived(4, index, 16, "whatever")
+    assert (replica.dropped_late, replica.dropped_twice, replica.expects) == (3, 2, 2)
+    replica.aborting()
+    replica.aborted()
+    assert not replica.arrived(4, 2, 64, "d2")
+    assert replica.dropped_late == 4
+
+
+def test_a_commit_that_comes_twice_is_one() -> None:
+    replica = committed(Transaction("r", in_place=False), 1, 5)
+    assert not replica.may_commit(5)
+    with pytest.raises(IllegalMove, match="nothing is verified"):
+        replica.may_commit(6)
+
+
+def test_nothing_resumes_on_a_mixture_but_by_a_whole_transfer() -> None:
+    replica = committed(Transaction("r", in_place=True), 1, 5)
+    taken(replica, 2, chunks=1)
+    with pytest.raises(IllegalMove, match="mixture"):
+        replica.resume()
+    replica.aborting()
+    replica.aborted()
+    assert (replica.phase, replica.version) == (Phase.STALE, None)
+    with pytest.raises(IllegalMove, match="mixture"):
+        replica.resume()
+    with pytest.raises(TransferRefused):
+        replica.begin(2, manifest(), HELD)
+    committed(replica, 3, 6)
+    assert (replica.phase, replica.version, replica.paused) == (Phase.COMMITTED, 6, False)
+
+
+def test_in_place_a_chunk_is_taken_only_while_nothing_is_sampled() -> None:
+    replica = Transaction("r", in_place=True)
+    replica.begin(1, manifest(), HELD)
+    with pytest.raises(IllegalMove, match="paused"):
+        replica.arrived(1, 0, 16, "d0")
+
+
+class Machine(RuleBasedStateMachine):
+    """Anything in any order: what is served is always whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replica = Transaction("r", in_place=True)
+        self.mixed = False  # the model: something was overwritten since the last commit
+        self.epoch = 0
+
+    @rule()
+    def begin(self) -> None:
+        self.replica.aborting()
+        self.replica.aborted()
+        self.epoch += 1
+        self.replica.begin(self.epoch, manifest(), HELD)
+
+    @rule(epochs_ago=st.integers(0, 1), index=st.integers(0, 3), digest=st.sampled_from(DIGESTS))
+    def chunk(self, epochs_ago: int, index: int, digest: str) -> None:
+        nbytes = manifest().chunk_nbytes[min(index, 2)]
+        try:
+            self.mixed |= self.replica.arrived(self.epoch - epochs_ago, index, nbytes, digest)
+        except (TransferRefused, IllegalMove):
+            assert index != self.replica.expects or not self.replica.paused or digest != f"d{index}"
+
+    @precondition(lambda self: self.replica.open and self.replica.paused)
+    @rule()
+    def next_chunk(self) -> None:
+        if (index := self.replica.expects) < 3:
+            nbytes = manifest().chunk_nbytes[index]
+            self.mixed |= self.replica.arrived(self.epoch, index, nbytes, DIGESTS[index])
+
+    @rule()
+    def commit(self) -> None:
+        try:
+            self.replica.verify(release(manifest()))
+            self.replica.commit(self.epoch)
+            self.mixed = False
+        except (TransferRefused, IllegalMove):
+            assert self.replica.expects < 3 or not self.replica.open
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        try:
+            self.replica.pause() if paused else self.replica.resume()
+        except IllegalMove:
+            assert not paused
+
+    @rule()
+    def abort(self) -> None:
+        self.replica.aborting()
+        self.replica.aborted()
+
+    @invariant()
+    def nothing_is_sampled_from_a_mixture(self) -> None:
+        if self.mixed:
+            assert self.replica.paused
+            assert self.replica.phase is not Phase.COMMITTED
+        if not self.replica.open and self.mixed:
+            assert self.replica.version is None
+
+
+TestMachine = Machine.TestCase
+
+
+@given(st.permutations(range(3)))
+def test_only_one_order_goes_through(order: list[int]) -> None:
+    replica = Transaction("r", in_place=False)
+    replica.begin(1, manifest(), HELD)
+    try:
+        for index in order:
+            replica.arrived(1, index, manifest().chunk_nbytes[index], DIGESTS[index])
+        replica.verify(release(manifest()))
+    except TransferRefused:
+        assert list(order) != [0, 1, 2]
+    else:
+        assert list(order) == [0, 1, 2]

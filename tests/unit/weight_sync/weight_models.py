@@ -1,0 +1,59 @@
+"""A small model with everything that makes a transfer difficult, and two kinds of targets."""
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.receiver import Named
+from offbeat.weight_sync.source import dtype_name, named_weights
+from offbeat.weight_sync.transaction import Held
+
+
+class Model(nn.Module):
+    """Mixed types, a tied weight, a buffer, odd sizes, a tensor without elements."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(7, 5)
+        self.norm = nn.LayerNorm(5).double()
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.half = nn.Linear(5, 3).bfloat16()
+        self.empty = nn.Parameter(torch.empty(0, 4))
+        self.register_buffer("bias", torch.rand(3))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in named_weights(model)}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class InPlaceTarget:
+    """As an engine that has no room for a second copy: what comes overwrites what is served."""
+
+    in_place = True
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors = dict(named_weights(module))
+        self.rollbacks = 0
+
+    def held(self) -> Held:
+        return {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
+
+    def prepare(self, manifest: Manifest) -> None:
+        pass
+
+    def load(self, tensors: Named) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors:
+                self._tensors[name].copy_(tensor)
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        self.rollbacks += 1
