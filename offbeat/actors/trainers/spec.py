@@ -1,4 +1,4 @@
-"""What a trainer actor is made from."""
+"""What a trainer actor is made from, and where the ranks of a world meet."""
 
 from dataclasses import dataclass
 
@@ -13,3 +13,15 @@ class TrainerSpec:
     model_path: str
     run_dir: str
     rank: int = 0
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of one world meet. The first rank listens there."""
+
+    world: str  # names this world; no other one has the name
+    host: str
+    port: int
+    size: int
+    timeout_s: float  # that one collective may take

@@ -43,6 +43,7 @@ class SplitStep(ABC):
         self._guard = StepGuard()
         self.steps_applied = 0
         self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
+        self.is_first = True  # rank of its world: the one that writes what all have to say
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -57,7 +58,7 @@ class SplitStep(ABC):
 
         Args:
             key: The next of the step.
-            groups: Their columns, with those the loss needs.
+            groups: This rank's share of them: their columns, with those the loss needs.
             advantages: One a sample of each group.
         """
         return self._guard.once(key, Call.MICROBATCH, lambda: self._accumulate(groups, advantages))
@@ -92,11 +93,14 @@ class SplitStep(ABC):
     def save_state(self, directory: Path) -> None:
         """Put all that ``load_state`` needs into an empty directory; nothing is synced.
 
+        All ranks call it together, with the same directory.
+
         Raises:
             OSError: The disk refused.
         """
-        counters = _Counters(self.steps_applied, self.last_applied)
-        (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
+        if self.is_first:
+            counters = _Counters(self.steps_applied, self.last_applied)
+            (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
         self._save(directory)
 
     def load_state(self, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """The Ray actor of the stub trainer: dry runs, without torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import xxhash
@@ -19,8 +19,11 @@ class StubSource:
         self._trainer = trainer
         self.manifest = plan([(WEIGHT_NAME, (16,), "uint8")], chunk_bytes=1024)
 
-    def chunks(self) -> Iterator[tuple[NDArray[np.uint8], str]]:
-        packed = np.frombuffer(bytes.fromhex(self._trainer.weights_digest()), np.uint8)
+    def chunks(
+        self, room: Callable[[int, int], NDArray[np.uint8]] | None = None
+    ) -> Iterator[tuple[NDArray[np.uint8], str]]:
+        del room
+        packed = np.frombuffer(bytearray.fromhex(self._trainer.weights_digest()), np.uint8)
         yield packed, xxhash.xxh3_128_hexdigest(packed.data)
 
 
@@ -34,4 +37,4 @@ class StubTrainerActor(TrainerActor):
             optimizer=config.trainer.optimizer,
             groups_per_step=config.groups_per_step,
         )
-        super().__init__(spec, trainer, StubSource(trainer))
+        super().__init__(spec, lambda _: (trainer, StubSource(trainer)))

@@ -6,10 +6,10 @@ in the order the controller makes them, which the split step relies on.
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.process import incarnation, prepare
 from offbeat.actors.trainers.checkpoint_store import CheckpointStore, Stored
-from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken
+from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
+from offbeat.actors.trainers.rank_sender import sender_of
+from offbeat.actors.trainers.spec import Rendezvous, TrainerSpec
 from offbeat.actors.trainers.split_step import Advantages, SplitStep
 from offbeat.messages.failures import (
+    ActorLost,
     CheckpointFailed,
     OffbeatError,
     StepOutOfOrder,
@@ -30,18 +34,11 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
 from offbeat.transfer_queue.schema import Columns, payload_bytes
-from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.transport import Source
 
 T = TypeVar("T")
 Places = Sequence[Sequence[tuple[int, int]]]
-
-
-class WeightSource(Protocol):
-    """The sending end of weight sync."""
-
-    manifest: Manifest
-
-    def chunks(self) -> Iterator[tuple[NDArray[np.uint8], str]]: ...
+Make = Callable[[Peers], tuple[SplitStep, Source]]
 
 
 class TrainerActor:
@@ -50,24 +47,83 @@ class TrainerActor:
     It starts with the initial model, version 0; ``restore`` brings it to where a run is. A finish that
     raises (``TrainStepFailed`` during finish) may leave weights that are of no version: no retry helps,
     only a restore.
+
+    A rank of several can do nothing before all have met: the first one is told to ``listen``, then
+    all of them to ``join``. They are given the same calls in the same order, each with its share of
+    the groups, and work on each call together. ``WorldBroken`` says that they have lost each other:
+    then only new processes can go on.
     """
 
-    def __init__(self, spec: TrainerSpec, step: SplitStep, source: WeightSource) -> None:
-        prepare(f"trainer-rank{spec.rank}", spec.run_dir)
-        self._rank, self._split, self._source = spec.rank, step, source
+    def __init__(self, spec: TrainerSpec, make: Make) -> None:
+        """``make`` is called once the other ranks are there; at once, if there are none."""
+        name = f"trainer-rank{spec.rank}"
+        prepare(name, spec.run_dir)
+        self._spec, self._rank, self._make = spec, spec.rank, make
         self._checkpoints = Path(spec.run_dir) / "checkpoints"
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
-        self._log = TrainedLog(Path(spec.run_dir) / "logs" / f"trained-rank{spec.rank}.jsonl")
+        logs = Path(spec.run_dir) / "logs"
+        self._log = None if spec.rank else TrainedLog(logs / "trained-rank0.jsonl")
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
-        self._life = incarnation(f"trainer-rank{spec.rank}")
+        self._life = incarnation(name)
+        self._world = ""  # of the ranks that it works with; empty before they have met
+        self._listening: Any = None
+        self._peers: Peers = Alone()
+        if spec.ranks == 1:
+            self._enter(self._life, Alone())
+
+    # --- several ranks ---------------------------------------------------------------------------
+
+    def standing(self, fence: Fence) -> tuple[str, str]:
+        """Names of this process life and of the world it has joined, empty before."""
+        self._guard.check(fence)
+        return self._life, self._world
+
+    def listen(self, fence: Fence, timeout_s: float) -> tuple[str, int]:
+        """Host and port where this rank, the first one, waits for the others of a new world."""
+        self._guard.check(fence)
+        from offbeat.actors.trainers.process_group import listen  # noqa: PLC0415 -- loads torch
+
+        host = ray.util.get_node_ip_address()
+        self._listening = listen(host, self._spec.ranks, timeout_s)
+        return host, self._listening.port
+
+    def join(self, fence: Fence, at: Rendezvous) -> None:
+        """Meet the other ranks, and make this one's part of the model with them.
+
+        Raises:
+            WorldBroken: They did not come in time; the same processes may try again.
+        """
+        self._guard.check(fence)
+        from offbeat.actors.trainers.process_group import join  # noqa: PLC0415 -- loads torch
+
+        device = self._spec.config.trainer.device
+        peers = join(at, self._rank, device, self._listening)
+        self._enter(at.world, peers)
+
+    def _enter(self, world: str, peers: Peers) -> None:
+        spec, self._peers = self._spec, peers
+        self._split, source = self._make(peers)
+        self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._life)
         keep = spec.config.checkpoint.keep
-        self._store = CheckpointStore(self._checkpoints, step.identity, keep=keep, rank=spec.rank)
+        store = CheckpointStore(self._checkpoints, self._split.identity, keep=keep, rank=spec.rank)
+        self._store, self._world = RankCheckpoints(store, peers), world
+
+    def _admit(self, fence: Fence) -> None:
+        """Let a call through: it is of the present controller, and there is somebody to serve it."""
+        self._guard.check(fence)
+        if not self._world:
+            raise ActorLost(f"trainer rank {self._rank}", "a call", "it has not met the others")
+
+    # --- a rank ----------------------------------------------------------------------------------
 
     def state(self, fence: Fence) -> TrainerState:
-        self._guard.check(fence)
+        self._admit(fence)
+        return self._together("state", self._state)
+
+    def _state(self) -> TrainerState:
         last = self._split.last_applied or StepKey(0, 0, 0)
         return TrainerState(
-            ranks=1,
+            ranks=self._spec.ranks,
             version=self._split.steps_applied,
             last_step=last.step,
             last_attempt=last.attempt,
@@ -76,27 +132,29 @@ class TrainerActor:
         )
 
     def about(self, fence: Fence) -> tuple[str, int]:
-        """A name for this process life, and the chunks that ``publish_weights`` returns at its end."""
-        self._guard.check(fence)
-        return self._life, len(self._source.manifest.chunk_nbytes)
+        """A name for this process life, and the handles that ``publish_weights`` returns at its end."""
+        self._admit(fence)
+        return self._life, self._sender.handles
 
     def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
-        """``((manifest, digest), chunk, chunk, ...)``: a snapshot; training may go on at once."""
-        self._guard.check(fence)
+        """``((manifest, digest), handle, handle, ...)``: a snapshot; training may go on at once."""
+        self._admit(fence)
         if version != self._split.steps_applied:
             raise TrainStepFailed(
                 self._rank, version, "publish", f"it holds version {self._split.steps_applied}"
             )
-        chunks, digests = zip(*self._source.chunks(), strict=True)
-        manifest = self._source.manifest
-        return (manifest, release_digest(manifest, digests)), *chunks
+        manifest, digest, handles = self._together("publish", lambda: self._sender.publish(version))
+        return (manifest, digest), *handles
 
     @ray.method(num_returns=2)
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """``(column names, bytes of each group)``, and the columns written, a group each."""
-        self._guard.check(fence)
+        """``(column names, bytes of each group)``, and the columns written, a group each.
+
+        Of no group at all there are no names.
+        """
+        self._admit(fence)
         written = self._classified(
             "prepare_logprobs",
             self._split.steps_applied + 1,
@@ -108,14 +166,15 @@ class TrainerActor:
             ),
         )
         sizes = tuple(payload_bytes(columns) for columns in written)
-        return (tuple(written[0]), sizes), list(written)
+        names = tuple(written[0]) if written else ()
+        return (names, sizes), list(written)
 
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         """Open a step: the one after the version these ranks hold, and no other.
 
         A rank that was started anew without its controller's knowledge holds the initial model.
         """
-        self._guard.check(fence)
+        self._admit(fence)
         if key.step != self._split.steps_applied + 1:
             held = f"the step after version {self._split.steps_applied}, which this rank holds"
             raise StepOutOfOrder(f"begin of step {key.step}", held)
@@ -131,8 +190,17 @@ class TrainerActor:
         places: Places,
         *payloads: Sequence[Columns],
     ) -> ChunkResult:
-        """One chunk: ``places[i]`` says where in the payloads the columns of group i are."""
-        self._guard.check(fence)
+        """This rank's share of a chunk.
+
+        Args:
+            fence: The controller's.
+            key: The next of the step.
+            ordinals: Of the whole chunk, not of the share.
+            advantages: Of the share's groups.
+            places: Where in the payloads the columns of each of its groups are.
+            payloads: Lists of columns.
+        """
+        self._admit(fence)
         groups = merged(places, payloads)
         result = self._classified(
             "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
@@ -141,16 +209,16 @@ class TrainerActor:
         return result
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        self._guard.check(fence)
+        self._admit(fence)
         before = self._split.last_applied
         result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
-        if result.applied and key != before:
+        if result.applied and key != before and self._log is not None:
             ordinals = list(chain.from_iterable(self._ordinals.values()))
             self._log.trained(key, self._split.steps_applied, ordinals)
         return result
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        self._guard.check(fence)
+        self._admit(fence)
         self._split.abort_train_step(key)
 
     def save(self, fence: Fence, step: int) -> None:
@@ -159,11 +227,11 @@ class TrainerActor:
         Raises:
             TrainStepFailed: These are not the weights of ``step``: a rank was started anew.
         """
-        self._guard.check(fence)
+        self._admit(fence)
         if step != self._split.steps_applied:
             held = f"it holds version {self._split.steps_applied}"
             raise TrainStepFailed(self._rank, step, "save", held)
-        self._split.save(self._checkpoints / f"step_{step}")
+        self._together("save", lambda: self._split.save(self._checkpoints / f"step_{step}"))
 
     def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
         """All that ``restore`` needs, complete and durable. Training waits meanwhile.
@@ -171,13 +239,17 @@ class TrainerActor:
         Raises:
             CheckpointFailed: The disk refused, or this is not the version it holds.
         """
-        self._guard.check(fence)
+        self._admit(fence)
         started = time.perf_counter()
         if version != self._split.steps_applied:
             held = f"it holds version {self._split.steps_applied}"
             raise CheckpointFailed(self._rank, version, held)
-        digest = self._split.weights_digest()
-        nbytes = self._store.save(version, digest, self._split.state_nbytes, self._split.save_state)
+
+        def save() -> tuple[str, int]:
+            digest, nbytes = self._split.weights_digest(), self._split.state_nbytes
+            return digest, self._store.save(version, digest, nbytes, self._split.save_state)
+
+        digest, nbytes = self._together("checkpoint", save)
         return Checkpoint(version, digest, nbytes, time.perf_counter() - started)
 
     def restore(self, fence: Fence, at_most: int) -> TrainerState:
@@ -189,34 +261,49 @@ class TrainerActor:
             CheckpointMismatch: That checkpoint is of another model, backend or schema.
             CheckpointFailed: It could not be read, or holds other weights than it says.
         """
-        self._guard.check(fence)
-        found = self._store.rewind(at_most)
+        self._admit(fence)
         self._ordinals = {}
+        state = self._together("restore", lambda: self._restored(at_most))
+        if self._log is not None:
+            self._log.restored(state.version)
+        return state
+
+    def close(self) -> None:
+        if self._world:
+            self._sender.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _restored(self, at_most: int) -> TrainerState:
+        found = self._store.rewind(at_most)
         if found is None:
             self._split.reset()
         else:
             self._load(found)
-        self._log.restored(self._split.steps_applied)
-        return self.state(fence)
-
-    def close(self) -> None:
-        self._log.close()
+        return self._state()
 
     def _load(self, stored: Stored) -> None:
-        try:
-            self._split.load_state(stored.directory)
-        except OSError as error:
-            raise CheckpointFailed(self._rank, stored.version, str(error)) from error
+        self._store.load(stored, self._split.load_state)
         got = (self._split.steps_applied, self._split.weights_digest())
         want = (stored.version, stored.manifest.weights_digest)
         if got != want:
             problem = f"version and weights are {got}, its manifest says {want}"
             raise CheckpointFailed(self._rank, stored.version, problem)
 
+    def _together(self, during: str, work: Callable[[], T]) -> T:
+        """Run ``work``, which all ranks do; a rank that is left alone in it says so."""
+        try:
+            return work()
+        except Exception as error:
+            if not self._peers.are_lost(error):
+                raise
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise WorldBroken(self._rank, during, lines[0][:200]) from error
+
     def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
         """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""
         try:
-            return work()
+            return self._together(during, work)
         except OffbeatError:
             raise
         except Exception as error:

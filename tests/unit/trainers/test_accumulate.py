@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from offbeat.actors.trainers.peers import Alone
 from offbeat.actors.trainers.torch_backend.accumulate import StepSums
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import Metric, Reduction
@@ -18,7 +19,7 @@ def test_every_metric_is_divided_by_what_its_kind_says(normalize: str, loss: flo
     sums = StepSums(LossSpec(normalize=normalize), tokens=12, sequences=2)
     sums.add(part(4.0, 18.0))
     sums.add(part(2.0, 6.0))
-    means = sums.means()
+    means = sums.totals(Alone())
     assert means.loss == loss
     assert means.metrics == {
         "tokens": 2.0,

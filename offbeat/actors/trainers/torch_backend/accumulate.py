@@ -1,13 +1,17 @@
 """What a step adds up over its microbatches, and how it is read at the end. Never normalised before.
 
-Nothing is read from the device until the step ends: one transfer a step.
+Nothing is read from the device until the step ends: one transfer a step, and one exchange between
+ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from offbeat.actors.trainers.peers import Peers
+from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
 from offbeat.algorithms.losses import LossSums, denominator
 from offbeat.algorithms.metrics import Metric, Reduction
 from offbeat.messages.training import LossSpec
@@ -16,16 +20,68 @@ _COMBINE = {Reduction.MIN: torch.minimum, Reduction.MAX: torch.maximum}
 
 
 @dataclass(frozen=True, slots=True)
-class StepMeans:
-    """A finished step's numbers, each divided by what its kind says."""
+class RankSums:
+    """One rank's sums, as numbers."""
 
+    tokens: int
+    sequences: int
     loss: float
-    metrics: dict[str, float]
+    metrics: dict[str, tuple[Reduction, float]]
+    spread: SpreadRows | None = None  # None: no staleness was known
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """A whole step's sums, of all ranks; the same on each of them."""
+
+    spec: LossSpec
+    ranks: Sequence[RankSums]
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.ranks)
+
+    @property
+    def sequences(self) -> int:
+        return sum(each.sequences for each in self.ranks)
+
+    @property
+    def denominator(self) -> float:
+        """What loss and gradients are divided by; 0 without valid tokens."""
+        return denominator(self.spec, float(self.tokens), float(self.sequences))
+
+    @property
+    def loss(self) -> float:
+        """Only with a denominator."""
+        return sum(each.loss for each in self.ranks) / self.denominator
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Each divided by what its kind says. Only with a denominator."""
+        kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
+        spreads = [each.spread for each in self.ranks if each.spread is not None]
+        return {name: self._metric(name, kind) for name, kind in kinds.items()} | spread_metrics(
+            spreads
+        )
+
+    def _metric(self, name: str, kind: Reduction) -> float:
+        values = [each.metrics[name][1] for each in self.ranks if name in each.metrics]
+        match kind:
+            case Reduction.MIN:
+                return min(values)
+            case Reduction.MAX:
+                return max(values)
+            case Reduction.TOKENS:
+                return sum(values) / self.tokens
+            case Reduction.SEQUENCES:
+                return sum(values) / self.sequences
+            case _:
+                return sum(values)
 
 
 @dataclass(slots=True)
 class StepSums:
-    """The running sums of one step."""
+    """The running sums of one rank's step."""
 
     spec: LossSpec
     tokens: int = 0  # with loss mask set
@@ -34,6 +90,7 @@ class StepSums:
     compute_s: float = 0.0
     _loss: list[Tensor] = field(default_factory=list)
     _metrics: dict[str, Metric] = field(default_factory=dict)
+    _spread: Tensor | None = None
 
     def add(self, sums: LossSums) -> None:
         """Take one microbatch's sums."""
@@ -44,21 +101,22 @@ class StepSums:
                 combine = _COMBINE.get(reduction, torch.add)
                 wide = combine(self._metrics[name].value, wide)
             self._metrics[name] = Metric(reduction, wide)
+        if sums.spread is not None:
+            self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 
-    @property
-    def denominator(self) -> float:
-        """What loss and gradients are divided by."""
-        return denominator(self.spec, float(self.tokens), float(self.sequences))
+    def totals(self, peers: Peers) -> StepTotals:
+        """The step's sums over all ranks, counts included; all ranks call it together, once."""
+        return StepTotals(self.spec, peers.gathered(self.own()))
 
-    def means(self) -> StepMeans:
-        """The step's numbers. Only with at least one valid token."""
-        names = list(self._metrics)
-        stacked = torch.stack([sum(self._loss, start=self._loss[0].new_zeros(())),
-                               *(self._metrics[name].value for name in names)])  # fmt: skip
-        loss, *values = stacked.tolist()
-        divisors = {Reduction.TOKENS: self.tokens, Reduction.SEQUENCES: self.sequences}
-        metrics = {
-            name: value / divisors.get(self._metrics[name].reduction, 1)
-            for name, value in zip(names, values, strict=True)
-        }
-        return StepMeans(loss / self.denominator, metrics)
+    def own(self) -> RankSums:
+        """What this rank has added up."""
+        if not self._loss:
+            return RankSums(self.tokens, self.sequences, 0.0, {})
+        loss = sum(self._loss, start=self._loss[0].new_zeros(()))
+        loss, *values = torch.stack(
+            [loss, *(metric.value for metric in self._metrics.values())]
+        ).tolist()
+        kinds = ((name, metric.reduction) for name, metric in self._metrics.items())
+        metrics = {name: (kind, value) for (name, kind), value in zip(kinds, values, strict=True)}
+        spread = None if self._spread is None else self._spread.tolist()
+        return RankSums(self.tokens, self.sequences, loss, metrics, spread)

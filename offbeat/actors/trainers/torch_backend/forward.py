@@ -17,8 +17,12 @@ from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
 from offbeat.actors.trainers.torch_backend.packing import Packed, visible
 
 
-def packed_logprobs(model: PreTrainedModel, packed: Packed, temperature: float) -> Tensor:
+def packed_logprobs(
+    model: PreTrainedModel, packed: Packed, temperature: float, dtype: torch.dtype | None = None
+) -> Tensor:
     """Log-probabilities [N] of the wanted tokens of a microbatch, in ``packed.source_N``'s order.
+
+    Computed in ``dtype``, if that is another than the weights are held in.
 
     Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
     masked out, the logits of all places would be most of the memory and much of the work.
@@ -35,20 +39,20 @@ def packed_logprobs(model: PreTrainedModel, packed: Packed, temperature: float) 
         logits_UV = model(
             input_ids=tensor(packed.input_ids_RT),
             position_ids=None if packed.one_sample_a_row else tensor(packed.positions_RT),
-            attention_mask=_mask(packed, model),
+            attention_mask=_mask(packed, model.device, dtype or model.dtype),
             use_cache=False,
         ).logits
     which_N, target_N = tensor(packed.which_N), tensor(packed.target_N)
     return token_logprobs(logits_UV, which_N, target_N, temperature)
 
 
-def _mask(packed: Packed, model: PreTrainedModel) -> Tensor | None:
+def _mask(packed: Packed, device: torch.device, dtype: torch.dtype) -> Tensor | None:
     """Additive [R, 1, T, T]. None where plain causal attention is right: one sample, then padding."""
     if packed.one_sample_a_row:
         return None
-    seen_RTT = torch.from_numpy(visible(packed.segments_RT)).to(model.device)
-    mask_RTT = torch.zeros(seen_RTT.shape, dtype=model.dtype, device=model.device)
-    return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(model.dtype).min)[:, None]
+    seen_RTT = torch.from_numpy(visible(packed.segments_RT)).to(device)
+    mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=device)
+    return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from offbeat.transfer_queue.schema import (
     GENERATION_LOGPROBS,
     POLICY_LOGPROBS,
     REFERENCE_LOGPROBS,
+    WEIGHT_VERSIONS,
     Columns,
 )
 
@@ -25,8 +26,13 @@ def loss_tokens(
     advantages: Sequence[Sequence[float]],
     spec: LossSpec,
     device: torch.device,
+    *,
+    version: int | None = None,
 ) -> Callable[[Packed, Tensor], LossTokens]:
     """A function that picks each microbatch's values out of the groups' columns.
+
+    With the trainer's weight ``version``, each token's staleness is among them: what its loss is
+    diagnosed by, not what it is made of.
 
     Raises:
         SchemaError: A column the loss needs is missing, or the advantages do not fit the samples.
@@ -39,6 +45,7 @@ def loss_tokens(
     generation = _column(groups, GENERATION_LOGPROBS)
     old = _column(groups, POLICY_LOGPROBS) if spec.needs_policy_logprobs else generation
     reference = _column(groups, REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
+    staleness = None if version is None else np.subtract(version, _column(groups, WEIGHT_VERSIONS))
 
     def make(packed: Packed, logprobs_N: Tensor) -> LossTokens:
         sample_N = batch.sample[packed.source_N]
@@ -56,9 +63,25 @@ def loss_tokens(
             mask_N=torch.ones(len(sample_N), dtype=torch.bool, device=device),
             sequence_N=tensor(sequence_N),
             sequences=len(present),
+            staleness_N=None if staleness is None else tensor(staleness[packed.source_N]),
         )
 
     return make
+
+
+def worthless_tokens(packed: Packed, logprobs_N: Tensor) -> LossTokens:
+    """The same of a microbatch of nobody's tokens: none is valid, so that nothing comes of it."""
+    nothing_N, device = torch.zeros_like(logprobs_N, requires_grad=False), logprobs_N.device
+    return LossTokens(
+        logprobs_N=logprobs_N,
+        old_N=nothing_N,
+        generation_N=nothing_N,
+        reference_N=nothing_N,
+        advantages_N=nothing_N,
+        mask_N=torch.zeros(len(packed.source_N), dtype=torch.bool, device=device),
+        sequence_N=torch.zeros(len(packed.source_N), dtype=torch.int64, device=device),
+        sequences=1,
+    )
 
 
 def _column(groups: Sequence[Columns], name: str) -> NDArray[np.generic]:

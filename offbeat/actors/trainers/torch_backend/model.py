@@ -2,11 +2,12 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import xxhash
-from torch import nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
@@ -40,10 +41,10 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]
 
 
-def weights_digest(module: nn.Module) -> str:
-    """xxh3-128 over names and bytes of all weights, in the order of ``named_weights``."""
+def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """xxh3-128 over names and bytes of all weights, in their order."""
     digest = xxhash.xxh3_128()
-    for name, tensor in named_weights(module):
+    for name, tensor in weights:
         digest.update(name.encode())
         digest.update(as_bytes(tensor).cpu().numpy().data)
     return digest.hexdigest()

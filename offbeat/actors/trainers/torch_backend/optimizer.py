@@ -2,20 +2,26 @@
 
 Half-precision parameters get a float32 master each: gradients are added up and weights are updated
 there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its type.
+
+Of a model that is cut over ranks each rank updates its parts: AdamW is elementwise, so that only the
+norm has to be made together.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from offbeat.actors.trainers.peers import Alone, Peers
+from offbeat.actors.trainers.torch_backend.sharding import HALF, joined, own, part_of
 from offbeat.config.training import OptimizerConfig
 
 _MASTER: Final = "master/"
 _MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
-_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +33,27 @@ class Update:
 
 
 class Optimizer:
-    """AdamW of the trainable parameters of a module. Weight decay is for matrices only."""
+    """AdamW of the trainable parameters of a module. Weight decay is for matrices only.
 
-    def __init__(self, module: nn.Module, config: OptimizerConfig) -> None:
-        self._config = config
+    Of a module that is cut over ranks, all ranks make one and make the same calls.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimizerConfig,
+        peers: Peers | None = None,
+        *,
+        masters_are_saved: bool = False,
+    ) -> None:
+        """``masters_are_saved``: the module holds masters for weights that others see in 16 bits."""
+        self._config, self._peers = config, peers or Alone()
+        self._masters_are_saved = masters_are_saved
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
         self._masters = [_master(each) for each in self._parameters]
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
+            if _is_copy(parameter, master):
                 parameter.register_post_accumulate_grad_hook(_adder(master))
         decayed = [each for each in self._masters if each.ndim > 1]
         others = [each for each in self._masters if each.ndim <= 1]
@@ -55,8 +73,8 @@ class Optimizer:
 
         With a gradient norm that is not finite, nothing but the gradients changes.
         """
-        gradients = [each.grad for each in self._masters if each.grad is not None]
-        norm = float(nn.utils.get_total_norm(gradients)) / denominator if gradients else 0.0
+        gradients = self._gradients()
+        norm = self._norm(gradients) / denominator
         applied = norm < float("inf")  # False for NaN too
         if applied:
             limit = self._config.max_grad_norm
@@ -81,17 +99,21 @@ class Optimizer:
         self.drop_gradients()
         self._adamw.state.clear()
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
+            if _is_copy(parameter, master):
                 master.copy_(parameter)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Moments, and masters where there are any, by what they are and the parameter's name."""
+        """Moments, and masters where there are any, by what they are and the parameter's name.
+
+        They are whole, whatever a rank holds of them: a state does not tell how many ranks saved it.
+        """
         tensors = dict[str, Tensor]()
         for name, parameter, master in self._named():
-            if master is not parameter:
-                tensors[f"{_MASTER}{name}"] = master.detach()
+            if self._masters_are_saved or _is_copy(parameter, master):
+                tensors[f"{_MASTER}{name}"] = joined(master.detach(), parameter)
             for kind, value in self._adamw.state.get(master, {}).items():
-                tensors[f"{kind}/{name}"] = value
+                shared = value.ndim == 0  # the count of steps
+                tensors[f"{kind}/{name}"] = value if shared else joined(value, parameter)
         return tensors
 
     @torch.no_grad()
@@ -100,33 +122,61 @@ class Optimizer:
         self.drop_gradients()
         self._adamw.state.clear()
         for name, parameter, master in self._named():
-            if master is not parameter:
-                master.copy_(saved[f"{_MASTER}{name}"])
+            if self._masters_are_saved or _is_copy(parameter, master):
+                master.copy_(part_of(saved[f"{_MASTER}{name}"], parameter))
             moments = {kind: saved.get(f"{kind}/{name}") for kind in _MOMENTS}
             for kind, value in moments.items():
                 if value is not None:
-                    self._adamw.state[master][kind] = value.to(master.device)
+                    held = value if value.ndim == 0 else part_of(value, parameter).clone()
+                    self._adamw.state[master][kind] = held.to(master.device)
 
     @property
     def state_nbytes(self) -> int:
         """Of ``tensors`` once every parameter has moments."""
-        own = sum(m.nbytes for _, p, m in self._named() if m is not p)
-        return own + 2 * sum(each.nbytes for each in self._masters)
+        masters = self._masters_are_saved
+        return sum(
+            parameter.numel()
+            * master.element_size()
+            * (2 + (masters or _is_copy(parameter, master)))
+            for _, parameter, master in self._named()
+        )
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         return zip(self._names, self._parameters, self._masters, strict=True)
 
+    def _gradients(self) -> list[Tensor]:
+        """What masters have been given; of a parameter that is cut, this rank's part."""
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if isinstance(parameter, DTensor):
+                master.grad = None if parameter.grad is None else own(parameter.grad)
+        return [each.grad for each in self._masters if each.grad is not None]
+
+    def _norm(self, gradients: list[Tensor]) -> float:
+        """Over all ranks, and the same number on each: all of them step, or none."""
+        if self._peers.size == 1:
+            return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norms = torch.stack([each.double().norm() for each in gradients]) if gradients else None
+        mine = 0.0 if norms is None else float(norms.square().sum())
+        return math.sqrt(sum(self._peers.gathered(mine)))
+
     @torch.no_grad()
     def _write_back(self) -> None:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
+            if _is_copy(parameter, master):
                 parameter.copy_(master)
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    if parameter.dtype not in _HALF:
+    """Where a parameter is updated: it itself, the part of it that this rank holds, or a copy."""
+    if isinstance(parameter, DTensor):
+        return own(parameter.detach()).requires_grad_()
+    if parameter.dtype not in HALF:
         return parameter
     return parameter.detach().float().requires_grad_()
+
+
+def _is_copy(parameter: nn.Parameter, master: Tensor) -> bool:
+    return master is not parameter and not isinstance(parameter, DTensor)
 
 
 def _adder(master: Tensor) -> Callable[[Tensor], None]:

@@ -67,6 +67,19 @@ class Packed:
     one_sample_a_row: bool  # then causal attention needs no mask
 
 
+WORTHLESS: Final = Packed(
+    input_ids_RT=np.zeros((1, 1), np.int64),
+    positions_RT=np.zeros((1, 1), np.int64),
+    segments_RT=np.zeros((1, 1), np.int64),
+    predicts_U=np.zeros(1, np.int64),
+    which_N=np.zeros(1, np.int64),
+    target_N=np.zeros(1, np.int64),
+    source_N=np.zeros(1, np.int64),
+    one_sample_a_row=True,
+)
+"""A microbatch of one token that is nobody's: for a rank that has to compute along with others."""
+
+
 def flatten(groups: Sequence[Columns], *, only_trained: bool) -> Batch:
     """Lay groups end to end; wanted are the tokens under the loss mask, or all of them."""
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]

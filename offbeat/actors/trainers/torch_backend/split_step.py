@@ -2,15 +2,20 @@
 
 Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
 tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
-chunks, and ``train`` is the same step in one call.
+chunks or dealt to ranks, and ``train`` is the same step in one call.
+
+With several ranks the model is cut over them (``sharding``), and they compute every microbatch
+together; before each chunk they tell each other how many there are, and whether anybody cannot.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,10 +24,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
+from offbeat.actors.trainers.dispatch import evened
+from offbeat.actors.trainers.peers import Alone, Peers, agreed_most
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
-from offbeat.actors.trainers.torch_backend.accumulate import StepSums
+from offbeat.actors.trainers.torch_backend.accumulate import StepSums, StepTotals
+from offbeat.actors.trainers.torch_backend.cutting import Cutting
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
-from offbeat.actors.trainers.torch_backend.inputs import loss_tokens
+from offbeat.actors.trainers.torch_backend.inputs import loss_tokens, worthless_tokens
 from offbeat.actors.trainers.torch_backend.model import (
     check_shared_prompt,
     identity,
@@ -30,27 +38,36 @@ from offbeat.actors.trainers.torch_backend.model import (
     load_model,
     load_reference,
     save_model,
+    torch_dtype,
     weights_digest,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
-from offbeat.actors.trainers.torch_backend.packing import Batch, Packed, flatten, pack
-from offbeat.actors.trainers.torch_backend.rows import (
-    best_response_tokens,
-    plan_microbatches,
-    plan_rows,
+from offbeat.actors.trainers.torch_backend.packing import (
+    WORTHLESS,
+    Batch,
+    Packed,
+    flatten,
 )
 from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.actors.trainers.torch_backend.sharding import (
+    HALF,
+    ShardedWeights,
+    Weights,
+    settle,
+    world_mesh,
+)
 from offbeat.actors.trainers.torch_backend.state_files import save_tensors, saved_tensors
-from offbeat.algorithms.losses import LOSSES
+from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
-from offbeat.weight_sync.source import named_weights
 
+T = TypeVar("T")
 WEIGHTS: Final = "weights.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
 _RNG: Final = "rng"
+MakeTokens = Callable[[Packed, Tensor], LossTokens]
 
 
 @dataclass(slots=True)
@@ -60,7 +77,12 @@ class _OpenStep:
 
 
 class TorchTrainer(SplitStep):
-    """One model, one optimizer, one step at a time. Its weights are the same tensors for life."""
+    """One model, one optimizer, one step at a time. Its weights are the same tensors for life.
+
+    Every rank of a world makes one, and all make the same calls in the same order, each with its own
+    share of the groups, which may be none. What they answer is the same on all of them, but for
+    ``train_microbatch`` and ``prepare_logprobs``, which answer for the share.
+    """
 
     def __init__(
         self,
@@ -71,8 +93,9 @@ class TorchTrainer(SplitStep):
         total_steps: int,
         seed: int = 0,
         reference_path: str | Path | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """Load the model.
+        """Load the model, and cut it if there are several ranks.
 
         Args:
             model_path: Hugging Face directory; a checkpoint written by ``save`` is one.
@@ -81,20 +104,36 @@ class TorchTrainer(SplitStep):
             total_steps: Where the learning-rate schedule ends.
             seed: Of torch's generator, for weights a model makes up when it is loaded.
             reference_path: What the KL penalty pulls towards; None: ``model_path``.
+            peers: The ranks of the world, whose process group is up. None: this one is alone.
 
         Raises:
-            UnsupportedModel: ``trainer.shared_prompt`` with a model that cannot have it.
+            UnsupportedModel: ``trainer.shared_prompt`` with a model that cannot have it, or several
+                ranks with a model that cannot be cut.
         """
         super().__init__()
         torch.manual_seed(seed)
+        self.peers: Peers = peers or Alone()
+        self.is_first = self.peers.rank == 0
         self._seed, self.model_path = seed, Path(model_path)
         self._reference_path = Path(reference_path or model_path)
         self._config, self._model_config, self._total_steps = trainer, model, total_steps
+        self._dtype = torch_dtype(model.dtype)
         self._model = self._load_model(load_model, self.model_path)
         if trainer.shared_prompt:
             check_shared_prompt(self._model)
-        self._ratio_tokens = linear_to_pair_ratio(self._model)
-        self._optimizer = Optimizer(self._model, trainer.optimizer)
+        self._cutting = Cutting(
+            trainer.max_tokens_per_microbatch,
+            trainer.shared_prompt,
+            linear_to_pair_ratio(self._model),
+        )
+        self._identity = identity(self._model)
+        self._weights = self._cut(self._model)
+        self._optimizer = Optimizer(
+            self._model,
+            trainer.optimizer,
+            self.peers,
+            masters_are_saved=self.peers.size > 1 and self._dtype in HALF,
+        )
         self._open: _OpenStep | None = None
 
     # --- log-probabilities -----------------------------------------------------------------------
@@ -112,22 +151,31 @@ class TorchTrainer(SplitStep):
         """
         columns: list[LogprobColumns] = [{} for _ in groups]
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
-        batch = flatten(groups, only_trained=False)
+        batch, microbatches = self._together(
+            "prepare_logprobs", lambda: self._read(groups, only_trained=False)
+        )
         for name in (name for name, wanted in asked if wanted):
             model = self._model if name == POLICY_LOGPROBS else self._reference
-            values = self._logprobs(model, batch, temperature)
-            for group, part in enumerate(np.split(values, batch.ends[:-1])):
+            values = self._logprobs(model, batch, microbatches, temperature)
+            for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
                 columns[group][name] = part
         return columns
 
     @torch.no_grad()
     def _logprobs(
-        self, model: PreTrainedModel, batch: Batch, temperature: float
+        self,
+        model: PreTrainedModel,
+        batch: Batch | None,
+        microbatches: Sequence[Packed],
+        temperature: float,
     ) -> NDArray[np.float32]:
-        values = np.empty(len(batch.tokens), np.float32)
-        for packed in self._microbatches(batch):
-            logprobs_N = packed_logprobs(model, packed, temperature)
-            values[packed.source_N] = logprobs_N.float().cpu().numpy()
+        values = np.empty(0 if batch is None else len(batch.tokens), np.float32)
+        with _settled(model):
+            for packed in microbatches:
+                logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
+                if packed is not WORTHLESS:
+                    values[packed.source_N] = logprobs_N.float().cpu().numpy()
+            settle(model)
         return values
 
     # --- weights in and out ----------------------------------------------------------------------
@@ -138,51 +186,66 @@ class TorchTrainer(SplitStep):
         return self._model
 
     @property
+    def weights(self) -> Weights:
+        """Its weights, under their Hugging Face names."""
+        return self._weights
+
+    @property
     def parameters(self) -> int:
         """Number of weights, tied ones once."""
         return sum(each.numel() for each in self._model.parameters())
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under their Hugging Face names, in a fixed order; tied ones once."""
-        return named_weights(self._model)
+        """Weights under their Hugging Face names, in a fixed order; tied ones once. Of all ranks."""
+        return self._weights.named()
 
     def weights_digest(self) -> str:
-        """Names and bytes of all weights in one number."""
-        return weights_digest(self._model)
+        """Names and bytes of all weights in one number. All ranks call it together."""
+        return weights_digest(self.named_weights())
 
     def save(self, directory: str | Path) -> None:
-        """Write a Hugging Face directory with the tokenizer of the model path; atomic."""
-        save_model(self._model, directory, like=self.model_path)
+        """Write a Hugging Face directory with the tokenizer of the model path; atomic.
+
+        All ranks call it together, the first one writes.
+        """
+        if self.peers.size == 1:
+            save_model(self._model, directory, like=self.model_path)
+            return
+        whole = {name: each.cpu() for name, each in self.named_weights() if self.is_first}
+        if self.is_first:
+            model = self._load_model(load_model, self.model_path)
+            Weights(model).fill(whole)
+            save_model(model, directory, like=self.model_path)
 
     @property
     def identity(self) -> Identity:
-        return identity(self._model)
+        """The same for any number of ranks: what some have saved, others can take up."""
+        return self._identity
 
     @property
     def state_nbytes(self) -> int:
-        weights = sum(each.nbytes for _, each in self.named_weights())
+        itemsize = self._dtype.itemsize
+        weights = sum(math.prod(shape) * itemsize for _, shape, _ in self._weights.metas())
         return weights + self._optimizer.state_nbytes
 
     def _save(self, directory: Path) -> None:
-        save_tensors(dict(self.named_weights()), directory / WEIGHTS)
+        weights = {name: each for name, each in self.named_weights() if self.is_first}
         others = {_RNG: torch.get_rng_state(), **self._optimizer.tensors()}
-        save_tensors(others, directory / OPTIMIZER)
+        if self.is_first:
+            save_tensors(weights, directory / WEIGHTS)
+            save_tensors(others, directory / OPTIMIZER)
 
-    @torch.no_grad()
     def _load(self, directory: Path) -> None:
         with saved_tensors(directory / WEIGHTS) as saved:
-            for name, tensor in self.named_weights():
-                tensor.copy_(saved[name])
+            self._weights.fill(saved)
         with saved_tensors(directory / OPTIMIZER) as saved:
             self._optimizer.load(saved)
             torch.set_rng_state(saved[_RNG])
 
-    @torch.no_grad()
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)
-        initial = dict(named_weights(self._load_model(load_model, self.model_path)))
-        for name, tensor in self.named_weights():
-            tensor.copy_(initial[name])
+        initial = Weights(self._load_model(load_model, self.model_path))
+        self._weights.fill(dict(initial.named()))
         self._optimizer.reset()
 
     # --- inside ----------------------------------------------------------------------------------
@@ -200,60 +263,93 @@ class TorchTrainer(SplitStep):
     def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
         started, sums = time.perf_counter(), self._step.sums
         tokens, sequences, microbatches = 0, 0, 0
-        batch = flatten(groups, only_trained=True)
-        make_tokens = loss_tokens(batch, groups, advantages, sums.spec, self._model.device)
-        for packed in self._microbatches(batch):
-            logprobs_N = packed_logprobs(self._model, packed, sums.spec.temperature)
-            inputs = make_tokens(packed, logprobs_N)
-            part = LOSSES[sums.spec.name](inputs, sums.spec)
-            part.loss.backward()
-            sums.add(part)
-            tokens += len(packed.source_N)
-            sequences += inputs.sequences
-            microbatches += 1
+
+        def read() -> tuple[MakeTokens, list[Packed]]:
+            batch, own = self._read(groups, only_trained=True)
+            if batch is None:
+                return worthless_tokens, own
+            device = self._model.device
+            version = self.steps_applied
+            return loss_tokens(batch, groups, advantages, sums.spec, device, version=version), own
+
+        make_tokens, together = self._together("microbatch", read)
+        with _settled(self._model):
+            for packed in together:
+                logprobs_N = packed_logprobs(
+                    self._model, packed, sums.spec.temperature, self._dtype
+                )
+                worthless = packed is WORTHLESS
+                inputs = (worthless_tokens if worthless else make_tokens)(packed, logprobs_N)
+                part = self._loss(inputs, sums.spec)
+                part.loss.backward()
+                sums.add(part)
+                if not worthless:
+                    tokens += len(packed.source_N)
+                    sequences += inputs.sequences
+                    microbatches += 1
         compute_s = time.perf_counter() - started
         sums.tokens, sums.sequences = sums.tokens + tokens, sums.sequences + sequences
         sums.chunks, sums.compute_s = sums.chunks + 1, sums.compute_s + compute_s
         return ChunkResult(tokens, sequences, microbatches, compute_s)
 
+    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
+        return LOSSES[spec.name](inputs, spec)
+
     def _finish(self) -> StepResult:
         started, sums = time.perf_counter(), self._step.sums
         rate = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
-        loss, norm, metrics, reason = 0.0, 0.0, dict[str, float](), "no valid tokens"
-        if sums.tokens:
-            means = sums.means()
-            loss, metrics, reason = means.loss, means.metrics, ""
-            if not np.isfinite(loss):
-                reason = f"loss is {loss}"
-            else:
-                update = self._optimizer.step(sums.denominator, rate)
-                norm = update.grad_norm
-                reason = "" if update.applied else f"gradient norm is {norm}"
+        totals = sums.totals(self.peers)
+        some = totals.denominator > 0
+        norm, reason = self._update(totals, rate) if some else (0.0, "no valid tokens")
         self._optimizer.drop_gradients()
         self.steps_applied += not reason
         self._open = None
         return StepResult(
             applied=not reason,
-            loss=loss,
+            loss=totals.loss if some else 0.0,
             grad_norm=norm,
             learning_rate=rate,
-            tokens=sums.tokens,
-            sequences=sums.sequences,
+            tokens=totals.tokens,
+            sequences=totals.sequences,
             chunks=sums.chunks,
-            metrics=metrics,
+            metrics=totals.metrics if some else {},
             reason=reason,
             compute_s=sums.compute_s + time.perf_counter() - started,
         )
 
-    def _microbatches(self, batch: Batch) -> Iterator[Packed]:
-        budget = self._config.max_tokens_per_microbatch
-        response_tokens = 0.0
-        if self._config.shared_prompt:
-            prompt_tokens = sum(map(len, batch.prompts)) / len(batch.prompts)
-            response_tokens = best_response_tokens(prompt_tokens, self._ratio_tokens)
-        rows = plan_rows(batch, response_tokens=response_tokens, max_tokens=budget)
-        for microbatch in plan_microbatches(rows, budget):
-            yield pack(batch, microbatch)
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        """Gradient norm, and why the weights stay as they are: the same on all ranks."""
+        if not np.isfinite(totals.loss):
+            return 0.0, f"loss is {totals.loss}"
+        update = self._optimizer.step(totals.denominator, rate)
+        return update.grad_norm, "" if update.applied else f"gradient norm is {update.grad_norm}"
+
+    def _read(
+        self, groups: Sequence[Columns], *, only_trained: bool
+    ) -> tuple[Batch | None, list[Packed]]:
+        """This rank's groups end to end, and cut into microbatches; nothing of no group."""
+        if not groups:
+            return None, []
+        batch = flatten(groups, only_trained=only_trained)
+        return batch, self._cutting.cut(batch)
+
+    def _together(
+        self, during: str, read: Callable[[], tuple[T, list[Packed]]]
+    ) -> tuple[T, list[Packed]]:
+        """What was read, with padding to as many microbatches as any rank has.
+
+        Raises:
+            Exception: What reading raised, here; on the other ranks ``PeerFailed``.
+        """
+        what, own, failure = None, list[Packed](), None
+        try:
+            what, own = read()
+        except Exception as error:
+            if self.peers.size == 1:
+                raise
+            failure = error
+        count = agreed_most(self.peers, during, len(own), failure)
+        return cast("T", what), evened(own, count, WORTHLESS)
 
     @property
     def _step(self) -> _OpenStep:
@@ -262,7 +358,15 @@ class TorchTrainer(SplitStep):
 
     @cached_property
     def _reference(self) -> PreTrainedModel:
-        return self._load_model(load_reference, self._reference_path)
+        model = self._load_model(load_reference, self._reference_path)
+        self._cut(model)
+        return model
+
+    def _cut(self, model: PreTrainedModel) -> Weights:
+        """Leave a model to one rank whole, or cut it over all of them."""
+        if self.peers.size == 1:
+            return Weights(model)
+        return ShardedWeights(model, world_mesh(model, self.peers.size))
 
     def _load_model(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
         config = self._model_config
@@ -272,3 +376,13 @@ class TorchTrainer(SplitStep):
             self._config.device,
             trust_remote_code=config.trust_remote_code,
         )
+
+
+@contextmanager
+def _settled(model: PreTrainedModel) -> Iterator[None]:
+    """If a pass through the model raises inside, the next one finds nothing of it."""
+    try:
+        yield
+    except BaseException:
+        settle(model, failed=True)
+        raise

@@ -1,0 +1,250 @@
+"""The controller's trainer port over Ray actors: all ranks as one.
+
+every call          goes to all ranks, in the same order; those that train get a share each
+a rank raises       the others end the call too, together or at their timeout; the step is aborted
+a rank is gone      ActorLost, whichever rank it was: the controller replaces all of them
+ranks lost touch    the same
+a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import ray
+
+from offbeat.actors.call import reply_of
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_ports import Packed, flat
+from offbeat.actors.trainers.dispatch import Replicas, shares
+from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
+from offbeat.actors.trainers.spec import Rendezvous
+from offbeat.config.training import TrainerConfig
+from offbeat.messages.failures import ActorLost, StartFailed
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import (
+    Checkpoint,
+    Chunk,
+    ChunkResult,
+    LossSpec,
+    PreparedColumns,
+    StepResult,
+    TrainerState,
+)
+from offbeat.messages.weights import WeightRelease
+
+T = TypeVar("T")
+_GRACE_S: Final = 5.0
+"""How long others are waited for after one rank has failed, at most. Healthy ones hear of it at once."""
+_PATIENCE: Final = 0.7
+"""Of ``step_deadline_s``: what a rank waits for another one. So it gives up before the controller."""
+
+
+class RayTrainer:
+    """The ranks of the trainer, as one.
+
+    A rank that was killed comes back by itself, with the initial model. Until all are up, every call
+    raises ``ActorLost``; the first ``state`` that answers says they are. One that is being killed may
+    still answer calls for a moment: ``state`` does not take its word.
+    """
+
+    def __init__(self, ranks: Sequence[Handle], config: TrainerConfig | None = None) -> None:
+        """``config``: how the ranks share the model and the data; None: there is one rank."""
+        config = config or TrainerConfig()
+        self._ranks = list(ranks)
+        self._replicas = (
+            Replicas(config.data_parallel, config.tensor_parallel, config.pipeline_parallel)
+            if len(self._ranks) > 1
+            else Replicas()
+        )
+        self._timeout_s = _PATIENCE * config.step_deadline_s
+        self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
+        self._chunks = 0  # of a release; learnt from the first state
+        self._lives, self._killed = list[str](), set[str]()  # names of process lives
+
+    # --- start and end ---------------------------------------------------------------------------
+
+    async def state(self, fence: Fence) -> TrainerState:
+        """The ranks' state; they are brought together first, if need be."""
+        standings = await self._all(lambda rank: rank.standing.remote(fence), "start")
+        lives = [life for life, _ in standings]
+        if dying := self._killed.intersection(lives):
+            raise ActorLost("trainer", "start", f"{', '.join(sorted(dying))} is being killed")
+        self._lives = lives
+        worlds = {world for _, world in standings}
+        if len(worlds) > 1:  # one has begun a new life, the others wait for the old one
+            await self.restart()
+            raise ActorLost("trainer", "start", "its ranks are not of one world")
+        if worlds == {""}:
+            await self._meet(fence)
+        _, self._chunks = await self._first(lambda rank: rank.about.remote(fence), "start")
+        return (await self._all(lambda rank: rank.state.remote(fence), "start"))[0]
+
+    async def _meet(self, fence: Fence) -> None:
+        """Have the ranks join a new world."""
+        listen = self._ranks[0].listen.remote(fence, self._timeout_s)
+        host, port = await self._reply(0, listen, "start")
+        at = Rendezvous(self._lives[0], host, port, len(self._ranks), self._timeout_s)
+        await self._all(lambda rank: rank.join.remote(fence, at), "start")
+
+    async def restart(self) -> None:
+        self._killed.update(self._lives)
+        for rank in self._ranks:
+            ray.kill(rank, no_restart=False)
+
+    async def close(self) -> None:
+        with contextlib.suppress(ActorLost):
+            await self._all(lambda rank: rank.close.remote(), "close")
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        dealt = self._dealt(chunk)
+        asked = list[tuple[Any, Any]]()
+        for rank, handle in enumerate(self._ranks):
+            places, payloads = flat(part_of(chunk, dealt[self._replicas.share_of(rank)]))
+            asked.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *payloads)))
+        written = [meta for meta, _ in asked]
+        answers = await self._gathered(written, "prepare_logprobs")
+        made: dict[int, tuple[int, Packed]] = {}
+        names = tuple[str, ...]()
+        for share, rank in enumerate(self._replicas.leaders):
+            own, sizes = answers[rank]
+            names = names or own
+            for index, (place, size) in enumerate(zip(dealt[share], sizes, strict=True)):
+                made[place] = size, Packed(asked[rank][1], index)
+        sizes, payloads = zip(*(made[place] for place in sorted(made)), strict=True)
+        return PreparedColumns(names, sizes, payloads)
+
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        await self._all(lambda rank: rank.begin_train_step.remote(fence, key, loss), "begin")
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        dealt = self._dealt(chunk)
+        calls = list[Any]()
+        for rank, handle in enumerate(self._ranks):
+            part = part_of(chunk, dealt[self._replicas.share_of(rank)])
+            places, payloads = flat(part)
+            calls.append(
+                handle.train_microbatch.remote(
+                    fence, key, chunk.ordinals, part.advantages, places, *payloads
+                )
+            )
+        answers = await self._gathered(calls, "microbatch")
+        return combined([answers[rank] for rank in self._replicas.leaders])
+
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        return await self._first(lambda rank: rank.finish_train_step.remote(fence, key), "finish")
+
+    async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
+        await self._all(lambda rank: rank.abort_train_step.remote(fence, key), "abort")
+
+    # --- weights and states ----------------------------------------------------------------------
+
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        first, *others = self._ranks
+        call = first.publish_weights.options(num_returns=1 + self._chunks)
+        meta, *chunks = call.remote(fence, version)
+        helping = [each.publish_weights.remote(fence, version) for each in others]
+        (manifest, digest), *_ = await self._gathered([meta, *helping], "publish")
+        return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
+
+    async def save(self, fence: Fence, step: int) -> None:
+        await self._all(lambda rank: rank.save.remote(fence, step), "save")
+
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        return await self._first(
+            lambda rank: rank.save_checkpoint.remote(fence, version), "checkpoint"
+        )
+
+    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        return await self._first(lambda rank: rank.restore.remote(fence, at_most), "restore")
+
+    # --- all ranks at once -----------------------------------------------------------------------
+
+    def _dealt(self, chunk: Chunk) -> tuple[tuple[int, ...], ...]:
+        """Places in the chunk of each share's groups; one rank is given the chunk as it is."""
+        places = range(len(chunk.ordinals))
+        if self._replicas.data == 1:
+            return (tuple(places),)
+        tokens = chunk.group_tokens or (1,) * len(chunk.ordinals)
+        by_ordinal = dict(zip(chunk.ordinals, tokens, strict=True))
+        place_of = {ordinal: place for place, ordinal in enumerate(chunk.ordinals)}
+        return tuple(
+            tuple(place_of[ordinal] for ordinal in share)
+            for share in shares(by_ordinal, self._replicas.data)
+        )
+
+    async def _first(self, call: Callable[[Handle], Any], during: str) -> Any:  # noqa: ANN401 -- what a remote call answers
+        return (await self._all(call, during))[0]
+
+    async def _all(self, call: Callable[[Handle], Any], during: str) -> list[Any]:
+        return await self._gathered([call(rank) for rank in self._ranks], during)
+
+    async def _gathered(self, refs: Sequence[Any], during: str) -> list[Any]:
+        """The replies of all ranks.
+
+        Raises:
+            ActorLost: A rank is gone, has lost the others, or does not answer while others failed.
+            OffbeatError: What a rank raised of its own, if all have answered.
+        """
+        if len(refs) == 1:
+            return [await self._reply(0, refs[0], during)]
+        calls = [
+            asyncio.ensure_future(self._reply(rank, ref, during)) for rank, ref in enumerate(refs)
+        ]
+        try:
+            _, late = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if late:  # somebody failed
+                await asyncio.wait(late, timeout=self._grace_s)
+            failures = {
+                rank: failure
+                for rank, call in enumerate(calls)
+                if call.done() and (failure := call.exception()) is not None
+            }
+            if failures:
+                silent = [rank for rank, call in enumerate(calls) if not call.done()]
+                raise judged(failures, silent, during)
+            return [call.result() for call in calls]
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _reply(self, rank: int, ref: "ray.ObjectRef[T]", during: str) -> T:
+        return await reply_of(ref, f"trainer rank {rank}", during)
+
+
+def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:
+    """The one failure that stands for those of all ranks: the one that says most."""
+    for kind in (StartFailed, ActorLost):
+        if gone := next((each for each in failures.values() if isinstance(each, kind)), None):
+            return gone
+    first = str(next(iter(failures.values())))
+    if silent:
+        detail = f"no answer after another rank failed: {first}"
+        return ActorLost(f"trainer rank {silent[0]}", during, detail)
+    own = [each for each in failures.values() if not isinstance(each, PeerFailed)]
+    if any(isinstance(each, WorldBroken) for each in own):
+        return ActorLost("trainer", during, first)
+    return own[0] if own else ActorLost("trainer", during, first)
+
+
+def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
+    """The groups of a chunk at these places."""
+    return Chunk(
+        tuple(chunk.ordinals[place] for place in places),
+        tuple(chunk.payloads[place] for place in places),
+        tuple(chunk.advantages[place] for place in places) if chunk.advantages else (),
+    )
+
+
+def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
+    """What one rank a replica did, as one: counts are added, the slowest says how long it took."""
+    return ChunkResult(
+        tokens=sum(each.tokens for each in replies),
+        sequences=sum(each.sequences for each in replies),
+        microbatches=sum(each.microbatches for each in replies),
+        compute_s=max(each.compute_s for each in replies),
+    )

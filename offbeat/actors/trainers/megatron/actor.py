@@ -1,0 +1,42 @@
+"""The Ray actor of a rank of the megatron backend."""
+
+from contextlib import ExitStack
+
+import torch
+
+from offbeat.actors.trainers.gathered_source import GatheredSource
+from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in
+from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
+from offbeat.actors.trainers.peers import Peers
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.trainer_actor import TrainerActor
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.transport import Source
+
+
+class MegatronTrainerActor(TrainerActor):
+    """One share of a model that tensor, pipeline, data and expert parallelism have cut."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        trainer = spec.config.trainer
+        torch.set_num_threads(trainer.threads)
+        self._stands_in = ExitStack()  # for the life of this process
+        if trainer.device == "cpu":
+            self._stands_in.enter_context(cpu_stands_in(trainer.device))
+        super().__init__(spec, lambda peers: make(spec, peers))
+
+
+def make(spec: TrainerSpec, peers: Peers) -> tuple[MegatronTrainer, Source]:
+    """The trainer of a rank, and what sends its weights."""
+    config = spec.config
+    trainer = MegatronTrainer(
+        spec.model_path,
+        trainer=config.trainer,
+        model=config.model,
+        total_steps=config.steps,
+        seed=config.seed,
+        peers=peers,
+    )
+    policy = WirePolicy(config.sync.wire_dtype, config.sync.keep_float32)
+    chunk_bytes = int(config.sync.chunk_mb * 2**20)
+    return trainer, GatheredSource(trainer.metas(), trainer.named_weights, chunk_bytes, policy)

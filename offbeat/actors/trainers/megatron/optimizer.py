@@ -1,0 +1,146 @@
+"""AdamW over the library's gradient buffers: every rank updates all it holds.
+
+Half-precision parameters get a float32 master each. Moments are as large as the share of the model
+this rank holds: for less, there is the library's distributed optimizer, which needs CUDA.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from offbeat.actors.trainers.megatron.hf_files import view_of
+from offbeat.actors.trainers.megatron.mapping import Box
+from offbeat.config.training import OptimizerConfig
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+MASTER: Final = "master"
+_HALF: Final = (torch.bfloat16, torch.float16)
+
+
+class MainGradAdamW:
+    """AdamW on this rank's parameters. Weight decay is for matrices only.
+
+    Args:
+        module: Its parameters, each with a ``main_grad``.
+        config: Rates and bounds.
+        owned: What this rank answers for: every element of the model is in one box of one rank.
+    """
+
+    def __init__(self, module: nn.Module, config: OptimizerConfig, owned: Sequence[Box]) -> None:
+        self._config, self._owned = config, owned
+        self._parameters = dict(module.named_parameters())
+        self._masters = {
+            name: each.detach().float().requires_grad_() if each.dtype in _HALF else each
+            for name, each in self._parameters.items()
+        }
+        masters = self._masters.values()
+        self._adamw = torch.optim.AdamW(
+            [
+                {
+                    "params": [each for each in masters if each.ndim > 1],
+                    "weight_decay": config.weight_decay,
+                },
+                {"params": [each for each in masters if each.ndim <= 1], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+
+    def grad_norm(self) -> float:
+        """Of the whole model's reduced gradients; all ranks call it.
+
+        Summed over owned boxes, so that nothing counts twice: not what tensor-parallel ranks hold
+        alike, nor a tied embedding on two stages, nor replicas.
+        """
+        gradients = {name: _gradient(each) for name, each in self._parameters.items()}
+        device = next(iter(gradients.values())).device
+        squares = torch.zeros((), dtype=torch.float64, device=device)
+        for box in self._owned:
+            squares += view_of(gradients, box).double().square().sum()
+        dist.all_reduce(squares)
+        return math.sqrt(float(squares))
+
+    def step(self, grad_norm: float, learning_rate: float) -> None:
+        """Clip by this norm, which is finite, and update."""
+        limit = self._config.max_grad_norm
+        clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
+        for name, master in self._masters.items():
+            master.grad = _gradient(self._parameters[name]).mul_(clip)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.grad = None
+                if (parameter := self._parameters[name]) is not master:
+                    parameter.copy_(master)
+
+    # --- the state ---------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Updates since the state was new."""
+        taken = [int(each["step"]) for each in self._adamw.state.values()]
+        return max(taken, default=0)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """By kind, then by the parameter's name: moments, and masters where there are any."""
+        kinds = {
+            kind: {name: self._adamw.state[each][kind] for name, each in self._masters.items()}
+            for kind in (MOMENTS if self.steps else ())
+        }
+        if masters := {name: each.detach() for name, each in self._own_masters()}:
+            kinds[MASTER] = masters
+        return kinds
+
+    @torch.no_grad()
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        """Take up a ``state`` of the same parameters; the weights are somebody else's business."""
+        self._adamw.state.clear()
+        for name, master in self._own_masters():
+            master.copy_(kinds[MASTER][name])
+        if not steps:
+            return
+        for name, master in self._masters.items():
+            self._adamw.state[master] = {
+                "step": torch.tensor(float(steps), device=master.device),
+                **{kind: kinds[kind][name].to(master.device) for kind in MOMENTS},
+            }
+
+    def kinds(self, steps: int) -> tuple[str, ...]:
+        """The kinds of a ``state`` after so many updates."""
+        masters = (MASTER,) if any(True for _ in self._own_masters()) else ()
+        return ((*MOMENTS, *masters)) if steps else masters
+
+    def like(self, name: str) -> Tensor:
+        """Room for one parameter's moment or master, filled with zeros."""
+        return torch.zeros_like(self._masters[name], requires_grad=False)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Be as new, after somebody else wrote the weights."""
+        self._adamw.state.clear()
+        for name, master in self._own_masters():
+            master.copy_(self._parameters[name])
+
+    @property
+    def bytes_a_weight(self) -> int:
+        """Of ``state``, once there are moments."""
+        name = next(iter(self._masters))
+        has_master = self._masters[name] is not self._parameters[name]
+        return self._masters[name].element_size() * (2 + has_master)
+
+    def _own_masters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                yield name, master
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue] -- the library's

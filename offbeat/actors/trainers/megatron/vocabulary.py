@@ -1,0 +1,85 @@
+"""Log-probabilities of given tokens from logits whose columns are dealt to tensor-parallel ranks.
+
+Legend: U places with logits, V columns of this rank, N tokens, each predicted by one of the places.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+
+
+def vocabulary_logprobs(
+    logits_UV: Tensor,
+    which_N: Tensor,
+    target_N: Tensor,
+    temperature: float,
+    vocabulary: int,
+    group: ProcessGroup,
+) -> Tensor:
+    """``log softmax(logits / temperature)[which, target]``, [N], the same on every rank of ``group``.
+
+    Natural logs, in float32, or in float64 for float64 logits. Columns behind the vocabulary are
+    padding: they take no part, and their gradient is zero. Three small reductions forward, none
+    backward.
+
+    Args:
+        logits_UV: This rank's columns; rank r holds those from ``r * V`` on.
+        which_N: The place that predicts each token.
+        target_N: Token ids, of the whole vocabulary.
+        temperature: Of the softmax.
+        vocabulary: Columns of all ranks together, padding not counted.
+        group: The tensor-parallel ranks.
+    """
+    first = dist.get_rank(group) * logits_UV.shape[1]
+    own_UV = logits_UV[:, : max(0, vocabulary - first)]
+    return _Logprobs.apply(own_UV, which_N, target_N - first, temperature, group)  # pyright: ignore[reportReturnType]
+
+
+class _Logprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 -- torch does not type what it saves on it
+        logits_UV: Tensor,
+        which_N: Tensor,
+        target_N: Tensor,
+        temperature: float,
+        group: ProcessGroup,
+    ) -> Tensor:
+        scaled_UV = _scaled(logits_UV, temperature)
+        empty_U = scaled_UV.new_full((scaled_UV.shape[0],), -torch.inf)
+        largest_U = scaled_UV.amax(dim=-1) if scaled_UV.shape[1] else empty_U
+        dist.all_reduce(largest_U, ReduceOp.MAX, group)
+        total_U = (scaled_UV - largest_U[:, None]).exp().sum(dim=-1)
+        dist.all_reduce(total_U, ReduceOp.SUM, group)
+        total_U = total_U.log() + largest_U
+        own_N = (target_N >= 0) & (target_N < scaled_UV.shape[1])
+        chosen_N = scaled_UV.new_zeros(len(target_N))
+        chosen_N[own_N] = scaled_UV[which_N[own_N], target_N[own_N]]
+        dist.all_reduce(chosen_N, ReduceOp.SUM, group)
+        ctx.save_for_backward(logits_UV, total_U, which_N, target_N, own_N)
+        ctx.temperature = temperature
+        return chosen_N - total_U[which_N]
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 -- as above
+        *grads: Tensor,
+    ) -> tuple[Tensor, None, None, None, None]:
+        logits_UV, total_U, which_N, target_N, own_N = ctx.saved_tensors
+        (grad_N,) = grads
+        grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
+        grad_UV = (_scaled(logits_UV, ctx.temperature) - total_U[:, None]).exp_()
+        grad_UV.mul_(-grad_U[:, None])
+        places_N = which_N[own_N] * grad_UV.shape[1] + target_N[own_N]
+        grad_UV.view(-1).index_add_(0, places_N, grad_N[own_N])
+        if ctx.temperature != 1:
+            grad_UV.div_(ctx.temperature)
+        return grad_UV.to(logits_UV.dtype), None, None, None, None
+
+
+def _scaled(logits_UV: Tensor, temperature: float) -> Tensor:
+    wide_UV = logits_UV if logits_UV.dtype == torch.float64 else logits_UV.float()
+    return wide_UV if temperature == 1 else wide_UV / temperature

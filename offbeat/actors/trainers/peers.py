@@ -1,0 +1,93 @@
+"""What one rank says to the others of its world, beside the tensors that a library reduces."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from offbeat.messages.failures import OffbeatError
+
+T = TypeVar("T")
+
+
+class PeerFailed(OffbeatError):
+    """This rank could go on; another one has failed, and says itself why."""
+
+    def __init__(self, rank: int, failed: int, during: str) -> None:
+        super().__init__(rank, failed, during)
+        self.rank, self.failed, self.during = rank, failed, during
+
+    def __str__(self) -> str:
+        return f"trainer rank {self.rank} gave up in {self.during}: rank {self.failed} failed"
+
+
+class WorldBroken(OffbeatError):
+    """The ranks cannot reach each other any more: only new processes can go on."""
+
+    def __init__(self, rank: int, during: str, detail: str) -> None:
+        super().__init__(rank, during, detail)
+        self.rank, self.during, self.detail = rank, during, detail
+
+    def __str__(self) -> str:
+        return f"trainer rank {self.rank} lost the others in {self.during}: {self.detail}"
+
+
+class Peers(Protocol):
+    """The ranks of a world, as one of them sees them. All of them make the same calls, in order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def most(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value on any rank."""
+        ...
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all ranks, in order of the ranks: the same list on each of them."""
+        ...
+
+    def told(self, value: T) -> T:
+        """The first rank's value."""
+        ...
+
+    def are_lost(self, error: Exception) -> bool:
+        """It was raised because another rank is gone, or too late."""
+        ...
+
+
+class Alone:
+    """A world of one rank."""
+
+    rank = 0
+    size = 1
+
+    def most(self, values: Sequence[int]) -> list[int]:
+        return list(values)
+
+    def gathered(self, value: T) -> list[T]:
+        return [value]
+
+    def told(self, value: T) -> T:
+        return value
+
+    def are_lost(self, error: Exception) -> bool:
+        del error
+        return False
+
+
+def agreed_most(peers: Peers, during: str, value: int, failure: Exception | None) -> int:
+    """The largest value of any rank, if none of them has failed. All ranks call it together.
+
+    So a rank that cannot take part says so before the others wait for it.
+
+    Raises:
+        Exception: ``failure``, on the rank that has it.
+        PeerFailed: On the others.
+    """
+    most, failed = peers.most([value, 0 if failure is None else peers.rank + 1])
+    if failure is not None:
+        raise failure
+    if failed:
+        raise PeerFailed(peers.rank, failed - 1, during)
+    return most

@@ -1,0 +1,137 @@
+"""A trainer that is watched, trainers with the known bugs, and trainers that fail when told to."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
+from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW
+from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
+from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.messages.training import StepResult
+
+# --- jobs --------------------------------------------------------------------------------------------
+
+
+def main_grads(module: Any) -> dict[str, Tensor]:
+    return {name: each.main_grad for name, each in module.named_parameters()}
+
+
+class Recording(Gradients):
+    """Keeps a copy of what it reduced."""
+
+    reduced: dict[str, Tensor] | None = None
+
+    def reduce(self, denominator: float) -> None:
+        super().reduce(denominator)
+        self.reduced = {n: each.clone() for n, each in main_grads(self._ddp.module).items()}
+
+
+# --- the historic bugs, one each -------------------------------------------------------------------
+
+
+class ReducedTwice(Recording):
+    """Starts a reduction that the finalize hook then does again."""
+
+    def finalize(self) -> None:
+        self.start()
+        super().finalize()
+
+
+class FinalizeHookLeft(Recording):
+    """The schedule goes on reducing at the end of every call."""
+
+    def take_away(self) -> Hooks:
+        kept = Hooks.of(self._config).finalize_model_grads_func
+        return replace(super().take_away(), finalize_model_grads_func=kept)
+
+
+class NoSyncLeaked(Recording):
+    """Backward reduces while chunks are still to come."""
+
+    def no_sync(self) -> Any:
+        return nullcontext()
+
+
+class NoSyncHookLeft(Recording):
+    """The schedule enters and leaves no_sync inside ours: leaving turns reductions on."""
+
+    def take_away(self) -> Hooks:
+        kept = Hooks.of(self._config).no_sync_func
+        return replace(super().take_away(), no_sync_func=kept)
+
+
+class Averaged(Recording):
+    """Divides by the ranks, too."""
+
+    def scale(self, factor: float) -> None:
+        super().scale(factor / self._ddp.dp_group.size())
+
+
+GRADIENTS: dict[str, Callable[..., Gradients]] = {
+    each.__name__: each
+    for each in (Recording, ReducedTwice, FinalizeHookLeft, NoSyncLeaked, NoSyncHookLeft, Averaged)
+}
+
+
+class LateRate(MegatronTrainer):
+    """Reads the learning rate after the schedule has moved on."""
+
+    def _finish(self) -> StepResult:
+        result = super()._finish()
+        late = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
+        return msgspec.structs.replace(result, learning_rate=late)
+
+
+# --- faults ----------------------------------------------------------------------------------------
+
+
+class Injected(Exception):
+    """A fault that a test asked for."""
+
+
+class Faulty(Recording):
+    """Raises at one call of the library."""
+
+    site = ""
+
+    def no_sync(self) -> Any:
+        self._pass("no_sync")
+        return super().no_sync()
+
+    def scale(self, factor: float) -> None:
+        self._pass("scale")
+        super().scale(factor)
+
+    def start(self) -> None:
+        self._pass("start")
+        super().start()
+
+    def finalize(self) -> None:
+        self._pass("finalize")
+        super().finalize()
+        self._pass("synchronize")
+
+    def _pass(self, site: str) -> None:
+        if self.site == site:
+            raise Injected(site)
+
+
+class FaultyAdamW(MainGradAdamW):
+    """Raises where the gradient is measured, or where it is applied."""
+
+    site = ""
+
+    def grad_norm(self) -> float:
+        if self.site == "grad_norm":
+            raise Injected(self.site)
+        return super().grad_norm()
+
+    def step(self, grad_norm: float, learning_rate: float) -> None:
+        if self.site == "step":
+            raise Injected(self.site)
+        super().step(grad_norm, learning_rate)

@@ -1,0 +1,326 @@
+"""What the ranks of a test world do. Every job returns what can be pickled: numpy, not tensors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron_bugs import GRADIENTS, Faulty, FaultyAdamW, Injected, LateRate, Recording, main_grads
+from megatron_cases import Arrays, Cut, Outcome, Step
+from torch import Tensor
+
+from offbeat.actors.trainers.dispatch import Replicas, shares
+from offbeat.actors.trainers.gathered_source import GatheredSource
+from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in
+from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
+from offbeat.actors.trainers.megatron.hf_files import view_of, where
+from offbeat.actors.trainers.megatron.split_step import MegatronTrainer, Parts
+from offbeat.actors.trainers.peers import Peers, WorldBroken
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import StepResult
+from offbeat.weight_sync.chunks import tensor_views, walk
+
+# --- jobs --------------------------------------------------------------------------------------------
+
+
+PEERS: list[Peers] = []
+"""Of the job that is being run."""
+
+
+def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
+    PEERS[:] = [peers]
+    with cpu_stands_in("cpu"):
+        try:
+            return globals()[name](**arguments)
+        finally:
+            forget_groups()
+            if peers.size == 1 and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def forget_groups() -> None:
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+
+
+def make(
+    path: Path,
+    cut: Cut,
+    gradients: Callable[..., Gradients] = Recording,
+    kind: type[MegatronTrainer] = MegatronTrainer,
+    **keywords: Any,
+) -> MegatronTrainer:
+    forget_groups()
+    return kind(
+        path,
+        trainer=TrainerConfig(
+            backend="megatron",
+            data_parallel=cut.data,
+            tensor_parallel=cut.tensor,
+            pipeline_parallel=cut.pipeline,
+            expert_parallel=cut.expert,
+            max_tokens_per_microbatch=cut.max_tokens,
+            shared_prompt=cut.shared_prompt,
+            optimizer=OptimizerConfig.model_validate(cut.optimizer),
+        ),
+        model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
+        total_steps=10,
+        peers=PEERS[0],
+        parts=Parts(gradients, FaultyAdamW, cut.overlap),
+        **keywords,
+    )
+
+
+def mine(trainer: MegatronTrainer, step: Step, groups: Sequence[int]) -> list[int]:
+    """Those of these groups that this rank is dealt, as the driver deals them; maybe none."""
+    tokens = {int(i): len(step.groups[i]["response_ids"]) for i in groups}
+    return list(shares(tokens, trainer.layout.data)[trainer.layout.data_rank])
+
+
+def calls_of(
+    trainer: MegatronTrainer, step: Step, chunks: int, key: StepKey
+) -> list[Callable[[], Any]]:
+    """The calls of a split step, in order."""
+    calls: list[Callable[[], Any]] = [partial(trainer.begin_train_step, key, step.loss)]
+    for part in np.array_split(np.arange(len(step.groups)), chunks):
+        key = key.next()
+        own = mine(trainer, step, list(part))
+        groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
+        calls.append(partial(trainer.train_microbatch, key, groups, advantages))
+    calls.append(partial(trainer.finish_train_step, key.next()))
+    return calls
+
+
+def run_step(trainer: MegatronTrainer, step: Step, chunks: int, key: StepKey) -> Outcome:
+    *calls, finish = calls_of(trainer, step, chunks, key)
+    for call in calls:
+        call()
+    return outcome(trainer, finish())
+
+
+def outcome(trainer: MegatronTrainer, result: StepResult) -> Outcome:
+    recording = trainer.gradients
+    assert isinstance(recording, Recording)
+    reduced = recording.reduced or {}
+    gradients = arrays(trainer, reduced) if reduced else {}
+    weights = dict(trainer.named_weights())
+    return Outcome(result, gradients, as_arrays(weights), agrees(trainer, weights))
+
+
+def arrays(trainer: MegatronTrainer, values: dict[str, Tensor]) -> Arrays:
+    return as_arrays(dict(trainer.gathering.all_tensors(values)))
+
+
+def as_arrays(tensors: dict[str, Tensor]) -> Arrays:
+    return {name: each.float().numpy() if each.element_size() == 2 else each.numpy().copy()
+            for name, each in tensors.items()}  # fmt: skip
+
+
+def agrees(trainer: MegatronTrainer, weights: dict[str, Tensor]) -> bool:
+    """Replicas and tied copies hold the same bits."""
+    local = trainer.local_weights
+    return all(
+        bool((view_of(local, box) == weights[box.tensor][where(box.start, box.shape)]).all())
+        for box in trainer.boxes
+    )
+
+
+def split(path: Path, cut: Cut, step: Step, chunks: Sequence[int]) -> list[Outcome]:
+    """The same step cut into so many chunks, by a new trainer each time."""
+    outcomes = list[Outcome]()
+    for count in chunks:
+        trainer = make(path, cut)
+        outcomes.append(run_step(trainer, step, count, StepKey(1, 1, 0)))
+    return outcomes
+
+
+def planted(path: Path, cut: Cut, step: Step, bug: str, count: int) -> Outcome | str:
+    """The last of several equal steps of a trainer with a bug; or what the library said to it."""
+    trainer = make(path, cut, GRADIENTS[bug])
+    last = None
+    for number in range(1, count + 1):
+        try:
+            last = run_step(trainer, step, 3, StepKey(number, number, 0))
+        except AssertionError as error:
+            return f"step {number}: {error}"
+    assert last is not None
+    return last
+
+
+def single(path: Path, cut: Cut, step: Step) -> Outcome:
+    trainer = make(path, cut)
+    own = mine(trainer, step, range(len(step.groups)))
+    groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
+    result = trainer.train(groups, advantages, step.loss)
+    return outcome(trainer, result)
+
+
+def steps(path: Path, cut: Cut, step: Step, count: int, *, late: bool = False) -> list[Outcome]:
+    """Several steps on the same data."""
+    trainer = make(path, cut, kind=LateRate if late else MegatronTrainer)
+    outcomes = list[Outcome]()
+    for number in range(1, count + 1):
+        outcomes.append(run_step(trainer, step, 2, StepKey(number, number, 0)))
+    return outcomes
+
+
+def logprobs(path: Path, cut: Cut, step: Step, temperature: float) -> list[Arrays]:
+    trainer = make(path, cut)
+    groups = [step.groups[i] for i in mine(trainer, step, range(len(step.groups)))]
+    return list(
+        trainer.prepare_logprobs(groups, policy=True, reference=True, temperature=temperature)
+    )
+
+
+def exported(path: Path, cut: Cut, target: Path) -> tuple[Arrays, str, int]:
+    trainer = make(path, cut)
+    trainer.save(target)
+    weights = as_arrays(dict(trainer.named_weights()))
+    return weights, trainer.weights_digest(), trainer.parameters
+
+
+def saved(path: Path, cut: Cut, step: Step, directory: Path) -> tuple[Outcome, str]:
+    """Two steps, the state after the first saved; what the second did."""
+    trainer = make(path, cut)
+    run_step(trainer, step, 2, StepKey(1, 1, 0))
+    digest = trainer.weights_digest()
+    trainer.save_state(directory)
+    dist.barrier()
+    return run_step(trainer, step, 2, StepKey(2, 2, 0)), digest
+
+
+def loaded(path: Path, cut: Cut, step: Step, directory: Path) -> tuple[Outcome, str, str, int, Any]:
+    """The second of those steps, by a trainer that took up the state; then all is set back."""
+    trainer = make(path, cut)
+    initial = trainer.weights_digest()
+    trainer.begin_train_step(StepKey(1, 1, 0), step.loss)  # an open step is dropped
+    trainer.load_state(directory)
+    digest, applied = trainer.weights_digest(), trainer.steps_applied
+    second = run_step(trainer, step, 2, StepKey(2, 2, 0))
+    trainer.reset()
+    return second, digest, initial, applied, (trainer.weights_digest(), trainer.steps_applied)
+
+
+def places(path: Path, cut: Cut) -> tuple[bool, bool]:
+    """Whether the driver's numbering of ranks is the library's."""
+    layout = make(path, cut).layout
+    replicas = Replicas(cut.data, cut.tensor, cut.pipeline)
+    rank = dist.get_rank()
+    is_leader = rank in replicas.leaders
+    return replicas.share_of(rank) == layout.data_rank, is_leader == layout.is_replica_leader
+
+
+def identities(path: Path, cut: Cut) -> tuple[Any, int]:
+    trainer = make(path, cut)
+    return trainer.identity, trainer.state_nbytes
+
+
+def sent(path: Path, cut: Cut, chunk_bytes: int) -> tuple[Arrays, int]:
+    """What an engine receives: the release's tensors, unpacked from the first rank's chunks."""
+    trainer = make(path, cut)
+    source = GatheredSource(trainer.metas(), trainer.named_weights, chunk_bytes)
+    if dist.get_rank():
+        source.take_part()
+        return {}, 0
+    tensors = dict[str, Any]()
+    packed = [data for data, _ in source.chunks()]
+    for chunk in walk(source.manifest):
+        tensors |= dict(tensor_views(chunk, packed[chunk.index]))
+    return as_arrays(tensors), len(packed)
+
+
+def fault(
+    path: Path, cut: Cut, step: Step, site: str, failing: Sequence[int]
+) -> tuple[str, list[str], Outcome]:
+    """A step that fails at ``site`` on some ranks, is aborted on all, and is then done again.
+
+    Returns:
+        What was raised, what was not as before begin, and the second attempt.
+    """
+    trainer = make(path, cut, Faulty)
+    gradients, optimizer = trainer.gradients, trainer.optimizer
+    assert isinstance(gradients, Faulty) and isinstance(optimizer, FaultyAdamW)
+    before = witness(trainer)
+    raised, handle = "", None
+    if dist.get_rank() in failing:
+        gradients.site = optimizer.site = site
+        handle = hooked(trainer, site)
+    loss = msgspec.structs.replace(step.loss, name="no such loss") if site == "loss" else step.loss
+    calls = calls_of(trainer, replace(step, loss=loss), 3, StepKey(1, 1, 0))
+    for call in calls:
+        try:
+            call()
+        except (Injected, KeyError) as error:
+            raised = f"{type(error).__name__}: {error}"
+        if any_rank(raised):  # as a gang: who fails stops all
+            break
+    changed = differences(before, witness(trainer)) if raised else []
+    trainer.abort_train_step(StepKey(1, 1, 99))
+    trainer.abort_train_step(StepKey(1, 1, 99))
+    changed += [f"after abort: {each}" for each in differences(before, witness(trainer))]
+    gradients.site = optimizer.site = ""
+    if handle is not None:
+        handle.remove()
+    return raised, changed, run_step(trainer, step, 3, StepKey(1, 2, 0))
+
+
+def pipeline_fault(path: Path, cut: Cut, step: Step) -> tuple[str, list[str]]:
+    """A chunk that fails on every stage: what was raised, and what it left behind."""
+    trainer = make(path, cut, Faulty)
+    assert isinstance(trainer.gradients, Faulty)
+    trainer.gradients.site, before, raised = "no_sync", witness(trainer), ""
+    begin, microbatch, *_ = calls_of(trainer, step, 2, StepKey(1, 1, 0))
+    begin()
+    try:
+        microbatch()
+    except WorldBroken as error:
+        raised = f"{type(error).__name__}: {error}"
+    return raised, differences(before, witness(trainer))
+
+
+def any_rank(raised: str) -> bool:
+    everybody: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(everybody, raised)
+    return any(everybody)
+
+
+def hooked(trainer: MegatronTrainer, site: str) -> Any:
+    """Forward or backward raises in the second layer, with other gradients made already."""
+
+    def fail(*_: Any) -> None:
+        raise Injected(site)
+
+    layer = trainer.model.decoder.layers[-1]
+    if site == "forward":
+        return layer.register_forward_hook(fail)
+    if site == "backward":
+        return trainer.model.get_parameter("decoder.layers.0.mlp.linear_fc1.weight").register_hook(
+            fail
+        )
+    return None
+
+
+def witness(trainer: MegatronTrainer) -> dict[str, Any]:
+    """All that an abort has to put back."""
+    config, ddp = trainer.transformer, trainer.ddp
+    parameters = dict(trainer.model.named_parameters())
+    return {
+        "hooks": Hooks.of(config),
+        "open": trainer.gradients.is_open,
+        "gradients": {n: float(g.abs().sum()) for n, g in main_grads(trainer.model).items()},
+        "grad": [n for n, p in parameters.items() if p.grad is not None],
+        "last microbatch": [group.is_last_microbatch for group in ddp.bucket_groups],
+        "weights": {n: float(p.detach().double().sum()) for n, p in parameters.items()},
+        "steps": trainer.steps_applied,
+    }
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [f"{name}: {after[name]}" for name in before if before[name] != after[name]]

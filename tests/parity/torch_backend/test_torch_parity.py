@@ -1,0 +1,247 @@
+"""The torch trainer over gloo worlds of 1, 2 and 4 ranks: the same step, however it is cut."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity_cases import (
+    LOSSES,
+    SEQUENCES,
+    TOKENS,
+    Arrays,
+    Cut,
+    Outcome,
+    Step,
+    moved,
+    worst_relative_error,
+)
+from parity_table import ParityTable
+from world import World
+
+from offbeat.messages.training import LossSpec
+
+Models = Callable[[str], Path]
+Runs = Callable[..., list[Outcome]]
+CHUNKS = (1, 2, 8)
+BOUND = 1e-10
+ROWS = {"packed": Cut(), "padded": Cut(shared_prompt=False, max_tokens=100)}
+
+
+@pytest.fixture(scope="module")
+def want(world: World, models: Models, step: Step) -> Callable[..., Outcome]:
+    """The single-shot step on one rank, with its gradient; made once a loss, model and cut."""
+    made = dict[Any, Outcome]()
+
+    def of(loss: LossSpec, model: str = "qwen3", cut: Cut | None = None) -> Outcome:
+        cut = cut or Cut()
+        key = loss, model, str(cut)
+        if key not in made:
+            given = {"path": models(model), "cut": cut, "step": step, "loss": loss}
+            (shot,) = world.run(1, "torch_jobs:single", **given)
+            (whole,) = world.run(1, "torch_jobs:split", chunks=(1,), **given)
+            made[key] = Outcome(shot.result, whole.gradients, shot.weights, shot.digest)
+        return made[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def before(world: World, models: Models) -> Arrays:
+    (answer,) = world.run(1, "torch_jobs:initial", path=models("qwen3"), cut=Cut())
+    return answer[0]
+
+
+def agree(outcomes: list[Outcome]) -> None:
+    """What is said of the whole step is the same on all ranks, and so are the weights."""
+    assert len({each.digest for each in outcomes}) == 1
+    first, *others = [each.result for each in outcomes]
+    for other in others:
+        assert (other.loss, other.grad_norm, other.metrics) == (
+            first.loss,
+            first.grad_norm,
+            first.metrics,
+        )
+
+
+def same_numbers(got: Outcome, want: Outcome) -> None:
+    assert got.result.applied and want.result.applied
+    assert (got.result.tokens, got.result.sequences) == (want.result.tokens, want.result.sequences)
+    assert got.result.loss == pytest.approx(want.result.loss, rel=BOUND)
+    assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+    assert got.result.learning_rate == want.result.learning_rate
+    assert got.result.metrics.keys() == want.result.metrics.keys()
+    assert got.result.metrics == pytest.approx(want.result.metrics, rel=BOUND)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_step_is_the_single_shot_one_however_it_is_cut(  # noqa: PLR0917 -- fixtures, by name
+    world: World,
+    models: Models,
+    step: Step,
+    want: Callable[..., Outcome],
+    before: Arrays,
+    parity_table: ParityTable,
+    ranks: int,
+    rows: str,
+    loss: str,
+) -> None:
+    single = want(LOSSES[loss])
+    outcomes: list[Outcome] = world.run(
+        ranks,
+        "torch_jobs:split",
+        path=models("qwen3"),
+        cut=ROWS[rows],
+        step=step,
+        loss=LOSSES[loss],
+        chunks=CHUNKS,
+    )
+    agree(outcomes)
+    for each in outcomes:
+        for chunks in CHUNKS:
+            error = worst_relative_error(each.gradients[chunks], single.gradients[1])
+            parity_table.add("torch", f"dp{ranks}", loss, chunks, error, rows)
+            assert error <= BOUND
+        same_numbers(each, single)
+        assert (
+            worst_relative_error(moved(each.weights, before), moved(single.weights, before))
+            <= 10 * BOUND
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_train_in_one_call_is_the_same_over_ranks(
+    world: World, models: Models, step: Step, want: Callable[..., Outcome], ranks: int
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step, "loss": TOKENS}
+    outcomes = world.run(ranks, "torch_jobs:single", **given)
+    agree(outcomes)
+    for each in outcomes:
+        same_numbers(each, want(TOKENS))
+
+
+def test_tied_embeddings_are_one_weight_with_one_gradient(
+    world: World,
+    models: Models,
+    step: Step,
+    want: Callable[..., Outcome],
+    parity_table: ParityTable,
+) -> None:
+    single = want(TOKENS, "llama-tied")
+    outcomes = world.run(
+        2,
+        "torch_jobs:split",
+        path=models("llama-tied"),
+        cut=Cut(),
+        step=step,
+        loss=TOKENS,
+        chunks=CHUNKS,
+    )
+    agree(outcomes)
+    for each in outcomes:
+        for chunks in CHUNKS:
+            error = worst_relative_error(each.gradients[chunks], single.gradients[1])
+            parity_table.add("torch", "dp2, tied", "tokens", chunks, error)
+            assert error <= BOUND
+        same_numbers(each, single)
+
+
+def test_the_whole_gradient_is_clipped_not_each_ranks_part(
+    world: World, models: Models, step: Step, want: Callable[..., Outcome], before: Arrays
+) -> None:
+    cut = Cut(optimizer={"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": 0.5})
+    single = want(SEQUENCES, "qwen3", cut)
+    assert single.result.grad_norm > 0.5
+    outcomes = world.run(
+        2,
+        "torch_jobs:split",
+        path=models("qwen3"),
+        cut=cut,
+        step=step,
+        loss=SEQUENCES,
+        chunks=(2,),
+    )
+    for each in outcomes:
+        same_numbers(each, single)
+        assert (
+            worst_relative_error(moved(each.weights, before), moved(single.weights, before))
+            <= 10 * BOUND
+        )
+
+
+def test_a_rank_without_a_group_computes_along_and_counts_nothing(
+    world: World, models: Models, step: Step
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step}
+    replies = world.run(4, "torch_jobs:chunk_of_one_group", **given)
+    (alone,) = world.run(1, "torch_jobs:chunk_of_one_group", **given)
+    assert replies[0] == alone
+    assert replies[1:] == [(0, 0, 0)] * 3
+
+
+def test_logprobs_are_each_groups_own_and_the_reference_stays(
+    world: World, models: Models, step: Step
+) -> None:
+    given = {"path": models("qwen3"), "cut": Cut(), "step": step, "temperature": 0.7}
+    (alone,) = world.run(1, "torch_jobs:logprobs", **given)
+    shares = world.run(2, "torch_jobs:logprobs", **given)
+    assert sorted([*shares[0], *shares[1]]) == sorted(alone)
+    for share in shares:
+        for ordinal, columns in share.items():
+            assert worst_relative_error(columns, alone[ordinal]) < 1e-6  # they travel in float32
+            name = "reference_logprobs"
+            assert (columns[f"before/{name}"] == columns[f"after/{name}"]).all()
+            name = "policy_logprobs"
+            assert (columns[f"before/{name}"] != columns[f"after/{name}"]).any()
+
+
+# --- bugs of others -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bug", "what"),
+    [
+        ("Averaged", "gradients"),
+        ("ReducedTwice", "gradients"),
+        ("Unsharded", "gradients"),
+        ("OwnCounts", "grad_norm"),
+        ("OwnMetrics", "metrics"),
+        ("LateRate", "learning_rate"),
+    ],
+)
+def test_a_bug_that_others_had_is_seen(
+    world: World, models: Models, step: Step, bug: str, what: str
+) -> None:
+    """Each is planted alone, on two ranks, and shows where it should."""
+    cut = Cut(
+        optimizer={
+            "learning_rate": 1e-2,
+            "schedule": "linear",
+            "eps": 1.0,
+            "max_grad_norm": None,
+        }
+    )
+    given = {"path": models("qwen3"), "cut": cut, "step": step, "loss": TOKENS, "chunks": (2,)}
+    (right,) = world.run(1, "torch_jobs:split", **given)
+    wrong: list[Outcome] = world.run(2, "torch_jobs:split", kind=bug, **given)
+    seen = {
+        "gradients": max(
+            worst_relative_error(each.gradients[2], right.gradients[2]) for each in wrong
+        ),
+        "grad_norm": max(off(each.result.grad_norm, right.result.grad_norm) for each in wrong),
+        "learning_rate": max(
+            off(each.result.learning_rate, right.result.learning_rate) for each in wrong
+        ),
+        "metrics": max(
+            off(each.result.metrics[name], value)
+            for each in wrong
+            for name, value in right.result.metrics.items()
+        ),
+    }
+    assert seen[what] > 1e-3
+
+
+def off(got: float, want: float) -> float:
+    return abs(got - want) / abs(want)

@@ -1,0 +1,400 @@
+"""What the ranks of a world are asked to do. Runs in workers only."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from parity_cases import Arrays, Cut, Outcome, Step, chunked
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from offbeat.actors.trainers.dispatch import shares
+from offbeat.actors.trainers.gathered_source import GatheredSource
+from offbeat.actors.trainers.peers import PeerFailed, Peers
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.trainers.torch_backend.accumulate import StepTotals
+from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.actors.trainers.torch_backend.sharding import Weights, sharded_modules, whole
+from offbeat.algorithms.losses import LossSums, LossTokens
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.messages.failures import SchemaError
+from offbeat.messages.fences import StepKey
+from offbeat.messages.training import LossSpec, StepResult
+from offbeat.weight_sync.dtypes import WirePolicy
+
+
+class Exact(TorchTrainer):
+    """transformers rounds the input of every RMS norm to float32: 1e-7 of noise in the gradient."""
+
+    def _load_model(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
+        model = super()._load_model(load, path)
+        if self._dtype == torch.float64:
+            compute_norms_in_float64(model)
+        return model
+
+
+def compute_norms_in_float64(model: nn.Module) -> None:
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if isinstance(norm, (LlamaRMSNorm, Qwen3RMSNorm)):
+                exact = nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
+                exact.weight = norm.weight
+                setattr(parent, name, exact)
+
+
+# --- bugs of others, planted ----------------------------------------------------------------------
+
+
+class Averaged(Exact):
+    """Gradients are averaged over ranks: what FSDP2 does unless told."""
+
+    def _cut(self, model: PreTrainedModel) -> Weights:
+        weights = super()._cut(model)
+        for each in sharded_modules(model):
+            each.set_gradient_divide_factor(float(self.peers.size))
+        return weights
+
+
+class ReducedTwice(Exact):
+    """What is reduced already is reduced again."""
+
+    def _cut(self, model: PreTrainedModel) -> Weights:
+        weights = super()._cut(model)
+        for each in sharded_modules(model):
+            each.set_all_reduce_hook(again)
+        return weights
+
+
+def again(reduced: Tensor) -> None:
+    dist.all_reduce(reduced)
+
+
+class OwnCounts(Exact):
+    """Gradients of all ranks are divided by the tokens of one."""
+
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        return super()._update(StepTotals(totals.spec, totals.ranks[:1]), rate)
+
+
+class OwnMetrics(Exact):
+    """Metrics of all ranks are divided by the tokens of one."""
+
+    def _finish(self) -> StepResult:
+        own = self._step.sums.own()
+        result = super()._finish()
+        by_own = {name: each * result.tokens / own.tokens for name, each in result.metrics.items()}
+        return msgspec.structs.replace(result, metrics=by_own)
+
+
+class LateRate(Exact):
+    """The learning rate is looked up after the step was counted."""
+
+    def _finish(self) -> StepResult:
+        result = super()._finish()
+        late = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
+        return msgspec.structs.replace(result, learning_rate=late)
+
+
+class Unsharded(Exact):
+    """Every rank trains all the data."""
+
+    everything = True
+
+
+KINDS = {
+    each.__name__: each
+    for each in (Exact, Averaged, ReducedTwice, OwnCounts, OwnMetrics, LateRate, Unsharded)
+}
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -> Any:
+    return kind(
+        path,
+        trainer=TrainerConfig(
+            max_tokens_per_microbatch=cut.max_tokens,
+            shared_prompt=cut.shared_prompt,
+            optimizer=OptimizerConfig.model_validate(cut.optimizer),
+        ),
+        model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
+        total_steps=10,
+        peers=peers,
+    )
+
+
+def mine(trainer: TorchTrainer, step: Step, ordinals: Sequence[int]) -> list[int]:
+    """This rank's share of a chunk, dealt as in production."""
+    if isinstance(trainer, Unsharded):
+        return list(ordinals)
+    sizes = {
+        each: len(step.groups[each]["prompt_ids"]) + len(step.groups[each]["response_ids"])
+        for each in ordinals
+    }
+    peers = trainer.peers
+    return list(shares(sizes, peers.size)[peers.rank])
+
+
+def feed(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, key: StepKey) -> StepKey:
+    trainer.begin_train_step(key, loss)
+    for part in chunked(len(step.groups), chunks):
+        key, own = key.next(), mine(trainer, step, part)
+        trainer.train_microbatch(
+            key, [step.groups[i] for i in own], [step.advantages[i] for i in own]
+        )
+    return key.next()
+
+
+def gradients(trainer: TorchTrainer) -> Arrays:
+    return as_arrays(
+        {
+            name: whole(each.grad)
+            for name, each in trainer.module.named_parameters()
+            if each.grad is not None
+        }
+    )
+
+
+def as_arrays(tensors: dict[str, Tensor]) -> Arrays:
+    return {name: each.detach().double().numpy().copy() for name, each in tensors.items()}
+
+
+def split(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    loss: LossSpec,
+    chunks: Sequence[int],
+    kind: str = "Exact",
+) -> Outcome:
+    """The step in so many chunks, and in so many; all attempts but the last are aborted."""
+    trainer = make(peers, path, cut, KINDS[kind])
+    seen = dict[int, Arrays]()
+    for attempt, count in enumerate(chunks, start=1):
+        key = feed(trainer, step, loss, count, StepKey(1, attempt, 0))
+        seen[count] = gradients(trainer)
+        if count != chunks[-1]:
+            trainer.abort_train_step(key)
+        else:
+            return outcome(trainer, trainer.finish_train_step(key), seen)
+    raise AssertionError("unreachable: there are chunks")
+
+
+def single(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> Outcome:
+    trainer = make(peers, path, cut)
+    own = mine(trainer, step, range(len(step.groups)))
+    result = trainer.train([step.groups[i] for i in own], [step.advantages[i] for i in own], loss)
+    return outcome(trainer, result, {})
+
+
+def outcome(trainer: TorchTrainer, result: StepResult, seen: dict[int, Arrays]) -> Outcome:
+    weights = as_arrays(dict(trainer.named_weights()))
+    return Outcome(result, seen, weights, trainer.weights_digest())
+
+
+def initial(peers: Peers, path: Path, cut: Cut) -> tuple[Arrays, str]:
+    trainer = make(peers, path, cut)
+    return as_arrays(dict(trainer.named_weights())), trainer.weights_digest()
+
+
+def logprobs(
+    peers: Peers, path: Path, cut: Cut, step: Step, temperature: float
+) -> dict[int, Arrays]:
+    """Of this rank's groups, by ordinal: before a step, and after one, when only they have moved."""
+    trainer = make(peers, path, cut)
+    own = mine(trainer, step, range(len(step.groups)))
+    groups = [step.groups[i] for i in own]
+
+    def both() -> list[Any]:
+        return trainer.prepare_logprobs(
+            groups, policy=True, reference=True, temperature=temperature
+        )
+
+    before = both()
+    trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 1, 0)))
+    return {
+        ordinal: {f"before/{n}": v for n, v in old.items()}
+        | {f"after/{n}": v for n, v in new.items()}
+        for ordinal, old, new in zip(own, before, both(), strict=True)
+    }
+
+
+def steps_from(
+    peers: Peers,
+    path: Path,
+    cut: Cut,
+    step: Step,
+    *,
+    count: int,
+    load: Path | None = None,
+    save: Path | None = None,
+) -> tuple[list[tuple[float, float, float]], str]:
+    """Load a state, take steps, save the state; the numbers of each step, and the weights' digest."""
+    trainer = make(peers, path, cut)
+    if load is not None:
+        trainer.load_state(load)
+    numbers = list[tuple[float, float, float]]()
+    for _ in range(count):
+        number = trainer.steps_applied + 1
+        result = trainer.finish_train_step(
+            feed(trainer, step, LossSpec(), 2, StepKey(number, number, 0))
+        )
+        assert result.applied
+        numbers.append((result.loss, result.grad_norm, result.learning_rate))
+    if save is not None:
+        trainer.save_state(save)
+    return numbers, trainer.weights_digest()
+
+
+def exported(peers: Peers, path: Path, cut: Cut, target: Path) -> tuple[str, int, Any]:
+    trainer = make(peers, path, cut)
+    trainer.save(target)
+    return trainer.weights_digest(), trainer.parameters, trainer.identity
+
+
+def published(peers: Peers, path: Path, cut: Cut, chunk_bytes: int) -> list[bytes]:
+    """Every chunk, from the first rank."""
+    trainer = make(peers, path, cut)
+    source = GatheredSource(
+        trainer.weights.metas(), trainer.named_weights, chunk_bytes, WirePolicy("bfloat16")
+    )
+    if peers.rank:
+        source.take_part()
+        return []
+    return [source.manifest.digest.encode(), *(c.tobytes() for c, _ in source.chunks())]
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+class Injected(Exception):
+    """What a failing part raises."""
+
+
+class Failing(Exact):
+    """Fails once, at one of its call sites, on some ranks."""
+
+    site = ""
+    ranks: tuple[int, ...] = ()
+    passes = 0  # forward passes before it fails
+
+    def arm(self, site: str, ranks: Sequence[int], after: int) -> None:
+        self.site, self.ranks, self.passes = site, tuple(ranks), after
+
+    def _due(self, site: str) -> bool:
+        if site != self.site or self.peers.rank not in self.ranks:
+            return False
+        self.passes -= 1
+        if self.passes >= 0:
+            return False
+        self.site = ""
+        return True
+
+    def _fail_at(self, site: str) -> None:
+        if self._due(site):
+            raise Injected(site)
+
+    def watch(self) -> None:
+        layers: Any = self._model.model.layers
+        layers[-1].register_forward_pre_hook(lambda *_: self._fail_at("forward"))
+
+    def _read(self, *arguments: Any, **keywords: Any) -> Any:
+        self._fail_at("read")
+        return super()._read(*arguments, **keywords)
+
+    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
+        self._fail_at("loss")
+        if self._due("backward"):
+            inputs.logprobs_N.register_hook(raise_injected)
+        return super()._loss(inputs, spec)
+
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        self._fail_at("finish")
+        return super()._update(totals, rate)
+
+
+def raise_injected(_: Tensor) -> None:
+    raise Injected("backward")
+
+
+def hooks(model: nn.Module) -> int:
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(each, name)) for each in model.modules() for name in names)
+
+
+def failed_then_retried(
+    peers: Peers, path: Path, cut: Cut, step: Step, site: str, on: Sequence[int]
+) -> tuple[str, list[str], Outcome, Outcome]:
+    """What was raised, what was left of it after the abort, and the retry beside an undisturbed step."""
+    undisturbed, trainer = make(peers, path, cut), make(peers, path, cut, Failing)
+    trainer.watch()
+    spec = LossSpec()
+    for each in (undisturbed, trainer):
+        each.finish_train_step(feed(each, step, spec, 2, StepKey(1, 1, 0)))
+    before = hooks(trainer.module), trainer.weights_digest(), torch.get_rng_state()
+    trainer.arm(site, on, after=0 if site == "finish" else 1)
+    raised = ""
+    try:
+        trainer.finish_train_step(feed(trainer, step, spec, 2, StepKey(2, 2, 0)))
+    except (Injected, PeerFailed, SchemaError) as error:
+        raised = type(error).__name__
+    trainer.abort_train_step(StepKey(2, 2, 0))
+    left = list[str]()
+    if any(each.grad is not None for each in trainer.module.parameters()):
+        left.append("gradients")
+    if hooks(trainer.module) != before[0]:
+        left.append(f"{hooks(trainer.module)} hooks, not {before[0]}")
+    if trainer.weights_digest() != before[1]:
+        left.append("weights")
+    if not torch.equal(torch.get_rng_state(), before[2]):
+        left.append("random numbers")
+    outcomes = [
+        outcome(each, each.finish_train_step(feed(each, step, spec, 2, StepKey(2, 3, 0))), {})
+        for each in (trainer, undisturbed)
+    ]
+    return raised, left, outcomes[0], outcomes[1]
+
+
+def logprobs_that_fail(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[str, str]:
+    """Digests of a step in the midst of which preparing logprobs failed, and of one undisturbed."""
+    digests = list[str]()
+    for disturbed in (True, False):
+        trainer = make(peers, path, cut, Failing)
+        trainer.watch()
+        own = mine(trainer, step, range(len(step.groups)))
+        groups = [step.groups[i] for i in own]
+        key = StepKey(1, 1, 0)
+        trainer.begin_train_step(key, LossSpec())
+        trainer.train_microbatch(key.next(), groups, [step.advantages[i] for i in own])
+        if disturbed:
+            trainer.arm("forward", range(peers.size), after=0)
+            try:
+                trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+            except Injected:
+                pass
+            else:
+                raise AssertionError("nothing was raised")
+        trainer.finish_train_step(key.next().next())
+        digests.append(trainer.weights_digest())
+    return digests[0], digests[1]
+
+
+def chunk_of_one_group(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[int, int, int]:
+    """What is said of it, on this rank."""
+    trainer = make(peers, path, cut)
+    key = StepKey(1, 1, 0)
+    trainer.begin_train_step(key, LossSpec())
+    own = mine(trainer, step, [0])
+    reply = trainer.train_microbatch(
+        key.next(), [step.groups[i] for i in own], [step.advantages[i] for i in own]
+    )
+    trainer.abort_train_step(key)
+    return reply.microbatches, reply.tokens, reply.sequences

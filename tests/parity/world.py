@@ -1,0 +1,116 @@
+"""Processes that are kept for a whole pytest run, and are a world of 1, 2 or 4 ranks when asked.
+
+A job is a function of an importable module, ``"torch_jobs:split"``; every rank of the world calls it
+with the world's peers and the same arguments.
+"""
+
+import importlib
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+RANKS = 4
+DEADLINE_S = 110.0
+COLLECTIVE_S = 40.0
+
+
+class WorkerFailed(Exception):
+    """A job raised; the text is its traceback."""
+
+
+class World:
+    """Worker processes; they start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self._jobs = 0
+        self._workers = list[tuple[Any, Connection]]()
+
+    def run(self, ranks: int, job: str, **arguments: Any) -> list[Any]:
+        """The job's answer on every rank.
+
+        Raises:
+            WorkerFailed: It raised on a rank; the others were waited for.
+        """
+        self._jobs += 1
+        while len(self._workers) < ranks:
+            self._start(len(self._workers))
+        store = str(Path(self._directory.name) / f"store-{self._jobs}")
+        for _, connection in self._workers[:ranks]:
+            connection.send((ranks, store, job, arguments))
+        replies = [self._reply(rank) for rank in range(ranks)]
+        for rank, (failed, reply) in enumerate(replies):
+            if failed:
+                raise WorkerFailed(f"rank {rank} of {ranks}:\n{reply}")
+        return [reply for _, reply in replies]
+
+    def close(self) -> None:
+        for _, connection in self._workers:
+            connection.close()
+        for process, _ in self._workers:
+            process.kill()  # it has nothing to save
+            process.join()
+        self._directory.cleanup()
+
+    def _start(self, rank: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=work, args=(rank, there), daemon=True)
+        process.start()
+        there.close()
+        self._workers.append((process, here))
+
+    def _reply(self, rank: int) -> tuple[bool, Any]:
+        connection = self._workers[rank][1]
+        if not connection.poll(DEADLINE_S):
+            return True, f"no answer within {DEADLINE_S} s"
+        return connection.recv()
+
+
+def a_world() -> Iterator[World]:
+    """The body of a session fixture."""
+    world = World()
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def work(rank: int, connection: Connection) -> None:
+    """The main of a worker: jobs until the pipe is closed."""
+    import torch  # noqa: PLC0415 -- only workers need it
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            ranks, store, job, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            reply = False, run_job(rank, ranks, store, job, arguments)
+        except Exception:  # noqa: BLE001 -- the test process judges it
+            reply = True, traceback.format_exc()
+        connection.send(reply)
+
+
+def run_job(rank: int, ranks: int, store: str, job: str, arguments: dict[str, Any]) -> Any:
+    """One job in a process group of its own; alone without one."""
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch.distributed import FileStore  # noqa: PLC0415  # pyright: ignore[reportPrivateImportUsage]
+
+    from offbeat.actors.trainers.peers import Alone  # noqa: PLC0415
+    from offbeat.actors.trainers.process_group import enter  # noqa: PLC0415
+
+    module, _, name = job.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    if ranks == 1:
+        return function(Alone(), **arguments)
+    peers = enter(FileStore(store, ranks), rank, ranks, "cpu", COLLECTIVE_S)
+    try:
+        return function(peers, **arguments)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,218 @@
+"""Two ranks over real actors: what one of them suffers, all get over."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from offbeat.actors.ray_ports import Packed
+from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.actors.trainers.torch_actor import TorchTrainerActor
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import ActorLost, TrainStepFailed
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import Chunk, LossSpec, StepResult, TrainerState
+from tests.ray.conftest import ROOT
+
+FENCE, LOSS = Fence("run", 1), LossSpec(old_logprobs="policy")
+TINY = ROOT / "models" / "tiny-addition"
+DEADLINE_S = 12.0
+CONFIG = RunConfig.model_validate(
+    {
+        "steps": 10,
+        "groups_per_step": 4,
+        "model": {"path": str(TINY), "dtype": "float64"},
+        "trainer": {
+            "data_parallel": 2,
+            "step_deadline_s": DEADLINE_S,
+            "optimizer": {"learning_rate": 1e-3, "eps": 1.0},
+        },
+    }
+)
+
+
+def columns(ordinal: int) -> dict[str, Any]:
+    dice = np.random.default_rng(ordinal)
+    tokens = 3 + ordinal
+    return {
+        "prompt_ids": dice.integers(3, 60, 3, dtype=np.int32),
+        "response_ids": dice.integers(3, 60, tokens, dtype=np.int32),
+        "response_offsets": np.array([0, 2, tokens], np.int64),
+        "loss_mask": np.full(tokens, fill_value=True),
+        "generation_logprobs": -1 - dice.random(tokens, np.float32),
+        "weight_versions": np.zeros(tokens, np.int32),
+    }
+
+
+@dataclass
+class Bench:
+    """A trainer of some ranks, and what a controller does with it."""
+
+    trainer: RayTrainer
+    ranks: list[Any]
+
+    def __post_init__(self) -> None:
+        self._attempts = count(1)
+
+    async def up(self) -> TrainerState:
+        async with asyncio.timeout(90):
+            while True:
+                try:
+                    return await self.trainer.state(FENCE)
+                except ActorLost:
+                    await asyncio.sleep(0.1)  # real processes are starting
+
+    async def step(
+        self,
+        number: int,
+        *ordinals: int,
+        spoil: str = "",
+        unknown_token: bool = False,
+        begun: Callable[[], None] = lambda: None,
+    ) -> StepResult:
+        """One step in one chunk; ``spoil`` takes this column from the first group."""
+        key = StepKey(number, next(self._attempts), 0)
+        groups = [columns(each) for each in ordinals]
+        groups[0].pop(spoil, None)
+        if unknown_token:
+            groups[0]["response_ids"][0] = 10_000
+        chunk = chunk_of(groups, ordinals)
+        await self.trainer.begin_train_step(FENCE, key, LOSS)
+        begun()
+        try:
+            made = await self.trainer.prepare_logprobs(FENCE, chunk, LOSS)
+            payloads = tuple(
+                (*held, new) for held, new in zip(chunk.payloads, made.payloads, strict=True)
+            )
+            chunk = Chunk(chunk.ordinals, payloads, chunk.advantages, 0, chunk.group_tokens)
+            await self.trainer.train_microbatch(FENCE, key.next(), chunk)
+            return await self.trainer.finish_train_step(FENCE, key.next().next())
+        except TrainStepFailed:
+            await self.trainer.abort_train_step(FENCE, key)
+            raise
+
+    async def pid(self, rank: int) -> int:
+        life, _ = await self.ranks[rank].standing.remote(FENCE)
+        return int(life.split("-")[-2])
+
+
+def chunk_of(groups: list[dict[str, Any]], ordinals: tuple[int, ...]) -> Chunk:
+    ref: Any = ray.put(groups)
+    return Chunk(
+        ordinals,
+        tuple((Packed(ref, index),) for index in range(len(groups))),
+        ((0.5, -0.5),) * len(groups),
+        0,
+        tuple(6 + ordinal for ordinal in ordinals),
+    )
+
+
+def bench_of(ranks: int, run_dir: Path) -> Bench:
+    cls = ray.remote(TorchTrainerActor).options(num_cpus=0, max_restarts=-1)
+    handles = [
+        cls.remote(TrainerSpec(CONFIG, str(TINY), str(run_dir), rank, ranks))
+        for rank in range(ranks)
+    ]
+    return Bench(RayTrainer(handles, CONFIG.trainer), handles)
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Two ranks for all tests of this file: each leaves them able to start again."""
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1)
+    yield bench_of(2, tmp_path_factory.mktemp("two"))
+    ray.shutdown()
+
+
+def test_two_ranks_take_the_steps_of_one(gang: Bench, tmp_path: Path) -> None:
+    async def story() -> None:
+        one = bench_of(1, tmp_path)
+        states = [await each.up() for each in (one, gang)]
+        assert [each.ranks for each in states] == [1, 2]
+        assert states[0].digest == states[1].digest
+        releases = [await each.trainer.publish_weights(FENCE, 0) for each in (one, gang)]
+        assert releases[0].digest == releases[1].digest
+        for number, ordinals in enumerate([(0, 1, 2, 3, 4), (5,)], start=1):
+            results = [await each.step(number, *ordinals) for each in (one, gang)]
+            assert all(each.applied for each in results)
+            assert results[1].tokens == results[0].tokens
+            assert results[1].loss == pytest.approx(results[0].loss, rel=1e-6)
+            assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=1e-6)
+        kept = await gang.trainer.save_checkpoint(FENCE, 2)
+        await gang.step(3, 6, 7)
+        back = await gang.trainer.restore(FENCE, 2)
+        assert (back.version, back.digest) == (2, kept.digest)
+        await one.trainer.restart()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("spoil", ["response_ids", "loss_mask"])
+def test_a_rank_that_raises_has_the_step_aborted_on_all(gang: Bench, spoil: str) -> None:
+    """One rank cannot read its share: when logprobs are prepared, or when it is trained."""
+
+    async def story() -> None:
+        await gang.up()
+        await gang.trainer.restore(FENCE, 0)
+        with pytest.raises(TrainStepFailed, match=spoil):
+            await gang.step(1, 0, 1, 2, spoil=spoil)
+        assert (await gang.step(1, 0, 1, 2)).applied
+
+    asyncio.run(story())
+
+
+def test_a_rank_that_raises_while_the_others_compute_costs_all_ranks(gang: Bench) -> None:
+    """A token that no model has is found by one rank, in the midst of its forward pass."""
+
+    async def story() -> None:
+        await gang.up()
+        await gang.trainer.restore(FENCE, 0)
+        with pytest.raises(ActorLost, match="index out of range"):
+            async with asyncio.timeout(DEADLINE_S):
+                await gang.step(1, 0, 1, 2, unknown_token=True)
+        await gang.trainer.restart()
+        await gang.up()
+        await gang.trainer.restore(FENCE, 0)
+        assert (await gang.step(1, 0, 1, 2)).applied
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_or_hangs_costs_all_ranks_and_they_come_back(
+    gang: Bench, rank: int
+) -> None:
+    """One that hangs is found out before the deadline of a step is over."""
+
+    async def story() -> None:
+        await gang.up()
+        await gang.trainer.restore(FENCE, 0)
+        first = await gang.step(1, 0, 1, 2)
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            before = [await gang.pid(each) for each in (0, 1)]
+            strike = partial(os.kill, before[rank], number)
+            with pytest.raises(ActorLost):
+                async with asyncio.timeout(DEADLINE_S):
+                    await gang.step(2, 3, 4, begun=strike)
+            await gang.trainer.restart()
+            assert (await gang.up()).version == 0
+            after = [await gang.pid(each) for each in (0, 1)]
+            assert not set(before) & set(after)
+            await gang.trainer.restore(FENCE, 0)
+            assert numbers(await gang.step(1, 0, 1, 2)) == numbers(first)
+
+    asyncio.run(story())
+
+
+def numbers(result: StepResult) -> tuple[object, ...]:
+    return result.loss, result.grad_norm, result.metrics

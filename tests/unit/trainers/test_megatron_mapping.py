@@ -1,0 +1,156 @@
+"""Where the elements of megatron's parameters are in Hugging Face's tensors, for any cut of any model."""
+
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.actors.trainers.megatron.architecture import Architecture
+from offbeat.actors.trainers.megatron.errors import UnmappedParameter
+from offbeat.actors.trainers.megatron.layout import Layout
+from offbeat.actors.trainers.megatron.mapping import Box, boxes_of, padded_vocabulary
+
+SMALL = Architecture(
+    name="two groups of two heads",
+    layers=1,
+    hidden=3,
+    heads=4,
+    groups=2,
+    head_dim=5,
+    intermediate=8,
+    vocabulary=7,
+    max_positions=8,
+    norm_eps=1e-6,
+    rope_theta=1e4,
+    tied=False,
+)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[Architecture, int, int, int]:
+    """An architecture, and tensor-parallel, pipeline and expert-parallel sizes that can cut it."""
+    experts = draw(st.sampled_from([0, 4]))
+    tensor = 1 if experts else draw(st.sampled_from([1, 2, 4]))
+    pipeline, expert = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
+    groups = tensor * draw(st.integers(1, 2))
+    architecture = Architecture(
+        name="any",
+        layers=pipeline * draw(st.integers(1, 2)),
+        hidden=draw(st.integers(1, 6)),
+        heads=groups * draw(st.integers(1, 3)),
+        groups=groups,
+        head_dim=draw(st.integers(1, 3)),
+        intermediate=tensor * draw(st.integers(1, 3)),
+        vocabulary=draw(st.integers(1, 9)),
+        max_positions=8,
+        norm_eps=1e-6,
+        rope_theta=1e4,
+        tied=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        experts=experts,
+        experts_per_token=2 if experts else 0,
+    )
+    return architecture, tensor, pipeline, expert if experts else 1
+
+
+def shapes_of(a: Architecture, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """A rank's parameters as the library makes them."""
+    tensor, shapes = layout.tensor, dict[str, tuple[int, ...]]()
+    rows = padded_vocabulary(a, layout) // tensor
+    if layout.is_first_stage:
+        shapes["embedding.word_embeddings.weight"] = (rows, a.hidden)
+    for layer in range(a.layers // layout.pipeline):
+        at, heads = f"decoder.layers.{layer}.", (a.heads + 2 * a.groups) // tensor
+        shapes[f"{at}input_layernorm.weight"] = (a.hidden,)
+        shapes[f"{at}self_attention.linear_qkv.weight"] = (heads * a.head_dim, a.hidden)
+        if a.qkv_bias:
+            shapes[f"{at}self_attention.linear_qkv.bias"] = (heads * a.head_dim,)
+        if a.qk_norm:
+            shapes[f"{at}self_attention.q_layernorm.weight"] = (a.head_dim,)
+            shapes[f"{at}self_attention.k_layernorm.weight"] = (a.head_dim,)
+        wide = a.heads * a.head_dim // tensor
+        shapes[f"{at}self_attention.linear_proj.weight"] = (a.hidden, wide)
+        shapes[f"{at}pre_mlp_layernorm.weight"] = (a.hidden,)
+        mlps = [f"{at}mlp."]
+        if a.experts:
+            here = range(a.experts // layout.expert)
+            mlps = [f"{at}mlp.experts.local_experts.{expert}." for expert in here]
+            shapes[f"{at}mlp.router.weight"] = (a.experts, a.hidden)
+        for mlp in mlps:
+            shapes[f"{mlp}linear_fc1.weight"] = (2 * a.intermediate // tensor, a.hidden)
+            shapes[f"{mlp}linear_fc2.weight"] = (a.hidden, a.intermediate // tensor)
+    if layout.is_last_stage:
+        shapes["decoder.final_layernorm.weight"] = (a.hidden,)
+        if not (a.tied and layout.is_first_stage):
+            shapes["output_layer.weight"] = (rows, a.hidden)
+    return shapes
+
+
+def world_of(a: Architecture, tensor: int, pipeline: int, expert: int) -> list[list[Box]]:
+    layouts = [
+        Layout(tensor, pipeline, expert, expert, *ranks)
+        for ranks in product(range(tensor), range(pipeline), range(expert))
+    ]
+    return [boxes_of(shapes_of(a, layout), a, layout) for layout in layouts]
+
+
+@given(cuts())
+def test_the_ranks_together_hold_every_element_of_every_tensor_once(
+    cut: tuple[Architecture, int, int, int],
+) -> None:
+    boxes = {box.key: box for rank in world_of(*cut) for box in rank}
+    held = dict[str, np.ndarray]()
+    for box in boxes.values():
+        whole = held.setdefault(box.tensor, np.zeros(box.whole, int))
+        assert whole.shape == box.whole
+        whole[tuple(slice(s, s + n) for s, n in zip(box.start, box.shape, strict=True))] += 1
+    assert all((count == 1).all() for count in held.values())
+
+
+@given(cuts())
+def test_every_layout_of_a_model_has_the_same_tensors(
+    cut: tuple[Architecture, int, int, int],
+) -> None:
+    def shapes(boxes: list[list[Box]]) -> dict[str, tuple[int, ...]]:
+        return {box.tensor: box.whole for rank in boxes for box in rank}
+
+    assert shapes(world_of(*cut)) == shapes(world_of(cut[0], 1, 1, 1))
+
+
+@given(cuts())
+def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
+    cut: tuple[Architecture, int, int, int],
+) -> None:
+    a, tensor, *_ = cut
+    layout = Layout(tensor=tensor, tensor_rank=tensor - 1)
+    shapes = shapes_of(a, layout)
+    covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
+    for box in boxes_of(shapes, a, layout):
+        place = tuple(slice(s, s + n) for s, n in zip(box.local, box.shape, strict=True))
+        covered[box.parameter][place] += 1
+    for name, count in covered.items():
+        padding = "embedding" in name or name == "output_layer.weight"
+        assert ((count <= 1) if padding else (count == 1)).all()
+
+
+def test_a_parameter_that_no_rule_knows_is_named() -> None:
+    layout = Layout()
+    with pytest.raises(UnmappedParameter, match=r"decoder\.layers\.0\.mlp\.gate_score"):
+        boxes_of({"decoder.layers.0.mlp.gate_score": (1,)}, SMALL, layout)
+
+
+def test_queries_keys_and_values_of_a_group_lie_together() -> None:
+    layout = Layout(tensor=2, tensor_rank=1)
+    name = "decoder.layers.0.self_attention.linear_qkv.weight"
+    boxes = boxes_of({name: (20, 3)}, SMALL, layout)
+    found = [(box.tensor.rpartition(".self_attn.")[2], box.start[0], box.local[0]) for box in boxes]
+    assert found == [
+        ("q_proj.weight", 10, 0),
+        ("k_proj.weight", 5, 10),
+        ("v_proj.weight", 5, 15),
+    ]
+    assert sum(prod(box.shape) for box in boxes) == 60
