@@ -12,6 +12,7 @@ from offbeat.actors.call import RemoteBug, first_line, reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange, Outbox
 from offbeat.actors.environment_worker.group import run_group
 from offbeat.actors.environment_worker.rollout_log import RolloutLog
+from offbeat.actors.environment_worker.spooling import Spooling
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.actors.handles import Handle
@@ -24,6 +25,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
 COALESCED_BYTES: Final = 64 * 1024
 """Payload of small groups that travels in one reply; a larger group travels, and is freed, alone."""
@@ -70,6 +72,12 @@ class EnvironmentActor:
             spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
         )
         self._log = RolloutLog(Path(spec.run_dir) / "rollouts", spec.name)
+        self._spooling: Spooling | None = None
+        if spec.config.transfer_queue.spool == "ready":
+            spool = Path(spec.run_dir) / FOLDER
+            self._spooling = Spooling(
+                SpoolWriter(spool, spec.name, life.removeprefix(f"{spec.name}-"))
+            )
         self._started: asyncio.Task[None] | None = None
 
     @ray.method(num_returns=2)
@@ -88,6 +96,8 @@ class EnvironmentActor:
         """
         self._guard.check(fence)
         life = f"{fence.run_id}/{fence.incarnation}"
+        if self._spooling is not None:
+            self._spooling.begin(life)
         answers = await self._groups.exchange("controller", life, asked, cancelled)
         receipts = [
             Answer(each.id, each.value[0] if each.value else None, each.failure) for each in answers
@@ -112,11 +122,15 @@ class EnvironmentActor:
             raise classified(error, task) from error
         if config.rollout.log and not task.evaluation:
             self._log.add(task, receipt, columns)
+        if self._spooling is not None and not task.evaluation:
+            receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
 
     async def close(self) -> None:
         self._groups.cancel_all()
         await self._log.close()
+        if self._spooling is not None:
+            await self._spooling.close()
         await self._environment.close()
 
     async def _start_once(self) -> None:

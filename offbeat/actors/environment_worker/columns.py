@@ -32,6 +32,7 @@ class Rollout:
     engine_incarnation: str
     generate_s: float
     reward_s: float
+    kept_kv: tuple[int, ...] = ()  # [G], see GenerateResult
 
 
 def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[Receipt, Columns]:
@@ -87,4 +88,5 @@ def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
         payload_bytes=schema.payload_bytes(columns),
         generate_s=rollout.generate_s,
         reward_s=rollout.reward_s,
+        kept_kv=rollout.kept_kv,
     )

@@ -38,6 +38,7 @@ class Transcript:
     reward: object = None
     generate_s: float = 0.0
     reward_s: float = 0.0
+    kept_kv: int = 0
 
     def add_turn(self, observation_ids: tuple[int, ...], result: GenerateResult) -> None:
         """An observation (empty before the first turn) and the turn that answered it."""
@@ -49,6 +50,7 @@ class Transcript:
         self.logprobs += [0.0] * len(observation_ids) + result.logprobs.tolist()
         self.mask += [False] * len(observation_ids) + [True] * generated
         self.finish_reason, self.incarnation = result.finish_reasons[0], result.incarnation
+        self.kept_kv += sum(result.kept_kv)
 
     def _add_span(self, version: int, count: int) -> None:
         if count == 0:
@@ -142,6 +144,7 @@ class _EpisodeRun:
 def _joined(prompt_ids: tuple[int, ...], transcripts: list[Transcript]) -> Rollout:
     lengths = [0, *(len(one.token_ids) for one in transcripts)]
     spans: tuple[VersionSpans, ...] = tuple(tuple(one.spans) for one in transcripts)
+    kept = tuple(one.kept_kv for one in transcripts)
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=np.array([i for one in transcripts for i in one.token_ids], dtype=np.int32),
@@ -153,4 +156,5 @@ def _joined(prompt_ids: tuple[int, ...], transcripts: list[Transcript]) -> Rollo
         engine_incarnation=transcripts[0].incarnation,
         generate_s=max(one.generate_s for one in transcripts),
         reward_s=max(one.reward_s for one in transcripts),
+        kept_kv=kept if any(kept) else (),
     )

@@ -95,6 +95,7 @@ def table(rows: list[_Row]) -> pa.Table:
                 receipt.finish_reasons[sample],
                 min(version for version, _ in spans),
                 max(version for version, _ in spans),
+                receipt.kept_kv[sample] if receipt.kept_kv else 0,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -115,4 +116,5 @@ _FIELDS: Final = {
     "finish_reason": pa.string(),
     "oldest_version": pa.int64(),
     "newest_version": pa.int64(),
+    "kept_kv": pa.int32(),
 }

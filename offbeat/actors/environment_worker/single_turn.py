@@ -33,5 +33,6 @@ async def run_single_turn(
         engine_incarnation=result.incarnation,
         generate_s=generated - began,
         reward_s=time.perf_counter() - generated,
+        kept_kv=result.kept_kv,
     )
     return packed(task, rollout, rewards)

@@ -1,0 +1,113 @@
+"""Writing finished groups to the run's spool, beside the event loop."""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+import structlog
+from numpy.typing import NDArray
+
+from offbeat.messages.groups import Receipt, Spooled
+from offbeat.transfer_queue.spool import SpoolWriter
+
+PATIENCE_S: Final = 5.0
+"""A group waits so long for the disk; then it is answered without a copy."""
+
+log = structlog.stdlib.get_logger()
+_Columns = Mapping[str, NDArray[Any]]
+_Waiting = list[tuple[_Columns, "asyncio.Future[Spooled | None]"]]
+
+
+class Spooling:
+    """Has each group written before it is answered; all methods belong to one event loop.
+
+    What finishes while others are being written is written in one go. A disk that refuses or hangs
+    costs the copy, never the group: that is said once, and once more when it takes groups again.
+    """
+
+    def __init__(self, writer: SpoolWriter, *, patience_s: float = PATIENCE_S) -> None:
+        self._writer, self._patience_s = writer, patience_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._waiting: _Waiting = []
+        self._writing: asyncio.Task[None] | None = None
+        self._hangs = False  # what is being written takes longer than anybody waits
+        self._without = 0  # groups in a row that got no copy
+        self._life = ""
+
+    async def spooled(self, receipt: Receipt, columns: _Columns) -> Receipt:
+        """The receipt, naming the copy on disk if there is one now.
+
+        Cancelling leaves at most bytes that no receipt names.
+        """
+        if self._hangs:  # what would wait behind it would only take memory
+            self._without += 1
+            return receipt
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((columns, done))
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write_all())
+        try:
+            async with asyncio.timeout(self._patience_s):
+                place = await done
+        except TimeoutError:
+            self._hangs = True
+            self._refused(f"the disk has not answered for {self._patience_s:g} s")
+            return receipt
+        return receipt if place is None else msgspec.structs.replace(receipt, spooled=place)
+
+    def begin(self, life: str) -> None:
+        """Groups are asked for by this life of a controller; another one gets segments of its own.
+
+        It knows nothing of what the one before it was sent, and removes what it does not need.
+        """
+        if life != self._life:
+            self._life = life
+            self._thread.submit(self._writer.rotate)
+
+    async def close(self) -> None:
+        """Write what waits, and let go of the file."""
+        if self._writing is not None and not self._hangs:
+            await self._writing
+        self._thread.submit(self._writer.rotate)
+        self._thread.shutdown(wait=not self._hangs)
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            written = loop.run_in_executor(self._thread, self._write, waiting)
+            await asyncio.wait([written])
+            self._hangs = False
+            for index, (_, done) in enumerate(waiting):
+                if done.done():
+                    continue  # cancelled meanwhile, or answered without
+                if bug := written.exception():
+                    done.set_exception(bug)
+                else:
+                    done.set_result(self._judged(written.result()[index]))
+        self._writing = None
+
+    def _write(self, waiting: _Waiting) -> list[Spooled | OSError]:
+        results = list[Spooled | OSError]()
+        for columns, _ in waiting:
+            try:
+                results.append(self._writer.write(columns))
+            except OSError as refused:
+                results.append(refused)
+        return results
+
+    def _judged(self, result: Spooled | OSError) -> Spooled | None:
+        if isinstance(result, OSError):
+            self._refused(str(result))
+            return None
+        if self._without:
+            log.info("spool.works_again", groups_without=self._without)
+            self._without = 0
+        return result
+
+    def _refused(self, problem: str) -> None:
+        if not self._without:
+            log.warning("spool.refused", error=problem)
+        self._without += 1

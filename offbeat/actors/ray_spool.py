@@ -1,0 +1,66 @@
+"""The controller's side of the spool: groups of a former life become payloads of this one."""
+
+import contextlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import ray
+import structlog
+
+from offbeat.actors.ray_ports import Packed
+from offbeat.messages.groups import Receipt, group_id
+from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.spool import NotInSpool, read, sweep
+from offbeat.transfer_queue.spool_holds import Hold, Holds
+
+log = structlog.stdlib.get_logger()
+
+
+class RaySpool:
+    """Reads what is left of a former controller, and removes what nobody needs any more.
+
+    A group's copy stays on disk for as long as its payload handle lives. All methods belong to one
+    event loop; files are removed beside it. On a machine that does not see the producers' disk
+    nothing is readable, and groups are rolled out again.
+    """
+
+    def __init__(self, directory: Path, needed: Iterable[str] = ()) -> None:
+        """Take over a spool: segments that are not ``needed`` are removed at once."""
+        self._directory = directory
+        self._holds = Holds()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        sweep(directory, set(needed))
+
+    def readable(self, receipt: Receipt) -> Packed | None:
+        """The columns this receipt vouches for, owned by this process now; None when they are gone."""
+        place = receipt.spooled
+        if place is None:
+            return None
+        try:
+            columns = cast("Columns", read(self._directory, place))  # as a worker packed them
+        except NotInSpool as gone:
+            log.warning("spool.unreadable", group=group_id(receipt.ordinal), error=str(gone))
+            return None
+        return Packed(ray.put([columns]), 0, self._holds.inherit(place))
+
+    def hold(self, receipt: Receipt) -> Hold | None:
+        """What keeps the copy of a group that has just been answered."""
+        place = receipt.spooled
+        if place is None:
+            return None
+        hold = self._holds.hold(place)
+        if unneeded := self._holds.unneeded():
+            self._thread.submit(self._remove, unneeded)
+        return hold
+
+    def close(self, needed: Iterable[str]) -> None:
+        """Nobody holds anything any more: leave only what the next controller needs. Blocks."""
+        self._thread.shutdown()
+        sweep(self._directory, set(needed))
+
+    def _remove(self, segments: list[str]) -> None:
+        for segment in segments:
+            with contextlib.suppress(OSError):  # it goes with the next sweep
+                (self._directory / segment).unlink(missing_ok=True)

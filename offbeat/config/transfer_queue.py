@@ -1,0 +1,13 @@
+"""The section about finished groups that wait to be trained."""
+
+from typing import Literal
+
+from offbeat.config.base import Config
+
+
+class TransferQueueConfig(Config):
+    """Where finished groups wait."""
+
+    spool: Literal["ready", "off"] = "ready"
+    """ready: finished groups are also written to ``RUN/spool``, so that they outlive the controller and
+    are not rolled out again after it was lost; off: they live in its memory alone."""
