@@ -9,11 +9,14 @@ from offbeat.config.rollouts import EnvironmentConfig
 from offbeat.config.run import RunConfig
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
+from offbeat.environments.gsm8k import row_problem as question_problem
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.prompts import (
     ArithmeticPrompts,
     JsonlPrompts,
     PromptSource,
+    RowCheck,
     StubPrompts,
 )
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
@@ -23,6 +26,8 @@ from offbeat.environments.user_code import load_target
 from offbeat.messages.failures import OffbeatError
 
 _STUB_ROWS: Final = 1024
+_ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem}
+"""Environments whose rows are no ``prompt`` and no ``messages``."""
 
 
 class BadEnvironment(OffbeatError):
@@ -52,9 +57,10 @@ def make_prompts(config: RunConfig, base_dir: Path) -> PromptSource:
     """
     data, name = config.data, config.environment.name
     shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
+    if name == "gsm8k":
+        _gsm8k_options(config.environment)  # a mistake in them is told before anything starts
     if data.path is not None:
-        path = base_dir / data.path
-        return JsonlPrompts(path, shuffle=shuffle, seed=seed, epochs=epochs)
+        return _file_prompts(config, base_dir / data.path, shuffle=shuffle, epochs=epochs)
     if name == "stub":
         return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
     if name == "arithmetic":
@@ -74,8 +80,7 @@ def make_evaluation_prompts(config: RunConfig, base_dir: Path) -> PromptSource |
     if not evaluation.interval:
         return None
     if evaluation.path is not None:
-        path = base_dir / evaluation.path
-        return JsonlPrompts(path, shuffle=False, seed=config.seed, epochs=1)
+        return _file_prompts(config, base_dir / evaluation.path, shuffle=False, epochs=1)
     return make_prompts(config, base_dir)
 
 
@@ -90,6 +95,7 @@ def make_environment(
     Raises:
         BadEnvironment: Something the environment needs is missing, or of the wrong kind.
         TargetNotFound: A custom environment cannot be imported.
+        NoChatTemplate: The tokenizer has none, and the environment needs it.
     """
     if config.name == "stub":
         return StubEnvironment()
@@ -97,6 +103,8 @@ def make_environment(
         raise BadEnvironment("model.path", f"environment {config.name!r} needs a tokenizer")
     if config.name == "arithmetic":
         return Arithmetic(tokenizer)
+    if config.name == "gsm8k":
+        return Gsm8k(tokenizer, _gsm8k_options(config))
     if config.target is None:
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"
@@ -106,6 +114,22 @@ def make_environment(
             tokenizer, _reward_target(config, config.target, working_dir), config.reward_workers
         )
     return _custom(config, config.target, tokenizer, working_dir)
+
+
+def _file_prompts(
+    config: RunConfig, path: Path, *, shuffle: bool, epochs: int | None
+) -> PromptSource:
+    problem_of = _ROW_CHECKS.get(config.environment.name)
+    return JsonlPrompts(
+        path, shuffle=shuffle, seed=config.seed, epochs=epochs, problem_of=problem_of
+    )
+
+
+def _gsm8k_options(config: EnvironmentConfig) -> Gsm8kOptions:
+    try:
+        return msgspec.convert(config.options, Gsm8kOptions)
+    except msgspec.ValidationError as error:
+        raise BadEnvironment("environment.options", str(error)) from error
 
 
 def _arithmetic_prompts(config: RunConfig) -> PromptSource:

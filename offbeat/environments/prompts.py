@@ -6,6 +6,7 @@ prompts, so nothing is skipped and nothing repeated.
 
 import abc
 import codecs
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -44,6 +45,10 @@ class PromptFileError(OffbeatError):
         )
 
 
+RowCheck = Callable[[Mapping[str, object]], str | None]
+"""What is wrong with a row of a prompt file; None when nothing is."""
+
+
 class RowPrompts(abc.ABC):
     """A prompt source over numbered rows; what is left to a subclass is what a row holds."""
 
@@ -68,16 +73,25 @@ class RowPrompts(abc.ABC):
 class JsonlPrompts(RowPrompts):
     """The rows of a JSON Lines file. Blank lines are no rows.
 
-    Each row is an object with ``prompt`` (a string, tokenised as it stands) or ``messages`` (a
-    list of ``{"role": ..., "content": ...}``, put through the chat template). All other keys are
-    the environment's. Every line is checked once, here; rows are kept as the bytes they came as.
+    Each row is an object in which ``problem_of`` finds no problem: unless the environment has rows
+    of its own, ``prompt`` (a string, tokenised as it stands) or ``messages`` (a list of
+    ``{"role": ..., "content": ...}``, put through the chat template). All other keys are the
+    environment's. Every line is checked once, here; rows are kept as the bytes they came as.
 
     Raises:
         PromptFileError: Naming the line, what is wrong with it and what it should be.
     """
 
-    def __init__(self, path: Path, *, shuffle: bool, seed: int, epochs: int | None) -> None:
-        self._lines = _read_rows(path)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        shuffle: bool,
+        seed: int,
+        epochs: int | None,
+        problem_of: RowCheck | None = None,
+    ) -> None:
+        self._lines = _read_rows(path, problem_of or row_problem)
         super().__init__(len(self._lines), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def _data(self, row: int) -> dict[str, Any]:
@@ -107,7 +121,7 @@ class StubPrompts(RowPrompts):
         return {"prompt": f"stub prompt {row}"}
 
 
-def _read_rows(path: Path) -> list[bytes]:
+def _read_rows(path: Path, problem_of: RowCheck) -> list[bytes]:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -115,7 +129,7 @@ def _read_rows(path: Path) -> list[bytes]:
     rows = list[bytes]()
     for number, line in enumerate(text.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if stripped := line.strip():
-            problem = _problem(stripped)
+            problem = _problem(stripped, problem_of)
             if problem is not None:
                 raise PromptFileError(str(path), number, problem)
             rows.append(stripped)
@@ -124,14 +138,18 @@ def _read_rows(path: Path) -> list[bytes]:
     return rows
 
 
-def _problem(line: bytes) -> str | None:
+def _problem(line: bytes, problem_of: RowCheck) -> str | None:
     try:
         row: object = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"is not JSON: {error}"
     if not isinstance(row, dict):
-        return f"is a JSON {type(row).__name__}; a row is an object with 'prompt' or 'messages'"
-    fields = cast("dict[str, object]", row)
+        return f"is a JSON {type(row).__name__}; a row is an object, one a line"
+    return problem_of(cast("dict[str, object]", row))
+
+
+def row_problem(fields: Mapping[str, object]) -> str | None:
+    """What keeps a row from being a prompt; None when nothing does."""
     if ("prompt" in fields) == ("messages" in fields):
         both = "both" if "prompt" in fields else "neither"
         return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); give one"

@@ -54,6 +54,7 @@ def result(
     *,
     spans: Sequence[VersionSpans] | None = None,
     finish: str = "stop",
+    kept_kv: tuple[int, ...] = (),
 ) -> GenerateResult:
     """Each text followed by the end of sequence, unless ``finish`` says it was cut."""
     ids = [[ord(char) for char in text] + [EOS_ID] * (finish == "stop") for text in texts]
@@ -67,6 +68,7 @@ def result(
         version_spans=tuple(spans or [((3, len(sample)),) for sample in ids]),
         engine="engine-0",
         incarnation="engine-0-a",
+        kept_kv=kept_kv,
     )
 
 

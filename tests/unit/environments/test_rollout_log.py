@@ -25,6 +25,7 @@ def finished(ordinal: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]
         version_spans=(((3, 1),), ((3, 1), (4, 1))),
         columns=(),
         payload_bytes=0,
+        kept_kv=(0, 1),
     )
     columns = {
         "prompt_ids": np.array([1, 2], np.int32),
@@ -51,6 +52,7 @@ def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_pa
     assert [row["response_ids"] for row in rows] == [[7], [8, 9]]
     assert [row["reward"] for row in rows] == [0.0, 1.0]
     assert [(row["oldest_version"], row["newest_version"]) for row in rows] == [(3, 3), (3, 4)]
+    assert [row["kept_kv"] for row in rows] == [0, 1]
     assert rows[0]["prompt"] == "1+1="
 
 

@@ -66,7 +66,7 @@ class Fixed(SingleTurn):
 
 def test_a_group_is_packed_and_its_receipt_says_what_is_in_it() -> None:
     spans = (((3, 1), (4, 1)), ((4, 3),))
-    receipt, columns = rolled_out(task(), answers("7", "11", spans=spans))
+    receipt, columns = rolled_out(task(), answers("7", "11", spans=spans, kept_kv=(1, 0)))
     assert columns["prompt_ids"].tolist() == [ord(char) for char in "3+4="]
     assert columns["response_ids"].tolist() == [ord("7"), EOS_ID, ord("1"), ord("1"), EOS_ID]
     assert columns["response_offsets"].tolist() == [0, 2, 5]
@@ -77,6 +77,7 @@ def test_a_group_is_packed_and_its_receipt_says_what_is_in_it() -> None:
     assert receipt.prompt_tokens == (4, 4)
     assert receipt.response_tokens == receipt.valid_tokens == (2, 3)
     assert receipt.version_spans == spans
+    assert receipt.kept_kv == (1, 0)
     assert receipt.oldest_version == 3
     assert receipt.engine_incarnation == "engine-0-a"
     assert set(receipt.columns) == set(schema.ROLLOUT_COLUMNS)
@@ -210,7 +211,8 @@ def guessing_engine(*turns: tuple[str, tuple[tuple[int, int], ...]]) -> Any:
 
     async def generate(request: GenerateRequest) -> GenerateResult:
         text, spans = turns[request.prompt_ids.count(ord("?")) - 1]
-        return result(request.request_id, [text], spans=[spans])
+        kept = sum(count for _, count in spans[1:])
+        return result(request.request_id, [text], spans=[spans], kept_kv=(kept,) if kept else ())
 
     return generate
 
@@ -230,6 +232,7 @@ def test_an_episode_masks_observations_and_stamps_them_with_the_turn_that_follow
         -0.5 * valid for valid in columns["loss_mask"][:end]
     ]
     assert receipt.version_spans == (((1, 5), (2, 1), (4, 4)),) * 2
+    assert receipt.kept_kv == (1, 1)
     assert receipt.response_tokens == (10, 10)
     assert receipt.valid_tokens == (6, 6)
     assert receipt.rewards == (0.5, 0.5)

@@ -1,0 +1,85 @@
+"""The number a response comes to, as text, and when two of them are the same number.
+
+Everything here is text in, text out, in time linear in the text, whatever the text is: a model
+writes millions of digits, half a tag, or no language at all, and none of it may hang a worker.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+_TAG: Final = re.compile(r"(</?think>)")
+_NUMBER: Final = r"""
+    \$?
+    (?P<sign> (?<![\w)\].,]) - )?                  # a minus; in 5-3 and in a word it is none
+    \$?
+    (?P<digits>
+        (?: [0-9]{1,3} (?:,[0-9]{3})+ (?![0-9])    # 1,234: commas between groups of three
+          | [0-9]++ )
+        (?: \.[0-9]++ )?
+      | (?<![0-9.]) \.[0-9]++ )
+"""
+_ANYWHERE: Final = re.compile(_NUMBER, re.VERBOSE | re.ASCII)
+_STRICT: Final = re.compile(r"\#{4}\s*+" + _NUMBER, re.VERBOSE | re.ASCII)
+_PLAIN: Final = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{NO-BREAK SPACE}": " ",
+        **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},  # fullwidth forms of ASCII
+    }
+)
+
+
+class FinalAnswer(NamedTuple):
+    """The number a text ends in."""
+
+    number: str  # canonical: two are equal exactly when the numbers are
+    strict: bool  # it stood behind ####
+
+
+def without_thinking(text: str) -> str:
+    """``text`` without what stands in ``<think>...</think>``.
+
+    A block that is never closed reaches to the end: the model was cut off before it answered. A
+    block that is never opened began before the text, for some chat templates open it.
+    """
+    said, thinking = list[str](), False
+    for piece in _TAG.split(text):
+        if piece == "<think>":
+            thinking = True
+        elif piece == "</think>":
+            if not thinking:
+                said.clear()
+            thinking = False
+        elif not thinking:
+            said.append(piece)
+    return "".join(said)
+
+
+def final_answer(text: str) -> FinalAnswer | None:
+    """The last number behind ``####``, else the last number at all; None without one.
+
+    ``$``, thousands commas, a percent sign and a full stop behind it do not count: ``$1,234.50.``
+    is 1234.5, ``72.0`` is 72. Fractions and exponents are not read: ``1/2`` ends in 2.
+    """
+    plain = text.translate(_PLAIN).replace("{,}", ",")  # LaTeX's comma between thousands
+    strict = _last(_STRICT, plain)
+    if strict is not None:
+        return FinalAnswer(strict, strict=True)
+    anywhere = _last(_ANYWHERE, plain)
+    return None if anywhere is None else FinalAnswer(anywhere, strict=False)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    match = None
+    for match in pattern.finditer(text):  # noqa: B007 - the last one is what is wanted
+        pass
+    return None if match is None else _canonical(match["digits"], negative=bool(match["sign"]))
+
+
+def _canonical(digits: str, *, negative: bool) -> str:
+    """By text alone: ``int`` takes quadratic time, and refuses more than 4300 digits."""
+    whole, _, fraction = digits.replace(",", "").partition(".")
+    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    number = f"{whole}.{fraction}" if fraction else whole
+    return f"-{number}" if negative and number != "0" else number

@@ -1,0 +1,124 @@
+"""Word problems with one number as answer, in the form of GSM8K: rows, prompt and reward.
+
+A row is ``{"question": "...", "answer": "... #### 72"}``; the answer may also be the number alone.
+Trusted code in linear time, so it runs in the worker's own process.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from offbeat.environments.final_answer import FinalAnswer, final_answer, without_thinking
+from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.text import Tokenizer, content_ids
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import Prompt, RolloutTask
+
+_OPENING: Final = "<think>"
+_LARGEST_REWARD: Final = 1e6
+_Reward = Annotated[float, msgspec.Meta(ge=-_LARGEST_REWARD, le=_LARGEST_REWARD)]
+
+
+class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``environment.options`` of ``environment.name: gsm8k``.
+
+    A sample's reward is the sum of what applies: ``correct`` and ``format``.
+    """
+
+    correct: _Reward = 1.0
+    """For the row's number as final answer: the last behind ``####``, else the last at all."""
+
+    format: _Reward = 0.0
+    """For a final answer that stands behind ``####``, right or wrong."""
+
+    strict: bool = False
+    """Only a number behind ``####`` counts as an answer."""
+
+    instruction: str = "Think step by step. End with #### and the answer, a number alone."
+    """Stands below every question; empty: the question alone."""
+
+    system: str = ""
+    """The system message of the chat; empty: none."""
+
+    chat: bool = True
+    """Put the question through the model's chat template; off: as plain text, for a base model."""
+
+
+class NoChatTemplate(OffbeatError):
+    """The model's tokenizer cannot make a chat of a question."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"the tokenizer cannot apply a chat template: {self.problem}. Set "
+            "environment.options.chat to false, or add chat_template.jinja to the model's directory"
+        )
+
+
+class Gsm8k(SingleTurn):
+    """Rewards a response by the number it ends in, without what it thinks in between.
+
+    Raises:
+        NoChatTemplate: ``options.chat`` with a tokenizer that has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: Gsm8kOptions) -> None:
+        self._tokenizer, self._options = tokenizer, options
+        # Some chat templates open the block themselves; then the response begins inside of it.
+        opening = tokenizer.decode(self._tokens("1+1?")).rstrip()
+        self._opened_by_prompt = _OPENING if opening.endswith(_OPENING) else ""
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self._tokens(prompt.data["question"]))
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        wanted = row_answer(task.prompt.data)
+        return [self._reward(ids, wanted) for ids in content_ids(result)]
+
+    def _reward(self, token_ids: list[int], wanted: str | None) -> float:
+        response = self._opened_by_prompt + self._tokenizer.decode(token_ids)
+        given = final_answer(without_thinking(response))
+        if given is None or (self._options.strict and not given.strict):
+            return 0.0
+        right = self._options.correct if given.number == wanted else 0.0
+        return right + (self._options.format if given.strict else 0.0)
+
+    def _tokens(self, question: str) -> list[int]:
+        options = self._options
+        text = f"{question}\n\n{options.instruction}" if options.instruction else question
+        if not options.chat:
+            return self._tokenizer.encode(text)
+        chat = [{"role": "system", "content": options.system}] if options.system else []
+        chat.append({"role": "user", "content": text})
+        try:
+            return self._tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except ValueError as error:  # what transformers raises where there is no template
+            raise NoChatTemplate(str(error)) from error
+
+
+def row_answer(row: Mapping[str, Any]) -> str | None:
+    """The number of a row's ``answer``, canonical; None without one."""
+    answer: FinalAnswer | None = final_answer(str(row["answer"]))
+    return None if answer is None else answer.number
+
+
+def row_problem(row: Mapping[str, object]) -> str | None:
+    """What keeps a row from being a question with a number as answer; None when nothing does."""
+    if missing := [key for key in ("question", "answer") if key not in row]:
+        keys = ", ".join(row)
+        return f"has no {' and no '.join(map(repr, missing))} (keys: {keys}); give both"
+    question, answer = row["question"], row["answer"]
+    if not isinstance(question, str) or not question.strip():
+        return f"'question' is {question!r:.80}; it is a string with at least one character"
+    if isinstance(answer, bool) or not isinstance(answer, str | int):
+        return f"'answer' is {answer!r:.80}; it is a string or an integer"
+    if row_answer(row) is None:
+        return f"'answer' is {answer!r:.80}; it holds no number"
+    return None

@@ -1,0 +1,65 @@
+"""The recipes for real models, as far as a machine without them can tell."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat.cli.checks.software import gpus_wanted
+from offbeat.cli.main import app
+from offbeat.config.loader import load_recipe
+from offbeat.environments.factory import make_prompts
+from offbeat.environments.gsm8k import row_answer
+
+ROOT = Path(__file__).parents[3]
+GSM8K = [("grpo-gsm8k-1gpu", 1), ("grpo-gsm8k-1node", 8)]
+
+
+@pytest.mark.parametrize(("name", "gpus"), GSM8K)
+def test_a_recipe_asks_for_the_gpus_in_its_name(name: str, gpus: int) -> None:
+    config = load_recipe(ROOT / "recipes" / f"{name}.yaml").config
+    assert gpus_wanted(config) == gpus
+    assert (config.generator.device, config.trainer.device) == ("cuda", "cuda")
+
+
+@pytest.mark.parametrize(("name", "_gpus"), GSM8K)
+def test_what_a_machine_lacks_is_told_and_nothing_else(
+    tmp_path: Path, name: str, _gpus: int
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "6 * 12?", "answer": "#### 72"}\n')
+    overrides = [
+        f"model.path={ROOT / 'models' / 'tiny-addition'}",
+        "generator.max_model_len=512",
+        "generator.sampling.max_new_tokens=256",
+        *(f"{key}.path={tmp_path / 'rows.jsonl'}" for key in ("data", "eval")),
+        "wandb.mode=disabled",
+    ]
+    recipe = str(ROOT / "recipes" / f"{name}.yaml")
+    result = CliRunner().invoke(
+        app, ["check", recipe, *overrides, "--run-dir", str(tmp_path / "run")]
+    )
+    errors = [line for line in result.stdout.splitlines() if line.startswith("error")]
+    # Where there is a GPU, or vLLM, there is less to tell.
+    assert all(line.split()[1] in ("vllm:", "gpus:") for line in errors), result.stdout
+
+
+@pytest.mark.parametrize(("name", "_gpus"), GSM8K)
+def test_a_model_and_files_that_are_not_there_are_told_with_what_to_set(
+    tmp_path: Path, name: str, _gpus: int
+) -> None:
+    recipe = str(ROOT / "recipes" / f"{name}.yaml")
+    overrides = [f"{key}.path={tmp_path / 'absent'}" for key in ("model", "data", "eval")]
+    result = CliRunner().invoke(app, ["check", recipe, *overrides])
+    assert result.exit_code == 2
+    for fix in ("Point model.path at", "Point data.path at", "Point eval.path at"):
+        assert fix in result.stdout
+
+
+def test_the_sums_of_smollm2_are_all_of_one_digit_and_right() -> None:
+    loaded = load_recipe(ROOT / "recipes" / "smollm2-addition.yaml")
+    source = make_prompts(loaded.config, ROOT)
+    rows = [prompt.data for place in range(100) if (prompt := source.prompt(place)) is not None]
+    assert source.rows == 100
+    assert sorted((row["question"], row_answer(row)) for row in rows) == sorted(
+        (f"What is {a} + {b}?", str(a + b)) for a in range(10) for b in range(10)
+    )
