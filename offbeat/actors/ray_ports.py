@@ -7,9 +7,9 @@ the call, what is large is read from shared memory.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 
@@ -17,21 +17,12 @@ from offbeat.actors.call import reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange
 from offbeat.actors.handles import Handle
 from offbeat.messages.failures import ActorLost
-from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.training import (
-    Checkpoint,
-    Chunk,
-    ChunkResult,
-    LossSpec,
-    PreparedColumns,
-    StepResult,
-    TrainerState,
-)
+from offbeat.messages.training import Chunk
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.transfer_queue.schema import Columns
 
-T = TypeVar("T")
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each group, where its columns are: ``(object, index in it)``, in the order written."""
 
@@ -40,18 +31,22 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 class Packed:
     """A payload handle: one group's columns inside an object that may hold several groups'.
 
-    The object is freed with the last handle to it.
+    The object is freed with the last handle to it; a copy on disk stays while ``hold`` is held.
     """
 
     ref: "ray.ObjectRef[list[Columns]]"
     index: int
+    hold: object = field(default=None, compare=False, repr=False)
 
 
 class RayRollouts:
     """All environment worker actors, in turn; tasks to the same one are coalesced."""
 
-    def __init__(self, workers: Sequence[Handle]) -> None:
-        self._workers = list(workers)
+    def __init__(
+        self, workers: Sequence[Handle], hold: Callable[[Receipt], object] = lambda _: None
+    ) -> None:
+        """``hold`` is asked for each group answered; what it returns lives as long as the payload."""
+        self._workers, self._hold = list(workers), hold
         self._fence: Fence | None = None
         self._calls = [
             Coalescer(self._exchange_with(index, worker)) for index, worker in enumerate(workers)
@@ -83,12 +78,12 @@ class RayRollouts:
         ) -> list[Answer[tuple[Receipt, Packed]]]:
             answers, payload = worker.exchange.remote(self._fence, asked, cancelled)
             places = itertools.count()
+
+            def packed(receipt: Receipt) -> tuple[Receipt, Packed]:
+                return receipt, Packed(payload, next(places), self._hold(receipt))
+
             return [
-                Answer(
-                    each.id,
-                    None if each.value is None else (each.value, Packed(payload, next(places))),
-                    each.failure,
-                )
+                Answer(each.id, each.value and packed(each.value), each.failure)
                 for each in await reply_of(answers, f"environment-{index}", "rollout")
             ]
 
@@ -117,77 +112,6 @@ class RayGenerator:
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):
             await reply_of(self._engine.close.remote(), self.name, "close")
-
-
-class RayTrainer:
-    """The trainer's rank 0; with one rank, all of it.
-
-    A rank that was killed comes back by itself, with the initial model. Until it is up, every call
-    raises ``ActorLost``; the first ``state`` that answers says it is. One that is being killed may
-    still answer calls for a moment: ``state`` does not take its word.
-    """
-
-    def __init__(self, rank: Handle) -> None:
-        self._rank = rank
-        self._chunks = 0  # of a release; learnt from the first state
-        self._life = self._killed = ""  # names of process lives
-
-    async def state(self, fence: Fence) -> TrainerState:
-        life, self._chunks = await self._reply(self._rank.about.remote(fence), "start")
-        if life == self._killed:
-            raise ActorLost("trainer rank 0", "start", f"{life} is being killed")
-        self._life = life
-        return await self._reply(self._rank.state.remote(fence), "start")
-
-    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        places, payloads = flat(chunk)
-        written, columns = self._rank.prepare_logprobs.remote(fence, loss, places, *payloads)
-        names, sizes = await self._reply(written, "prepare_logprobs")
-        return PreparedColumns(
-            names, sizes, tuple(Packed(columns, index) for index in range(len(sizes)))
-        )
-
-    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        await self._reply(self._rank.begin_train_step.remote(fence, key, loss), "begin")
-
-    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        places, payloads = flat(chunk)
-        ref = self._rank.train_microbatch.remote(
-            fence, key, chunk.ordinals, chunk.advantages, places, *payloads
-        )
-        return await self._reply(ref, "microbatch")
-
-    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        return await self._reply(self._rank.finish_train_step.remote(fence, key), "finish")
-
-    async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        await self._reply(self._rank.abort_train_step.remote(fence, key), "abort")
-
-    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        call = self._rank.publish_weights.options(num_returns=1 + self._chunks)
-        meta, *chunks = call.remote(fence, version)
-        manifest, digest = await self._reply(meta, "publish")
-        return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
-
-    async def save(self, fence: Fence, step: int) -> None:
-        await self._reply(self._rank.save.remote(fence, step), "save")
-
-    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        return await self._reply(self._rank.save_checkpoint.remote(fence, version), "checkpoint")
-
-    async def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        return await self._reply(self._rank.restore.remote(fence, at_most), "restore")
-
-    async def restart(self) -> None:
-        self._killed = self._life
-        ray.kill(self._rank, no_restart=False)
-
-    async def close(self) -> None:
-        with contextlib.suppress(ActorLost):
-            await self._reply(self._rank.close.remote(), "close")
-
-    async def _reply(self, ref: "ray.ObjectRef[T]", during: str) -> T:
-        return await reply_of(ref, "trainer rank 0", during)
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:

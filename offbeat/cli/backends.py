@@ -9,6 +9,10 @@ def engine_class(backend: str) -> type[Any]:
         from offbeat.actors.generators.stub_actor import StubEngineActor
 
         return StubEngineActor
+    if backend == "vllm":
+        from offbeat.actors.generators.vllm.actor import VllmEngineActor
+
+        return VllmEngineActor
     from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
 
     return EmbeddedEngineActor
@@ -20,6 +24,10 @@ def trainer_class(backend: str) -> type[Any]:
         from offbeat.actors.trainers.stub_actor import StubTrainerActor
 
         return StubTrainerActor
+    if backend == "megatron":
+        from offbeat.actors.trainers.megatron.actor import MegatronTrainerActor
+
+        return MegatronTrainerActor
     from offbeat.actors.trainers.torch_actor import TorchTrainerActor
 
     return TorchTrainerActor

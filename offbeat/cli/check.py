@@ -20,6 +20,7 @@ from offbeat.cli.checks.software import (
     check_wandb,
     count_gpus,
 )
+from offbeat.cli.checks.vllm import check_vllm
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.run import RunConfig
 
@@ -49,7 +50,8 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
     model, about_model = read_model(Path(config.model.path))
     machine = this_machine()
     yield from chain(
-        check_packages(),
+        check_packages(config),
+        check_vllm(config),
         about_model,
         check_lengths(config, model) if model else (),
         check_prompts(config),

@@ -16,6 +16,8 @@ from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.cli.backends import engine_class, trainer_class
 from offbeat.cli.compose import Actors, RunSpec, build_run
 from offbeat.cli.launch import ENVIRONMENT
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.messages.failures import OffbeatError
 
 
@@ -67,10 +69,6 @@ def check_room(spec: RunSpec) -> None:
 def make_actors(spec: RunSpec) -> Actors:
     """All actors but the controller. Returns at once; they start in the background."""
     config, model_path = spec.config, spec.config.model.path
-    trainer_cls = ray.remote(trainer_class(config.trainer.backend))
-    trainer = trainer_cls.options(
-        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
-    ).remote(TrainerSpec(config, model_path, str(spec.run_dir)))
     engine_cls = ray.remote(engine_class(config.generator.backend))
     engines: dict[str, Handle] = {}
     for index in range(config.generator.engines):
@@ -78,7 +76,7 @@ def make_actors(spec: RunSpec) -> Actors:
         engine = EngineSpec(
             name=name,
             model_path=model_path,
-            model=config.model,
+            model=_served_model(config),
             generator=config.generator,
             stub=config.stub,
             seed=config.seed + index,
@@ -90,7 +88,25 @@ def make_actors(spec: RunSpec) -> Actors:
             num_gpus=config.generator.gpus,
             max_restarts=-1,
         ).remote(engine)
-    return Actors(trainer, engines, list(_make_workers(spec, tuple(engines))))
+    return Actors(list(_make_ranks(spec)), engines, list(_make_workers(spec, tuple(engines))))
+
+
+def _served_model(config: RunConfig) -> ModelConfig:
+    """The model as engines hold it: in the type that its weights travel in."""
+    wire = config.sync.wire_dtype
+    return config.model.model_copy(update={"dtype": wire}) if wire else config.model
+
+
+def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
+    """The trainer's; a stub stands in for all of them."""
+    config = spec.config
+    rank_cls = ray.remote(trainer_class(config.trainer.backend)).options(
+        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
+    )
+    ranks = 1 if config.trainer.backend == "stub" else trainer_ranks(config)
+    for rank in range(ranks):
+        made_from = TrainerSpec(config, config.model.path, str(spec.run_dir), rank, ranks)
+        yield rank_cls.remote(made_from)
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:

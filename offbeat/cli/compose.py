@@ -12,16 +12,19 @@ from typing import Final
 import yaml
 
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import RayGenerator, RayRollouts, RayTrainer
-from offbeat.algorithms.advantages import ESTIMATORS
-from offbeat.cli.hosted import HostedRun
+from offbeat.actors.ray_broadcast import generators_for
+from offbeat.actors.ray_ports import RayRollouts
+from offbeat.actors.ray_spool import RaySpool
+from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.algorithms.advantages import estimator
+from offbeat.cli.hosted import HostedRun, segments_needed
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.history import trained_steps
 from offbeat.controller.journal import open_journal, read_journal
-from offbeat.controller.ports import NoPayloads, Ports
+from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_evaluation_prompts, make_prompts
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
@@ -29,6 +32,7 @@ from offbeat.sampler.build import build_sampler
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.trace import TraceFile
+from offbeat.transfer_queue.spool import FOLDER
 
 JOURNAL: Final = "journal"
 
@@ -48,7 +52,7 @@ class RunSpec:
 class Actors:
     """Handles of all actors. The driver made them and owns them."""
 
-    trainer: Handle
+    ranks: Sequence[Handle]  # of the trainer
     engines: Mapping[str, Handle]
     workers: Sequence[Handle]
 
@@ -71,15 +75,16 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         run_name=config.name,
         recipe=yaml.safe_load(to_yaml(config, os.environ)),
     )
+    spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
     ports = Ports(
         prompts=make_prompts(config, spec.recipe_dir),
-        rollouts=RayRollouts(actors.workers),
-        generators={name: RayGenerator(name, handle) for name, handle in actors.engines.items()},
-        trainer=RayTrainer(actors.trainer),
+        rollouts=RayRollouts(actors.workers, spool.hold),
+        generators=generators_for(config.sync.transport, actors.engines),
+        trainer=RayTrainer(actors.ranks, config.trainer),
         journal=journal,
         telemetry=telemetry,
         trace=trace,
-        payloads=NoPayloads(),
+        payloads=spool,
         evaluation=make_evaluation_prompts(config, spec.recipe_dir),
     )
     controller = Controller(
@@ -87,7 +92,7 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         Fence(spec.run_id, life),
         ports,
         sampler=build_sampler(config.sampler, config.groups_per_step, spec.working_dir),
-        advantages=ESTIMATORS[config.algorithm.advantage],
+        advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
         loss=loss_spec(config),
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),
@@ -102,6 +107,7 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         journal=journal,
         telemetry=telemetry,
         trace=trace,
+        spool=spool,
     )
 
 

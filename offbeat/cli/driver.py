@@ -164,7 +164,7 @@ def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
         with signals.installed():  # Ray puts a handler of its own in place when it starts
             check_room(spec)
             actors = make_actors(spec)
-            handles += [actors.trainer, *actors.engines.values(), *actors.workers]
+            handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console) as display:
                 return _lives(spec, actors, handles, display, signals)
     finally:

@@ -24,6 +24,7 @@ def dry(config: RunConfig) -> RunConfig:
             "workers": 1,
         },
         "data": {"path": None},
+        "eval": {"path": None},
         "generator": {
             "backend": "stub",
             "device": "cpu",

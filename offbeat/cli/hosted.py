@@ -8,11 +8,13 @@ from typing import Literal
 import msgspec
 import structlog
 
+from offbeat.actors.ray_spool import RaySpool
 from offbeat.cli.run_directory import SUMMARY
 from offbeat.controller.commands import Command
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.journal import FileJournal
+from offbeat.controller.ledger import Ledger
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.trace import TraceFile
 
@@ -33,9 +35,11 @@ class HostedRun:
         journal: FileJournal,
         telemetry: Telemetry,
         trace: TraceFile,
+        spool: RaySpool,
     ) -> None:
         self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
         self._journal, self._telemetry, self._trace = journal, telemetry, trace
+        self._spool = spool
         self._outcome: Literal["finished", "aborted", "failed"] = "failed"
         self._summary = b""
 
@@ -50,6 +54,7 @@ class HostedRun:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._telemetry.close, flush_s)
         await loop.run_in_executor(None, self._trace.close, flush_s)
+        await loop.run_in_executor(None, self._spool.close, self._segments_needed())
         return self._summary
 
     def status(self) -> bytes:
@@ -60,6 +65,11 @@ class HostedRun:
 
     def control(self, command: bytes) -> None:
         self._controller.control(msgspec.json.decode(command, type=Command))
+
+    def _segments_needed(self) -> set[str]:
+        """Of a run that took its last step: none."""
+        state = self._controller.state
+        return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
     def _write_summary(self, raised: BaseException | None) -> None:
         """Everything that must survive, on disk, before anything slow is done."""
@@ -83,3 +93,10 @@ class HostedRun:
             summary.write(self._run_dir / SUMMARY)
         except OSError as failure:  # a full disk: the driver still tells how the run ended
             log.error("summary.not_written", error=str(failure))  # noqa: TRY400
+
+
+def segments_needed(ledger: Ledger) -> set[str]:
+    """Of the spool: those with a group that the next controller may train without rolling it out."""
+    held = (*ledger.ready.values(), *ledger.training.values())
+    spooled = (group.receipt.spooled for group in held if group.receipt is not None)
+    return {place.segment for place in spooled if place is not None}

@@ -5,8 +5,11 @@ forbidden. A single value out of range is the models' business.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from offbeat.config.algorithm_checks import algorithm_clashes
+from offbeat.config.clash import Clash
+from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
+from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.limits import max_group_bytes, sampler_reach
 from offbeat.config.rollouts import (
     CustomSamplerConfig,
@@ -17,16 +20,9 @@ from offbeat.config.rollouts import (
 from offbeat.config.run import RunConfig
 from offbeat.config.training import TrainerConfig
 
+__all__ = ["Clash", "clashes"]
+
 _MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Clash:
-    """Settings that do not go together. The first of ``keys`` is the one to look at."""
-
-    keys: tuple[str, ...]
-    message: str
-    hint: str
 
 
 def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
@@ -206,7 +202,7 @@ def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
 
 
 def _a_group_has_something_to_compare(config: RunConfig) -> Iterator[Clash]:
-    if config.samples_per_group == 1:
+    if config.samples_per_group == 1 and config.algorithm.loss.name != "sft":
         yield Clash(
             ("samples_per_group", "algorithm.advantage"),
             f"samples_per_group=1 gives algorithm.advantage={config.algorithm.advantage} nothing to "
@@ -222,18 +218,6 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
             "filters.zero_variance=true refuses every group with samples_per_group=1: the reward of a "
             "lone sample has no variance",
             "Set samples_per_group to 2 or more, or filters.zero_variance to false.",
-        )
-
-
-def _tis_has_policy_logprobs(config: RunConfig) -> Iterator[Clash]:
-    loss = config.algorithm.loss
-    if loss.tis_cap is not None and loss.old_logprobs != "policy":
-        yield Clash(
-            ("algorithm.loss.tis_cap", "algorithm.loss.old_logprobs"),
-            f"algorithm.loss.tis_cap={loss.tis_cap:g} has nothing to correct with "
-            f"algorithm.loss.old_logprobs={loss.old_logprobs}: it caps exp(policy - generation logprob), "
-            "and the policy's own logprobs are not computed",
-            "Set algorithm.loss.old_logprobs to policy, or leave algorithm.loss.tis_cap out.",
         )
 
 
@@ -287,6 +271,12 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
             "environment.name=function has no prompts: a reward function makes none",
             "Set data.path to a JSON Lines file with a `prompt` or `messages` in each row.",
         )
+    elif name == "gsm8k" and path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=gsm8k has no prompts of its own",
+            "Set data.path to a JSON Lines file with `question` and `answer` in each row.",
+        )
 
 
 def _eval_prompts_have_a_reader(config: RunConfig) -> Iterator[Clash]:
@@ -301,27 +291,11 @@ def _eval_prompts_have_a_reader(config: RunConfig) -> Iterator[Clash]:
 # --- what this version can run -------------------------------------------------------------------
 
 
-def _backends_are_built(config: RunConfig) -> Iterator[Clash]:
-    if config.generator.backend == "vllm":
-        yield Clash(
-            ("generator.backend",),
-            "generator.backend=vllm is not available in this version",
-            "Set generator.backend to embedded, which runs any Hugging Face causal LM.",
-        )
-    if config.trainer.backend == "megatron":
-        yield Clash(
-            ("trainer.backend",),
-            "trainer.backend=megatron is not available in this version",
-            "Set trainer.backend to torch, which trains any Hugging Face causal LM on one rank.",
-        )
-
-
-def _torch_trains_on_one_rank(config: RunConfig) -> Iterator[Clash]:
+def _torch_cuts_over_data_parallel_ranks(config: RunConfig) -> Iterator[Clash]:
     trainer = config.trainer
     if trainer.backend != "torch":
         return
     sizes = {
-        "data_parallel": trainer.data_parallel,
         "tensor_parallel": trainer.tensor_parallel,
         "pipeline_parallel": trainer.pipeline_parallel,
         "expert_parallel": trainer.expert_parallel,
@@ -330,9 +304,9 @@ def _torch_trains_on_one_rank(config: RunConfig) -> Iterator[Clash]:
         if size > 1:
             yield Clash(
                 (f"trainer.{name}", "trainer.backend"),
-                f"trainer.{name}={size} is not available in this version with trainer.backend=torch: "
-                "it trains on one rank",
-                f"Set trainer.{name} to 1.",
+                f"trainer.{name}={size} is not available with trainer.backend=torch: it cuts weights, "
+                "gradients and optimizer over data-parallel ranks, and every rank computes whole layers",
+                f"Set trainer.{name} to 1, and trainer.data_parallel to the ranks to cut the model over.",
             )
 
 
@@ -369,6 +343,7 @@ def _device_and_gpus(section: str, config: GeneratorConfig | TrainerConfig) -> I
 
 _ALWAYS = (
     _staleness_covers_the_sync_interval,
+    sync_clashes,
     _lookahead_is_within_staleness,
     _in_flight_is_reachable,
     _buffer_holds_the_groups_of_a_step,
@@ -380,15 +355,16 @@ _ALWAYS = (
     _deterministic_decoding_has_one_order,
     _a_group_has_something_to_compare,
     _a_filter_lets_something_through,
-    _tis_has_policy_logprobs,
+    algorithm_clashes,
     _run_dir_can_be_filled_in,
     _user_code_is_named,
     _prompts_have_one_source,
     _eval_prompts_have_a_reader,
 )
 _REAL_RUNS = (
+    wire_clashes,
     _stubs_come_together,
-    _backends_are_built,
-    _torch_trains_on_one_rank,
+    vllm_clashes,
+    _torch_cuts_over_data_parallel_ranks,
     _devices_and_gpus_agree,
 )

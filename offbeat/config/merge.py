@@ -8,12 +8,16 @@ from offbeat.config.tree import Leaf, Node, Section
 OPTIONS_BELONG_TO: Final = {"environment": ("options", ("name", "target"))}
 """Free-form options speak to what these keys name: another name does not inherit them."""
 
+SHORTHAND: Final = {"algorithm": "preset"}
+"""Sections that a name fills in: another name starts the section afresh."""
+
 
 def lay_over(base: Section, top: Section) -> list[str]:
     """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
 
     Where ``top`` chooses another variant by name (``sampler.name``), the keys of ``base`` that the
-    new variant does not have are dropped; so are the options of another environment.
+    new variant does not have are dropped; so are the options of another environment. Where it names
+    another preset, all that ``base`` says of the section is dropped.
 
     Returns:
         The dotted keys dropped, each with its place.
@@ -37,6 +41,7 @@ def _lay(base: Section, top: Section, prefix: str, dropped: list[str]) -> None:
     section = prefix.removesuffix(".")
     _forget_other_choice(base, top, section, dropped)
     _forget_other_options(base, top, section, dropped)
+    _forget_other_preset(base, top, section, dropped)
     for name, node in top.children.items():
         below = base.children.get(name)
         if isinstance(below, Section) and isinstance(node, Section):
@@ -68,6 +73,14 @@ def _forget_other_options(base: Section, top: Section, section: str, dropped: li
     )
     if changed and options in base.children:
         _drop(base, [options], section, dropped)
+
+
+def _forget_other_preset(base: Section, top: Section, section: str, dropped: list[str]) -> None:
+    """Keys below would win over the preset: a resolved configuration has them all."""
+    key = SHORTHAND.get(section, "")
+    if key in top.children and _text(top, key) != _text(base, key):
+        gone = [name for name in base.children if name != key]
+        _drop(base, gone, section, dropped)
 
 
 def _drop(base: Section, names: list[str], section: str, dropped: list[str]) -> None:

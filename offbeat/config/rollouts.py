@@ -23,8 +23,8 @@ class DataConfig(Config):
 class EnvironmentConfig(Config):
     """What turns a prompt and a model into rewarded samples."""
 
-    name: Literal["arithmetic", "function", "custom", "stub"] = "arithmetic"
-    """arithmetic: built-in addition; function: a Python function as reward; custom: ``target`` is an Environment class."""
+    name: Literal["arithmetic", "gsm8k", "function", "custom", "stub"] = "arithmetic"
+    """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file; function: a Python function as reward; custom: ``target`` is an Environment class."""
 
     target: str | None = None
     """``module:name`` of the reward function or Environment class, importable from the working directory."""
@@ -201,6 +201,36 @@ class SamplingConfig(Config):
     """Tokens that end a sample, besides the model's end-of-sequence token."""
 
 
+class VllmConfig(Config):
+    """The vLLM engines, with ``generator.backend: vllm``."""
+
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Devices each layer of an engine is split over."""
+
+    pipeline_parallel: Annotated[int, Field(ge=1)] = 1
+    """Stages the layers of an engine are split into."""
+
+    expert_parallel: bool = False
+    """Split experts, not each expert's matrices, over the devices of an engine."""
+
+    pause: Literal["keep", "wait", "abort"] = "keep"
+    """What a weight sync does to running samples. keep: they go on afterwards; wait: they end first,
+    on the old weights; abort: they start anew on the new ones."""
+
+    kv: Literal["recompute", "keep"] = "recompute"
+    """Keys and values at a weight sync. recompute: made anew by the new weights, as a fresh prompt
+    would be; keep: those of the old weights stay, which costs nothing and shifts the logprobs."""
+
+    call_deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time each call of a weight sync into the engine may take; then the engine is STALE."""
+
+    heartbeat_deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time the engine's process may take to answer between two decode steps before it counts as hung."""
+
+    engine_args: dict[str, Any] = {}
+    """Further arguments of vLLM's ``AsyncEngineArgs``, by their Python names."""
+
+
 class GeneratorConfig(Config):
     """The engines that sample."""
 
@@ -242,3 +272,6 @@ class GeneratorConfig(Config):
 
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are drawn."""
+
+    vllm: VllmConfig = VllmConfig()
+    """The vLLM engines, with ``backend: vllm``."""

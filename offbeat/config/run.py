@@ -17,6 +17,7 @@ from offbeat.config.rollouts import (
     SamplerConfig,
 )
 from offbeat.config.training import AlgorithmConfig, SyncConfig, TrainerConfig
+from offbeat.config.transfer_queue import TransferQueueConfig
 
 
 class ModelConfig(Config):
@@ -150,6 +151,9 @@ class RunConfig(Config):
 
     buffer: BufferConfig = BufferConfig()
     """How much may be outstanding."""
+
+    transfer_queue: TransferQueueConfig = TransferQueueConfig()
+    """Where finished groups wait."""
 
     rollout: RolloutConfig = RolloutConfig()
     """How groups are dispatched and retried."""

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from offbeat.config.base import Config
+from offbeat.config.presets import PresetName, with_preset
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Ratio = Annotated[float, Field(ge=0)]
 
 
 class OptimizerConfig(Config):
@@ -93,13 +95,17 @@ class TrainerConfig(Config):
 
 
 class LossConfig(Config):
-    """The policy-gradient loss and its off-policy corrections."""
+    """The policy-gradient loss and its off-policy corrections; docs/algorithms.md has the formulas."""
 
-    name: Literal["clipped_pg"] = "clipped_pg"
-    """Clipped policy gradient (PPO's surrogate without a value head)."""
+    name: Literal["clipped_pg", "gspo", "cispo", "sft"] = "clipped_pg"
+    """clipped_pg: PPO's surrogate without a value head, a ratio a token; gspo: the same with one ratio a
+    sequence; cispo: a bounded importance weight that never takes a gradient away; sft: imitate every
+    sample, whatever its reward."""
 
-    old_logprobs: Literal["generation", "policy"] = "generation"
-    """Denominator of the ratio: the engine's logprobs, or the trainer's own, recomputed before the step."""
+    old_logprobs: Literal["generation", "policy", "current"] = "generation"
+    """Denominator of the ratio: the engine's logprobs, or the trainer's own at the weights the step begins
+    with. policy recomputes those in a pass before the step; current reads them off the training pass
+    itself, which costs nothing and makes the ratio exactly 1."""
 
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """The ratio is clipped below at 1 - clip_low."""
@@ -107,8 +113,21 @@ class LossConfig(Config):
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     """The ratio is clipped above at 1 + clip_high."""
 
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """A token of negative advantage pulls no further once its ratio is above this; 3 is a usual choice."""
+
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the truncated importance weight exp(policy - generation). Needs ``old_logprobs: policy``."""
+    """Cap of the truncated importance weight exp(old - generation). Needs ``old_logprobs`` other than
+    generation, as the two bands below."""
+
+    icepop_band: tuple[Ratio, Ratio] | None = None
+    """A token's weight is exp(old - generation) inside this band, as in [0.5, 5], and 0 outside it."""
+
+    sequence_band: tuple[Ratio, Ratio] | None = None
+    """A sequence is dropped from the step if its exp(old - generation) leaves this band."""
+
+    sequence_statistic: Literal["geometric", "product"] = "geometric"
+    """What stands for a sequence in ``sequence_band``: the geometric mean of its tokens or their product."""
 
     normalize: Literal["tokens", "sequences"] = "tokens"
     """Divide the summed loss by valid tokens, or average each sequence first."""
@@ -116,18 +135,32 @@ class LossConfig(Config):
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL penalty to the frozen initial model. 0 loads no reference."""
 
-    kl_kind: Literal["k1", "k3"] = "k3"
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL."""
 
 
 class AlgorithmConfig(Config):
     """From rewards to a gradient."""
 
-    advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo"] = "grpo"
+    preset: PresetName | None = None
+    """A published algorithm by its name: it fills in the keys of this section that are not given. A recipe
+    or override that names another preset starts the section afresh."""
+
+    advantage: Literal[
+        "grpo", "grpo_no_std", "dr_grpo", "rloo", "reinforce_pp_baseline", "pass_at_k"
+    ] = "grpo"
     """How a sample's reward is compared with its group's."""
+
+    pass_k: Annotated[int, Field(ge=1)] = 2
+    """advantage=pass_at_k: how many samples may try, the best of which counts."""
 
     loss: LossConfig = LossConfig()
     """The policy-gradient loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_the_preset(cls, given: object) -> object:
+        return with_preset(given)
 
 
 class SyncConfig(Config):
@@ -140,11 +173,25 @@ class SyncConfig(Config):
     interval: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps between two syncs."""
 
-    transport: Literal["object_store"] = "object_store"
-    """How the bytes travel."""
+    transport: Literal["object_store", "gloo"] = "object_store"
+    """How the bytes travel. object_store: through Ray, in shared memory on one machine; gloo: the trainer
+    broadcasts to all engines at once, over TCP."""
 
     chunk_mb: Annotated[float, Field(gt=0)] = 64.0
     """Size of one transfer chunk in MiB; one tensor larger than this is a chunk of its own."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
     """Time an engine gets to take the weights before it is left behind as STALE."""
+
+    slowest_mb_s: Annotated[float, Field(gt=0)] = 100.0
+    """gloo: MiB/s below which a link counts as broken. A chunk may take its size over this, and
+    ``slack_s``."""
+
+    slack_s: Annotated[float, Field(gt=0)] = 5.0
+    """gloo: time that any wait for a peer may take, whatever the size."""
+
+    wire_dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Type in which floating-point weights travel and are served; None: as the trainer holds them."""
+
+    keep_float32: tuple[str, ...] = ("e_score_correction_bias",)
+    """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits."""

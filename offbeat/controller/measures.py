@@ -63,9 +63,15 @@ class StepMeasures:
             "queue/ready_groups": len(state.ledger.ready),
             "queue/in_flight_groups": state.ledger.in_flight,
             "queue/bytes": state.queue.bytes_held,
+            "queue/not_spooled": self._not_spooled(state),
             "rollout/retries": sum(state.ledger.totals.retried.values()),
             "rollout/dropped": sum(state.ledger.totals.dropped.values()),
         }
+
+    def _not_spooled(self, state: RunState) -> int:
+        """Groups of the step that would have been lost with the controller, against its policy."""
+        wanted = state.config.transfer_queue.spool == "ready"
+        return sum(receipt.spooled is None for receipt in self.receipts) if wanted else 0
 
     @property
     def rewards(self) -> list[float]:

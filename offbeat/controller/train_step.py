@@ -221,6 +221,7 @@ class TrainStep:
             payloads=tuple(self._state.queue.payloads(receipt.ordinal) for receipt in receipts),
             advantages=advantages,
             tokens=sum(receipt.tokens for receipt in receipts),
+            group_tokens=tuple(receipt.tokens for receipt in receipts),
         )
 
     # --- the end of a step -----------------------------------------------------------------------

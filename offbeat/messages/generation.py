@@ -48,3 +48,6 @@ class GenerateResult(msgspec.Struct, frozen=True):
     version_spans: tuple[VersionSpans, ...]  # [G], stamped by the engine itself
     engine: str
     incarnation: str
+    kept_kv: tuple[int, ...] = ()
+    """[G] of each sample, tokens drawn over keys and values of older weights than their version's;
+    empty: none of any sample."""

@@ -76,6 +76,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     generate_s: float = 0.0  # time in the engine, first to last turn
     reward_s: float = 0.0  # time in the environment and the reward
     spooled: Spooled | None = None  # None: the columns live and die with the controller
+    kept_kv: tuple[int, ...] = ()  # of each sample, tokens over older keys; empty: none of any
 
     @property
     def samples(self) -> int:

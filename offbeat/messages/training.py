@@ -8,20 +8,25 @@ import msgspec
 class LossSpec(msgspec.Struct, frozen=True):
     """The loss of one step. Every number it depends on is here.
 
-    A policy gradient with importance ratio ``exp(logprob - old_logprob)``, clipped to
-    ``[1 - clip_low, 1 + clip_high]``; a KL penalty to the reference policy; a truncated
-    importance-sampling weight when old logprobs were recomputed by the trainer.
+    A surrogate chosen by name, with importance ratio ``exp(logprob - old_logprob)`` and bounds
+    ``[1 - clip_low, 1 + clip_high]``; weights that correct for an engine whose policy is not the old
+    one, from ``k = exp(old_logprob - generation_logprob)``; a KL penalty to the reference policy.
+    The formulas: ``offbeat.algorithms.losses``.
     """
 
-    name: str = "clipped_pg"
-    old_logprobs: str = "generation"  # generation | policy (recomputed before the step)
+    name: str = "clipped_pg"  # clipped_pg | gspo | cispo | sft
+    old_logprobs: str = "generation"  # generation | policy (recomputed before the step) | current
     clip_low: float = 0.2
     clip_high: float = 0.2
-    tis_cap: float | None = None  # cap of exp(policy - generation logprob); None: no correction
+    tis_cap: float | None = None  # cap of k by token; None: no truncated weight
     kl_coef: float = 0.0
-    kl_kind: str = "k3"  # k1 | k3
+    kl_kind: str = "k3"  # k1 | k2 | k3
     normalize: str = "tokens"  # tokens | sequences
     temperature: float = 1.0  # logprobs are of softmax(logits / temperature)
+    dual_clip: float | None = None  # a ratio above it, of negative advantage, pulls no further
+    icepop_band: tuple[float, float] | None = None  # k by token, as a weight; outside: 0
+    sequence_band: tuple[float, float] | None = None  # k of a sequence outside it: all of it 0
+    sequence_statistic: str = "geometric"  # geometric | product: k of a sequence
 
     @property
     def needs_policy_logprobs(self) -> bool:
@@ -44,6 +49,7 @@ class Chunk(msgspec.Struct, frozen=True):
     payloads: tuple[tuple[Any, ...], ...]
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups
+    group_tokens: tuple[int, ...] = ()  # of each; empty: they count alike
 
 
 class ChunkResult(msgspec.Struct, frozen=True):

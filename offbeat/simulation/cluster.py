@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
@@ -151,7 +151,7 @@ class Cluster:
             caller.fence,
             ports,
             sampler=build_sampler(config.sampler, config.groups_per_step),
-            advantages=ESTIMATORS[config.algorithm.advantage],
+            advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
             loss=LossSpec(old_logprobs=config.algorithm.loss.old_logprobs),
             max_group_bytes=max_group_bytes(config),
             rng=random.Random(f"{config.seed}/{life.incarnation}"),

@@ -5,6 +5,8 @@
 
 from typing import Final
 
+from offbeat.algorithms.staleness_buckets import LABELS, PERCENTILES, metric_name
+
 _Row = tuple[str, str, str, str, str]
 
 # fmt: off
@@ -47,10 +49,10 @@ _TRAIN: Final[tuple[_Row, ...]] = (
      "Largest importance ratio of a token.",
      "Some tokens are far off policy; lower sampler.max_staleness or cap the weights (tis_cap)."),
     ("train/clip_fraction_low", "fraction", "mean",
-     "Tokens whose ratio fell under 1 - clip_low and lost their gradient.",
+     "Tokens that the lower clip bound holds: they lost their gradient (cispo: their weight is the bound).",
      "Data is too old or the learning rate too high."),
     ("train/clip_fraction_high", "fraction", "mean",
-     "Tokens whose ratio rose over 1 + clip_high and lost their gradient.",
+     "Tokens that the upper clip bound holds: they lost their gradient (cispo: their weight is the bound).",
      "Data is too old or the learning rate too high."),
     ("train/kl_reference", "nats/token", "mean",
      "KL divergence from the reference policy.",
@@ -58,6 +60,15 @@ _TRAIN: Final[tuple[_Row, ...]] = (
     ("train/tis_weight_mean", "1", "mean",
      "Truncated importance weight between recomputed and generation logprobs.",
      "Far from 1: engine and trainer compute different policies; see off_policy/logprob_gap_mean."),
+    ("train/clip_fraction_dual", "fraction", "mean",
+     "Tokens of negative advantage whose ratio rose over dual_clip and lost their gradient.",
+     "Some tokens are far off policy; lower sampler.max_staleness."),
+    ("train/icepop_masked_fraction", "fraction", "mean",
+     "Tokens whose weight left icepop_band, so that they trained nothing.",
+     "Engine and trainer compute different policies, or the data is old; see staleness/."),
+    ("train/sequence_masked_fraction", "fraction", "mean",
+     "Sequences that left sequence_band, so that they trained nothing.",
+     "As train/icepop_masked_fraction; near 1 the band is too narrow for this model and staleness."),
     ("train/zero_variance_groups", "fraction", "mean",
      "Groups whose samples all got the same reward: they carry no signal.",
      "Prompts are too easy or too hard; change the data, or draw more samples per group."),
@@ -79,6 +90,36 @@ _OFF_POLICY: Final[tuple[_Row, ...]] = (
     ("off_policy/behaviour_kl", "nats/token", "mean",
      "KL divergence between the policy that sampled and the one being trained.",
      "Lower sampler.max_staleness, sync more often, or lower the learning rate."),
+)
+
+_BY_STALENESS: Final[tuple[_Row, ...]] = (
+    *((f"ratio_p{q:02d}", "1", "pooled",
+       f"Percentile {q} of the behaviour ratio exp(trained - generation logprob), of tokens",
+       "Far from 1: data of this age is off policy. At staleness 0: engine and trainer differ.")
+      for q in PERCENTILES),
+    ("clip_fraction", "fraction", "pooled",
+     "Share that a bound of the loss holds, of tokens",
+     "Data of this age teaches little; lower sampler.max_staleness."),
+    ("behaviour_kl", "nats/token", "pooled",
+     "KL divergence between the policy that sampled and the one being trained, of tokens",
+     "Grows with age: lower sampler.max_staleness, or the learning rate."),
+    ("ess", "fraction", "pooled",
+     "Effective sample size, the behaviour ratio as weight, as a share of the number of tokens",
+     "Good: 1 is on policy. Far below: a few tokens would carry all the weight."),
+    ("token_fraction", "fraction", "pooled",
+     "Share in the step of tokens",
+     "The step is made of data of this age."),
+)
+_STALENESS: Final[tuple[_Row, ...]] = tuple(
+    (
+        metric_name(name, label),
+        unit,
+        how,
+        f"{meaning} {label.replace('_up', ' or more').replace('_', ' to ')} versions old; absent without any.",
+        rises,
+    )
+    for name, unit, how, meaning, rises in _BY_STALENESS
+    for label in LABELS
 )
 
 _ROLLOUT: Final[tuple[_Row, ...]] = (
@@ -168,6 +209,9 @@ _FLEET: Final[tuple[_Row, ...]] = (
     ("queue/bytes", "bytes", "last",
      "Payload held for groups that are ready or being trained.",
      "Near buffer's bound, admission stops; longer answers take more."),
+    ("queue/not_spooled", "groups", "sum",
+     "Groups trained in the step that had no copy in RUN/spool, with transfer_queue.spool=ready.",
+     "The disk of the run directory refuses (spool.refused in a worker's log): free it."),
 )
 
 _SPEED: Final[tuple[_Row, ...]] = (
@@ -192,7 +236,7 @@ _SPEED: Final[tuple[_Row, ...]] = (
 )
 
 ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_OFF_POLICY, *_ROLLOUT, *_EVAL, *_TIME, *_SYNC, *_FLEET, *_SPEED,
+    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_EVAL, *_TIME, *_SYNC, *_FLEET, *_SPEED,
 )
 # fmt: on
 """(name, unit, reduction, meaning, what to do when it rises)."""

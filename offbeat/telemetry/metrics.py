@@ -20,6 +20,7 @@ class Reduction(enum.StrEnum):
     SUM = "sum"
     MAX = "max"
     MIN = "min"
+    POOLED = "pooled"  # computed once, from sums or counts over the whole step
 
 
 class Metric(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from trainer_bench import Bench, Play, Story
 from trainer_contract import TrainerContract
 
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import Packed, RayTrainer
+from offbeat.actors.ray_ports import Packed
+from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.actors.trainers.stub_actor import StubTrainerActor
 from offbeat.actors.trainers.torch_actor import TorchTrainerActor
@@ -162,7 +163,7 @@ def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
         rank: Handle = actor.remote(TrainerSpec(CONFIG, str(TINY), str(run_dir)))
 
         async def main() -> None:
-            bench = RayBench(RayTrainer(rank))
+            bench = RayBench(RayTrainer([rank]))
             await bench.up()
             await story(bench)
 

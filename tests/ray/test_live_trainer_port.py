@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from offbeat.actors.ray_ports import RayTrainer
+from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.actors.trainers.stub_actor import StubTrainerActor
 from offbeat.config.run import ModelConfig, RunConfig
@@ -51,7 +51,7 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
         return int(life.split("-")[-2])
 
     async def story() -> None:
-        trainer = RayTrainer(rank)
+        trainer = RayTrainer([rank])
         initial = await up(trainer)
         kept = await trainer.save_checkpoint(FENCE, 0)
         assert kept.digest == initial.digest

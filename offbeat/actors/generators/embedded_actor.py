@@ -61,7 +61,7 @@ class EmbeddedEngineActor(EngineActor):
         def commit(engine: EmbeddedEngine) -> float:
             started_s = time.perf_counter()
             if not given_up.is_set():
-                receiver.commit()
+                receiver.commit(version)
                 engine.set_version(version)
             return time.perf_counter() - started_s
 

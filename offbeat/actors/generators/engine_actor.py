@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from offbeat.actors.call import RemoteBug, first_line
 from offbeat.actors.coalesce import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.generators.broadcasts import Broadcasts
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
 from offbeat.messages.failures import EngineUnavailable, OffbeatError, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import EngineState, WeightsAck
+from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.transports.messages import Route
 
 Chunk = NDArray[np.uint8]
 
@@ -64,6 +67,7 @@ class EngineActor:
         self._guard = FenceGuard(spec.name)
         self._requests = Outbox(self._generate, self._as_failure)
         self._epoch = 0  # of the newest transfer begun
+        self._broadcasts = Broadcasts(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
 
@@ -112,14 +116,46 @@ class EngineActor:
         Raises:
             WeightSyncFailed: It did not fit, or did not arrive as it was sent.
         """
+        self._begin(fence, epoch, version)
+        started_s = time.perf_counter()
+        pause_s = await self._take(epoch, version, digest, manifest, chunks)
+        return self._ack(epoch, version, digest, started_s, pause_s)
+
+    async def receive_weights(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: Route,
+        members: tuple[str, ...],
+    ) -> WeightsAck:
+        """As ``load_weights``, of a release that is broadcast to ``members`` together.
+
+        Raises:
+            WeightSyncFailed: The sender is gone, this engine was too slow, or as there.
+        """
+        self._begin(fence, epoch, version)
+        started_s = time.perf_counter()
+        try:
+            chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
+        except (TransferFailed, TransferRefused) as failure:
+            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
+        pause_s = await self._take(epoch, version, digest, manifest, chunks)
+        return self._ack(epoch, version, digest, started_s, pause_s)
+
+    def _begin(self, fence: Fence, epoch: int, version: int) -> None:
         self._guard.check(fence)
         if epoch <= self._epoch:
             raise WeightSyncFailed(
                 self._name, epoch, version, f"a newer transfer was begun: epoch {self._epoch}"
             )
         self._epoch = epoch
-        started_s = time.perf_counter()
-        pause_s = await self._take(epoch, version, digest, manifest, chunks)
+
+    def _ack(
+        self, epoch: int, version: int, digest: str, started_s: float, pause_s: float
+    ) -> WeightsAck:
         self._version, self._digest = version, digest
         took_s = time.perf_counter() - started_s
         return WeightsAck(

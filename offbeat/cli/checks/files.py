@@ -2,14 +2,19 @@
 
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
 from offbeat.cli.checks.finding import Finding, error, ok, size, warning
 from offbeat.cli.checks.model_files import ModelFiles
 from offbeat.config.run import RunConfig
-from offbeat.environments.prompts import JsonlPrompts, PromptFileError
+from offbeat.environments.factory import (
+    BadEnvironment,
+    make_evaluation_prompts,
+    make_prompts,
+)
+from offbeat.environments.prompts import PromptFileError, PromptSource
 
 _SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")
 _LOGS_BYTES: Final = 256 * 2**20
@@ -56,30 +61,31 @@ def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Ite
 
 def check_prompts(config: RunConfig) -> Iterator[Finding]:
     """The prompt files, read by the same code as in a run: every line."""
-    if config.data.path is None:
+    rows = yield from _read(config, make_prompts, "data.path")
+    if rows is not None and config.data.path is None:
         yield ok("prompts", f"made by environment.name={config.environment.name}")
-    else:
-        rows = yield from _read(config, config.data.path, "data.path")
-        if rows is not None:
-            yield from _check_enough(config, rows)
+    elif rows is not None:
+        yield from _check_enough(config, rows)
     if config.eval.path is not None and config.eval.interval:
-        rows = yield from _read(config, config.eval.path, "eval.path")
+        rows = yield from _read(config, make_evaluation_prompts, "eval.path")
         if rows is not None:
             yield ok("prompts", f"{rows} rows in {config.eval.path}, for evaluation")
 
 
-def _read(config: RunConfig, path: str, key: str) -> Generator[Finding, None, int | None]:
-    """The number of rows; None, and a finding, when the file cannot be used."""
-    data = config.data
+def _read(
+    config: RunConfig, make: Callable[[RunConfig, Path], PromptSource | None], key: str
+) -> Generator[Finding, None, int | None]:
+    """The number of rows; None, and a finding, when there are none to be had."""
     try:
-        prompts = JsonlPrompts(
-            Path(path), shuffle=data.shuffle, seed=config.seed, epochs=data.epochs
-        )
+        prompts = make(config, Path())  # the paths of a loaded recipe are absolute
     except PromptFileError as broken:
         fix = "Mend the line." if broken.line else f"Point {key} at a JSON Lines file."
         yield error("prompts", str(broken), fix)
         return None
-    return prompts.rows
+    except BadEnvironment as wrong:
+        yield error("environment", str(wrong), f"Mend {wrong.key} in the recipe.")
+        return None
+    return prompts.rows if prompts is not None else None
 
 
 def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:

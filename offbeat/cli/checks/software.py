@@ -15,15 +15,18 @@ from offbeat.config.run import RunConfig
 from offbeat.telemetry.wandb_sink import resolved_mode
 
 _NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
+_OF_BACKEND: Final = {"megatron": "megatron-core"}
 
 
-def check_packages() -> Iterator[Finding]:
+def check_packages(config: RunConfig) -> Iterator[Finding]:
     """Installed, by their metadata: nothing is imported."""
-    for name in _NEEDED:
+    extra = _OF_BACKEND.get(config.trainer.backend)
+    for name in (*_NEEDED, *([extra] if extra else [])):
         try:
             yield ok(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            fix = "Install offbeat again: pip install --editable ."
+            of = f"[{config.trainer.backend}]" if name == extra else ""
+            fix = f"Install offbeat again: pip install --editable '.{of}'"
             yield error(name, "is not installed in this Python", fix)
 
 

@@ -61,7 +61,8 @@ def trainer() -> Breakable:
 
 def actor_of(trainer: StubTrainer, run_dir: Path) -> TrainerActor:
     config = RunConfig(steps=5, model=ModelConfig(path="m"))
-    return TrainerActor(TrainerSpec(config, "m", str(run_dir)), trainer, StubSource(trainer))
+    spec = TrainerSpec(config, "m", str(run_dir))
+    return TrainerActor(spec, lambda _: (trainer, StubSource(trainer)))
 
 
 @pytest.fixture

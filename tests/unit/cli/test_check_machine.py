@@ -70,7 +70,8 @@ def test_everything_wrong_is_in_one_report_with_exit_code_2(tmp_path: Path) -> N
     assert "nowhere is no directory" in result.stdout
     assert "no module no_such" in result.stdout
     assert "holds another run (summary.json)" in result.stdout
-    assert "3 errors" in result.stdout
+    assert "environment 'custom' has no prompts of its own" in result.stdout
+    assert "4 errors" in result.stdout
 
 
 def test_the_summary_counts_what_is_wrong() -> None:
@@ -278,7 +279,7 @@ def test_a_missing_prompt_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_packages_of_this_environment_are_found() -> None:
-    assert {finding.level for finding in check_packages()} == {Level.OK}
+    assert {finding.level for finding in check_packages(config())} == {Level.OK}
 
 
 @pytest.fixture

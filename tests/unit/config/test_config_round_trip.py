@@ -82,9 +82,19 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "generator.deterministic": st.just(value=False),
     "generator.max_model_len": st.integers(65, 4096),
     "generator.sampling.max_new_tokens": st.integers(1, 64),
+    "generator.vllm.engine_args": OPTIONS,
+    "algorithm.pass_k": st.just(1),
     "algorithm.loss.tis_cap": st.none(),
+    "algorithm.loss.dual_clip": st.none(),
+    "algorithm.loss.icepop_band": st.none(),
+    "algorithm.loss.sequence_band": st.none(),
     "eval.path": st.none(),
     "sync.interval": st.integers(1, 4),
+    "sync.deadline_s": st.floats(500, 999),
+    "sync.chunk_mb": st.floats(1, 64),
+    "sync.slowest_mb_s": st.floats(1, 99),
+    "sync.slack_s": st.floats(0.1, 9),
+    "sync.wire_dtype": st.none(),
 }
 
 

@@ -1,0 +1,35 @@
+"""Environment variables that vLLM reads, for the process of one engine."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from offbeat.config.rollouts import GeneratorConfig
+
+
+def environment(config: GeneratorConfig) -> Mapping[str, str]:
+    """What an engine's process sets before it imports vllm; its child processes inherit it."""
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # a model is a directory here
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if config.device != "cpu":
+        return quiet
+    return {
+        **quiet,
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is a share of the whole machine
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trainer and other engines use the same cores
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def prepare_environment(
+    config: GeneratorConfig, environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """Set what is not set: whoever starts the run may know better."""
+    for name, value in environment(config).items():
+        environ.setdefault(name, value)
+    if config.device == "cpu":
+        environ["OMP_NUM_THREADS"] = str(config.threads)  # Ray has set it already, to its CPUs

@@ -1,0 +1,84 @@
+"""Everything done only because of how vLLM is in certain versions: one entry each, none elsewhere.
+
+An entry names the versions it was needed in when last looked at. ``tests/vllm/test_workarounds.py``
+shows of each, on the vLLM that is installed, that it still is; when upstream repairs it that test
+fails, and the entry goes with its code.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """One repair of vLLM from outside."""
+
+    name: str  # marks its code: ``# work-around: name``
+    problem: str  # what vLLM does
+    instead: str  # what is done here
+    upstream: str  # where it happens, by file and function
+    versions: str  # major.minor pairs in which that was seen, ``first..last``
+
+    def applies_to(self, version: str) -> bool:
+        """``version`` lies in the range. One that cannot be read does: it is a build of one's own."""
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is None:
+            return True
+        first, _, last = self.versions.partition("..")
+        return _pair(first) <= (int(found[1]), int(found[2])) <= _pair(last or first)
+
+
+PAUSE_SLEEP: Final = Workaround(
+    "pause_sleep",
+    "pause_generation sleeps 20 ms after the scheduler has paused, for the order of events only",
+    "the engine core's own pause is called",
+    "vllm/v1/engine/async_llm.py, AsyncLLM.pause_generation",
+    "0.32..0.32",
+)
+NO_ACCELERATOR: Final = Workaround(
+    "no_accelerator_to_synchronize",
+    "update_weights synchronizes an accelerator, which raises where there is none",
+    "a worker on CPU receives without it",
+    "vllm/distributed/weight_transfer/base.py, WeightTransferEngine.update_weights",
+    "0.32..0.32",
+)
+ABORT_UPDATE: Final = Workaround(
+    "abort_update",
+    "an update that raises leaves layers on the meta device; the next forward ends the engine",
+    "WorkerExtension.ws_abort puts their tensors back and forgets the update",
+    "vllm/model_executor/model_loader/reload/layerwise.py, initialize_layerwise_reload",
+    "0.32..0.32",
+)
+SILENT_COVERAGE: Final = Workaround(
+    "silent_coverage",
+    "a tensor missing from an update is no error: it stays stale, or becomes unwritten memory",
+    "a release is compared with the checkpoint's tensors before anything moves",
+    "vllm/model_executor/model_loader/reload/layerwise.py, finalize_layerwise_processing",
+    "0.32..0.32",
+)
+SURVIVING_CORE: Final = Workaround(
+    "surviving_core",
+    "the engine core and its workers outlive an owner that is killed",
+    "a process beside the owner watches it, owner_watch",
+    "vllm/v1/engine/core.py, EngineCoreProc.run_engine_core",
+    "0.32..0.32",
+)
+
+WORKAROUNDS: Final = (
+    PAUSE_SLEEP,
+    NO_ACCELERATOR,
+    ABORT_UPDATE,
+    SILENT_COVERAGE,
+    SURVIVING_CORE,
+)
+
+
+def untried(version: str) -> list[str]:
+    """Names of the entries nobody has looked at in this version of vLLM."""
+    return [each.name for each in WORKAROUNDS if not each.applies_to(version)]
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor)

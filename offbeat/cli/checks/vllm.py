@@ -1,0 +1,41 @@
+"""vLLM and its engine arguments, for a recipe that asks for it."""
+
+import importlib.util
+from collections.abc import Iterator
+
+from offbeat.actors.generators.vllm.actor import vllm_version
+from offbeat.actors.generators.vllm.arguments import check_engine_args, fields_of
+from offbeat.actors.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
+from offbeat.actors.generators.vllm.library import load_library
+from offbeat.actors.generators.vllm.workarounds import untried
+from offbeat.cli.checks.finding import Finding, error, ok, warning
+from offbeat.config.run import RunConfig
+
+
+def check_vllm(config: RunConfig) -> Iterator[Finding]:
+    """Nothing of vLLM is imported, unless the recipe names arguments to look up."""
+    if config.generator.backend != "vllm":
+        return
+    if importlib.util.find_spec("vllm") is None:
+        yield error("vllm", "is not installed in this Python", f"{INSTALL}.")
+        return
+    version = vllm_version()
+    if names := untried(version):
+        seen = f"{version}: work-arounds {', '.join(names)} were never tried with it"
+        yield warning("vllm", seen, "Run make test-vllm with it, or install a version that was.")
+    else:
+        yield ok("vllm", version)
+    if config.generator.vllm.engine_args:
+        yield _arguments(config)
+
+
+def _arguments(config: RunConfig) -> Finding:
+    given = config.generator.vllm.engine_args
+    try:
+        check_engine_args(given, fields_of(load_library().AsyncEngineArgs))
+    except EngineArgsRefused as refused:
+        message = f"generator.vllm.engine_args.{refused.name} {refused.problem}"
+        return error("vllm", message, f"{refused.fix}.")
+    except VllmMissing as missing:
+        return error("vllm", f"cannot be imported: {missing.detail}", f"{INSTALL}.")
+    return ok("vllm arguments", ", ".join(f"{name}={value}" for name, value in given.items()))

@@ -1,0 +1,78 @@
+"""Why settings of vLLM's engines cannot work, and what to set instead; vLLM itself is not needed."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from offbeat.config.clash import Clash
+from offbeat.config.run import RunConfig
+
+_ELSEWHERE: Final = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+    "seed": "seed",
+    "max_model_len": "generator.max_model_len",
+    "max_num_seqs": "generator.max_sequences",
+    "tensor_parallel_size": "generator.vllm.tensor_parallel",
+    "pipeline_parallel_size": "generator.vllm.pipeline_parallel",
+    "enable_expert_parallel": "generator.vllm.expert_parallel",
+    "data_parallel_size": "generator.engines",
+}
+"""Arguments of vLLM that have a key of their own in a recipe."""
+
+
+def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Nothing, unless ``generator.backend`` is vllm."""
+    if config.generator.backend == "vllm":
+        yield from _arguments_have_one_place(config)
+        yield from _devices_of_an_engine_are_reserved(config)
+        yield from _logprobs_are_of_the_whole_distribution(config)
+        yield from _batches_are_not_reproducible(config)
+
+
+def _arguments_have_one_place(config: RunConfig) -> Iterator[Clash]:
+    for name, value in config.generator.vllm.engine_args.items():
+        if name in _ELSEWHERE:
+            yield Clash(
+                ("generator.vllm.engine_args", _ELSEWHERE[name]),
+                f"generator.vllm.engine_args.{name}={value} has a key of its own",
+                f"Set {_ELSEWHERE[name]} instead.",
+            )
+
+
+def _devices_of_an_engine_are_reserved(config: RunConfig) -> Iterator[Clash]:
+    generator = config.generator
+    devices = generator.vllm.tensor_parallel * generator.vllm.pipeline_parallel
+    shares_one = devices == 1 and 0 < generator.gpus < 1  # with another engine, or the trainer
+    if generator.device != "cpu" and generator.gpus not in (0, devices) and not shares_one:
+        yield Clash(
+            (
+                "generator.gpus",
+                "generator.vllm.tensor_parallel",
+                "generator.vllm.pipeline_parallel",
+            ),
+            f"generator.gpus={generator.gpus:g} is not what an engine of {devices} devices runs on",
+            f"Set generator.gpus to {devices}.",
+        )
+
+
+def _logprobs_are_of_the_whole_distribution(config: RunConfig) -> Iterator[Clash]:
+    sampling = config.generator.sampling
+    if sampling.temperature != 1 and sampling.top_p < 1:
+        yield Clash(
+            ("generator.sampling.top_p", "generator.sampling.temperature", "generator.backend"),
+            f"generator.sampling.top_p={sampling.top_p:g} with generator.sampling.temperature="
+            f"{sampling.temperature:g} has no usable logprobs in vLLM: they are either of temperature "
+            "1, or of the distribution that top_p has cut",
+            "Set one of the two to 1.",
+        )
+
+
+def _batches_are_not_reproducible(config: RunConfig) -> Iterator[Clash]:
+    if config.generator.deterministic:
+        yield Clash(
+            ("generator.deterministic", "generator.backend"),
+            "generator.deterministic=true cannot hold with generator.backend=vllm: its logits depend on "
+            "what else is in the batch",
+            "Set generator.backend to embedded, or generator.deterministic to false.",
+        )

@@ -1,0 +1,62 @@
+"""Settings of vLLM's engines that cannot work; vLLM is not needed to say so."""
+
+from typing import Any
+
+import pytest
+
+from offbeat.config.crosschecks import clashes
+from offbeat.config.run import RunConfig
+
+
+def found(generator: dict[str, Any], *, dry_run: bool = False) -> list[str]:
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": "m"},
+            "environment": {"name": "arithmetic"},
+            "generator": {"backend": "vllm", **generator},
+        }
+    )
+    return [f"{clash.message}. {clash.hint}" for clash in clashes(config, dry_run=dry_run)]
+
+
+def test_vllm_is_a_backend() -> None:
+    assert found({}) == []
+
+
+def test_an_engine_of_one_device_may_share_it() -> None:
+    assert found({"device": "cuda", "gpus": 0.5}) == []
+    assert found({"device": "cuda", "gpus": 0.5, "vllm": {"tensor_parallel": 2}})
+
+
+@pytest.mark.parametrize(
+    ("generator", "said"),
+    [
+        (
+            {"vllm": {"engine_args": {"max_num_seqs": 8}}},
+            "engine_args.max_num_seqs=8 has a key of its own. Set generator.max_sequences instead.",
+        ),
+        (
+            {"device": "cuda", "gpus": 1, "vllm": {"tensor_parallel": 4}},
+            "generator.gpus=1 is not what an engine of 4 devices runs on. Set generator.gpus to 4.",
+        ),
+        (
+            {"sampling": {"temperature": 0.7, "top_p": 0.9}},
+            "has no usable logprobs in vLLM",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_work_says_what_to_set(generator: dict[str, Any], said: str) -> None:
+    (text,) = found(generator)
+    assert said in text
+    assert found(generator, dry_run=True) == []
+
+
+def test_reproducible_decoding_is_not_vllms() -> None:
+    assert any(
+        "depend on what else is in the batch" in text for text in found({"deterministic": True})
+    )
+
+
+def test_the_settings_of_vllm_mean_nothing_to_another_backend() -> None:
+    assert found({"backend": "embedded", "vllm": {"engine_args": {"max_num_seqs": 8}}}) == []

@@ -1,0 +1,65 @@
+"""Weights to sync, and what a trainer computes with them."""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.chunks import digest_of
+from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.source import ModuleSource
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
+CHUNK_BYTES = 200_000  # eight chunks
+THREE_CHUNKS = 500_000
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model and its release."""
+
+    model: PreTrainedModel
+    release: WeightRelease
+
+    def worst_error(self, prompt: tuple[int, ...], result: GenerateResult) -> float:
+        """Largest difference between a logprob of the engine and this model's, in nats."""
+        return max(float(np.abs(gap).max()) for gap in self.errors(prompt, result))
+
+    def errors(self, prompt: tuple[int, ...], result: GenerateResult) -> list[NDArray[np.float32]]:
+        """Engine minus model, for each token of each sample."""
+        gaps = list[NDArray[np.float32]]()
+        for start, end in pairwise(result.offsets.tolist()):
+            tokens = [*prompt, *result.token_ids[start:end].tolist()]
+            with torch.no_grad():
+                logits = self.model(torch.tensor([tokens])).logits[0]
+            logprobs = logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
+            drawn = torch.tensor(tokens[len(prompt) :])[:, None]
+            gaps.append(result.logprobs[start:end] - logprobs.gather(1, drawn)[:, 0].numpy())
+        return gaps
+
+
+@cache
+def weights(version: int, chunk_bytes: int = CHUNK_BYTES) -> Weights:
+    """Version 0 is the model of the repository; each other one is far from it, and from the rest."""
+    model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
+    noise = torch.Generator().manual_seed(version)
+    if version:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
+    source = ModuleSource(model.eval(), chunk_bytes)
+    packed = [(chunk.copy(), digest) for chunk, digest in source.chunks()]
+    return Weights(model, released(version, source.manifest, [chunk for chunk, _ in packed]))
+
+
+def released(version: int, manifest: Manifest, chunks: list[NDArray[np.uint8]]) -> WeightRelease:
+    """A release of exactly these bytes."""
+    digest = release_digest(manifest, map(digest_of, chunks))
+    return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)

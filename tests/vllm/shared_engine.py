@@ -1,0 +1,202 @@
+"""An engine whose processes go on while actor after actor takes it over."""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from releases import TINY, Weights, weights
+
+from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.generators.vllm.actor import Started, VllmEngineActor, start
+from offbeat.actors.generators.vllm.coverage import Coverage
+from offbeat.actors.generators.vllm.engine import VllmEngine
+from offbeat.actors.generators.vllm.weights import WeightUpdates
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import EngineUnavailable
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.weight_sync.manifest import Manifest
+
+FENCE = Fence("run", 1)
+NAME = "generator-0"
+PROMPT = (2, 5, 14, 8, 17)
+PATIENCE_S = 120.0
+END = 1
+"""End of sequence of the model that the tests' copy was made of; the copy has none."""
+
+
+def endless_model(folder: Path) -> Path:
+    """The tiny model without an end of sequence: a sample is as long as it may be."""
+    copy = folder / "endless"
+    if not copy.is_dir():
+        shutil.copytree(TINY, copy)
+        for name in ("config.json", "generation_config.json"):
+            settings = json.loads((copy / name).read_bytes())
+            settings["eos_token_id"] = None
+            (copy / name).write_text(json.dumps(settings))
+    return copy
+
+
+def spec_in(run_dir: Path, **vllm: Any) -> EngineSpec:
+    """The tiny model; ``vllm`` goes into ``generator.vllm``."""
+    model = endless_model(run_dir)
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(model)},
+            "generator": {
+                "backend": "vllm",
+                "vllm": {"engine_args": {"enforce_eager": True}, **vllm},
+            },
+        }
+    )
+    return EngineSpec(
+        name=NAME,
+        model_path=str(model),
+        model=config.model,
+        generator=config.generator,
+        stub=config.stub,
+        seed=0,
+        run_dir=str(run_dir),
+    )
+
+
+class Engine(VllmEngineActor):
+    """An engine actor whose parts a test may look at."""
+
+    @property
+    def engine(self) -> VllmEngine:
+        return self._vllm
+
+    @property
+    def updates(self) -> WeightUpdates:
+        return self._updates
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """As an exchange with an environment worker does."""
+        return await self._generate(request)
+
+
+class TakenOver(Engine):
+    """Its end is not the engine's: what was open is ended, and the next actor may come."""
+
+    async def close(self) -> None:
+        self._requests.cancel_all()
+        await self._updates.idle()
+        await self._vllm.lose("its actor was closed")
+        await self._vllm.llm.resume_generation()
+        self._updates.close()
+
+
+class Shared:
+    """The engine and its event loop."""
+
+    def __init__(self, spec: EngineSpec, runner: asyncio.Runner) -> None:
+        self.spec, self.runner = spec, runner
+        self.started: Started = runner.run(self._start())
+
+    async def _start(self) -> Started:
+        return start(self.spec)
+
+    @property
+    def llm(self) -> Any:
+        return self.started[1]
+
+    def actor(self) -> TakenOver:
+        """An actor that has taken over, without weights of the run."""
+        return TakenOver(self.spec, self.started)
+
+    def play(self, story: Callable[[TakenOver], Awaitable[None]], **vllm: Any) -> None:
+        """Tell a story on an actor that has taken over."""
+
+        self.play_through(self.llm, story, **vllm)
+
+    def play_through(
+        self, llm: Any, story: Callable[[TakenOver], Awaitable[None]], **vllm: Any
+    ) -> None:
+        """As ``play``, with something between the actor and the engine."""
+
+        async def told() -> None:
+            spec = spec_in(Path(self.spec.run_dir), **vllm)
+            actor = TakenOver(spec, (self.started[0], llm))
+            try:
+                await story(actor)
+            finally:
+                await actor.close()
+
+        self.runner.run(told())
+
+    async def tokens_of(self, id_: str, at_least: int) -> None:
+        """Return once a sample of this request has so many tokens."""
+        processor = self.llm.output_processor
+
+        def are_there() -> bool:
+            states = [s for s in processor.request_states.values() if s.external_req_id == id_]
+            return any(s.detokenizer.num_output_tokens() >= at_least for s in states)
+
+        await until(are_there)
+
+    def note(self, measured: str) -> None:
+        """For whoever reads the captured output (``pytest -rA``)."""
+        sys.stdout.write(f"{measured}\n")
+
+    def close(self) -> None:
+        self.llm.shutdown()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """For what vLLM and the operating system tell nobody."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.002)
+
+
+class Anything(Coverage):
+    """Lets every manifest through to vLLM."""
+
+    def check(self, epoch: int, manifest: Manifest) -> None:
+        del epoch, manifest
+
+
+ANYTHING = Anything({}, "float32", tied=False)
+
+
+async def load(actor: VllmEngineActor, epoch: int, release: WeightRelease) -> WeightsAck:
+    """As the controller's adapter calls it."""
+    content = release.version, release.digest, release.manifest, *release.chunks
+    return await actor.load_weights(FENCE, epoch, *content)
+
+
+async def serve(actor: VllmEngineActor, epoch: int, version: int) -> Weights:
+    """Have it take a version; the weights of it."""
+    await load(actor, epoch, weights(version).release)
+    return weights(version)
+
+
+async def ask(
+    actor: Engine,
+    id_: str = "r",
+    *,
+    samples: int = 4,
+    tokens: int = 24,
+    temperature: float = 1.0,
+    seed: int | None = 1,
+    ends: tuple[int, ...] = (),
+) -> GenerateResult:
+    """A request as an environment worker's arrives."""
+    sampling = SamplingParams(temperature, 1.0, tokens, ends, seed)
+    return await actor.generate(GenerateRequest(id_, PROMPT, samples, sampling))
+
+
+async def refused(actor: Engine) -> str:
+    """Why it generates nothing."""
+    try:
+        await ask(actor, "refused?")
+    except EngineUnavailable as unavailable:
+        return unavailable.problem
+    raise AssertionError("it generated")

@@ -1,0 +1,136 @@
+"""Each work-around is still needed with the vLLM that is installed. One that fails here may go."""
+
+import inspect
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from releases import TINY, released, weights
+from shared_engine import ANYTHING, PROMPT, Shared, TakenOver, ask, load, serve
+
+from offbeat.actors.generators.vllm import workarounds
+from offbeat.actors.generators.vllm.actor import vllm_version
+from offbeat.weight_sync.manifest import plan
+
+SLEEP_S = 0.02
+
+
+def test_the_installed_version_was_looked_at() -> None:
+    assert workarounds.untried(vllm_version()) == []
+
+
+def test_pause_sleep(shared: Shared) -> None:
+    """``pause_generation`` takes its sleep longer than the engine core's own pause."""
+
+    async def story(actor: TakenOver) -> None:
+        await serve(actor, 1, 0)
+        took = list[float]()
+        for pausing in (
+            shared.llm.pause_generation(mode="keep", clear_cache=True),
+            shared.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True),
+        ):
+            began = time.perf_counter()
+            await pausing
+            took.append(time.perf_counter() - began)
+            await shared.llm.resume_generation()
+        assert took[0] >= SLEEP_S, "no sleep any more: call pause_generation again"
+
+    shared.play(story)
+    assert "asyncio.sleep" in inspect.getsource(type(shared.llm).pause_generation)
+
+
+def test_no_accelerator_to_synchronize() -> None:
+    with pytest.raises(RuntimeError):
+        torch.accelerator.synchronize()
+
+
+def test_silent_coverage(shared: Shared) -> None:
+    """vLLM finishes an update without a tensor, and serves what nobody sent."""
+
+    async def story(actor: TakenOver) -> None:
+        whole = await serve(actor, 1, 1)
+        other = weights(2).release
+        by_name = {spec.name: spec for spec in other.manifest.tensors}
+        kept = [name for name in by_name if "layers.0.mlp.down_proj" not in name]
+        manifest = plan([(name, by_name[name].shape, by_name[name].dtype) for name in kept], 2**30)
+        packed = other.chunks[0].__class__((manifest.chunk_nbytes[0],), other.chunks[0].dtype)
+        for spec in manifest.tensors:
+            source = by_name[spec.name]
+            data = other.chunks[source.chunk][source.offset : source.offset + source.nbytes]
+            packed[spec.offset : spec.offset + spec.nbytes] = data
+        coverage, actor.updates.coverage = actor.updates.coverage, ANYTHING
+        ack = await load(actor, 2, released(2, manifest, [packed]))
+        assert ack.version == 2, "vLLM refuses it: coverage may be left to vLLM"
+        gap = weights(2).worst_error(PROMPT, await ask(actor))
+        assert gap > 1e-2, "vLLM served the right weights without having them"
+        actor.updates.coverage = coverage
+        assert whole.release.version == 1
+        healed = await serve(actor, 3, 3)
+        assert healed.worst_error(PROMPT, await ask(actor)) < 1e-4
+
+    shared.play(story)
+
+
+def test_abort_update(shared: Shared) -> None:
+    """After an update that raised, layers of the model lie on the meta device."""
+
+    async def story(actor: TakenOver) -> None:
+        await serve(actor, 1, 1)
+        llm = shared.llm
+        await llm.pause_generation(mode="keep", clear_cache=True)
+        await llm.collective_rpc("ws_stage", args=(2, []))
+        await llm.start_weight_update()
+        wrong = {"epoch": 2, "index": 7, "offset": 0, "tensors": []}
+        with pytest.raises(Exception, match="epoch and chunk"):
+            await llm.update_weights(shared.started[0].WeightTransferUpdateRequest(wrong))
+        opened = (await llm.collective_rpc("ws_abort"))[0]
+        assert opened > 0, "vLLM closes its layers itself: ws_abort may go"
+        await llm.resume_generation()
+        assert weights(1).worst_error(PROMPT, await ask(actor)) < 1e-4
+
+    shared.play(story)
+
+
+ORPHAN = """
+import os, pathlib, signal, sys
+from offbeat.actors.generators.vllm.process_environment import prepare_environment
+from offbeat.config.rollouts import GeneratorConfig
+
+def main():
+    prepare_environment(GeneratorConfig(backend="vllm"))
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    import psutil
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
+        model=sys.argv[1], enforce_eager=True, max_model_len=128, skip_tokenizer_init=True))
+    pids = [p.pid for p in psutil.Process().children(recursive=True)
+            if "VLLM::" in " ".join(p.cmdline())]
+    pathlib.Path(sys.argv[2]).write_text(" ".join(map(str, pids)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_surviving_core(tmp_path: Path) -> None:
+    """Without the watch, an engine lives on after its owner was killed."""
+    script, told = tmp_path / "owner.py", tmp_path / "pids"
+    script.write_text(ORPHAN)
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(script), str(TINY), str(told)]
+    quiet = subprocess.DEVNULL  # no pipe: the survivors would keep it open
+    subprocess.run(command, stdout=quiet, stderr=quiet, env=path, check=False)
+    survivors = [psutil.Process(int(pid)) for pid in told.read_text().split()]
+    try:
+        _, alive = psutil.wait_procs(survivors, timeout=3)
+        assert alive, "vLLM ends with its owner: owner_watch may go"
+    finally:
+        for each in survivors:
+            if each.is_running():
+                each.kill()
