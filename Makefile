@@ -27,11 +27,12 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run test test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
+	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
 	@echo 'make format  rewrite the code in the form make check asks for'
@@ -51,6 +52,9 @@ run: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 run-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/offbeat train recipes/quickstart-vllm.yaml $(ARGS)

@@ -1,9 +1,33 @@
 """What every test runs under: one compute thread, no model hub, property tests without a time limit."""
 
 import os
+from pathlib import Path
+from typing import Final
 
 import hypothesis
 import pytest
+
+HERE: Final = Path(__file__).parent
+LONG: Final = (
+    "parity",
+    "ray/test_live_dry_recipes.py",
+    "ray/test_live_gang.py",
+    "ray/test_live_gang_run.py",
+    "ray/test_live_gloo_sync.py",
+    "ray/test_live_lost_processes.py",
+    "ray/test_live_oracle.py",
+    "ray/test_live_schedule.py",
+    "ray/test_live_spool.py",
+    "unit/weight_sync/test_gloo_killed.py",
+)
+"""What ``make test-long`` runs and ``make test`` leaves out: whole runs under faults, the long matrices."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.path.is_relative_to(HERE / each) for each in LONG):
+            item.add_marker(pytest.mark.long)
+            item.add_marker(pytest.mark.timeout(300))
 
 
 def pytest_configure(config: pytest.Config) -> None:
