@@ -41,7 +41,7 @@ def test_an_engine_killed_at_any_chunk_says_so_and_the_next_life_is_exact(tmp_pa
     """While samples run; worker and engine core in turns. Each next life is the next victim."""
 
     async def story() -> None:
-        spec = spec_in(tmp_path, call_deadline_s=30.0)
+        spec = spec_in(tmp_path, call_deadline_s=30.0)  # a core that dies answers nothing
         for chunk, victim in enumerate(("Worker", "EngineCore", "Worker")):
             await killed_at(spec, chunk, victim)
         last = Engine(spec)

@@ -99,6 +99,14 @@ def test_a_gpu_engine_gets_no_settings_of_the_cpu_build() -> None:
     assert not {name for name in environ if "CPU" in name or "OMP" in name or "GLOO" in name}
 
 
+def test_prompts_are_prefilled_whole_on_a_cpu_unless_the_recipe_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    assert engine_arguments(spec_in(tmp_path))["enable_chunked_prefill"] is False
+    asked = spec_in(tmp_path, engine_args={"enable_chunked_prefill": True})
+    assert engine_arguments(asked)["enable_chunked_prefill"] is True
+
+
 def test_each_workaround_is_marked_where_its_code_is() -> None:
     package = Path(engine_arguments.__code__.co_filename).parent
     code = "\n".join(file.read_text() for file in package.glob("*.py"))

@@ -1,5 +1,6 @@
 """Each work-around is still needed with the vLLM that is installed. One that fails here may go."""
 
+import importlib
 import inspect
 import os
 import subprocess
@@ -47,6 +48,14 @@ def test_pause_sleep(shared: Shared) -> None:
 def test_no_accelerator_to_synchronize() -> None:
     with pytest.raises(RuntimeError):
         torch.accelerator.synchronize()
+
+
+def test_seeded_chunked_prefill() -> None:
+    with pytest.raises(RuntimeError, match="offset"):
+        torch.Generator("cpu").get_offset()
+    assert "get_offset()" in inspect.getsource(
+        importlib.import_module("vllm.v1.worker.gpu_model_runner")
+    )
 
 
 def test_silent_coverage(shared: Shared) -> None:

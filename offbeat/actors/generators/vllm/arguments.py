@@ -34,9 +34,15 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "disable_log_stats": True,
         "enable_prefix_caching": True,
         "logprobs_mode": logprobs_mode(config),
+        **_of_the_cpu_build(config),
         **vllm.engine_args,
         "worker_extension_cls": _EXTENSION,
     }
+
+
+def _of_the_cpu_build(config: GeneratorConfig) -> dict[str, Any]:
+    # work-around: seeded_chunked_prefill
+    return {"enable_chunked_prefill": False} if config.device == "cpu" else {}
 
 
 def logprobs_mode(config: GeneratorConfig) -> str:

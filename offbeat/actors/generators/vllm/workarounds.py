@@ -64,6 +64,14 @@ SURVIVING_CORE: Final = Workaround(
     "vllm/v1/engine/core.py, EngineCoreProc.run_engine_core",
     "0.32..0.32",
 )
+SEEDED_CHUNKED_PREFILL: Final = Workaround(
+    "seeded_chunked_prefill",
+    "a seeded prompt that is prefilled in pieces rewinds its generator, which a CPU generator refuses: "
+    "the engine core ends",
+    "on CPU prompts are prefilled whole, unless engine_args say otherwise",
+    "vllm/v1/worker/gpu_model_runner.py, GPUModelRunner._bookkeeping_sync",
+    "0.32..0.32",
+)
 
 WORKAROUNDS: Final = (
     PAUSE_SLEEP,
@@ -71,6 +79,7 @@ WORKAROUNDS: Final = (
     ABORT_UPDATE,
     SILENT_COVERAGE,
     SURVIVING_CORE,
+    SEEDED_CHUNKED_PREFILL,
 )
 
 
