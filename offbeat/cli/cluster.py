@@ -36,19 +36,43 @@ class NoRoom(OffbeatError):
         )
 
 
+class RayNotStarted(OffbeatError):
+    """The private cluster on this machine did not come up."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"Ray did not start on this machine: {self.detail}. "
+            "Stop what keeps its cores busy, or join a cluster that runs: RAY_ADDRESS=..."
+        )
+
+
 def start_ray() -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine."""
+    """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine.
+
+    Raises:
+        RayNotStarted: The private one did not come up.
+        ConnectionError: There is no cluster at that address.
+    """
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    ray.init(
-        address=address,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=True,
-        namespace="offbeat",
-        runtime_env={"env_vars": dict(ENVIRONMENT)} if address != "local" else None,
-        **local,
-    )
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            namespace="offbeat",
+            runtime_env={"env_vars": dict(ENVIRONMENT)} if address != "local" else None,
+            **local,
+        )
+    except Exception as error:
+        if type(error) is not Exception:
+            raise  # a class of its own says what it is; a start that takes too long has none
+        raise RayNotStarted(" ".join(str(error).split())) from error
 
 
 def check_room(spec: RunSpec) -> None:
