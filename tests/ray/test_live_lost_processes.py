@@ -120,19 +120,19 @@ def test_a_controller_that_was_killed_is_replaced_and_goes_on_with_the_living_tr
     start: Start,
 ) -> None:
     """Twice; no step is lost or doubled, and trainer and engine are the same processes as before."""
-    with start("controller-back", STUB, "steps=40") as run:
+    with start("controller-back", STUB, "steps=80") as run:
         run.trained_steps(random.Random(15).randrange(4, 9))
         trainer, engine = run.actor("StubTrainerActor"), run.actor("StubEngineActor")
         for steps in (12, 24):
             _kill(run.actor("ControllerActor"))
             run.trained_steps(steps)
         assert trainer.is_running() and engine.is_running()
-        records = _finished_with_its_books_in_order(run, 40)
+        records = _finished_with_its_books_in_order(run, 80)
     lives = [event.incarnation for event in records.events if isinstance(event, Opened)]
     assert lives == [1, 2, 3]
-    assert records.summary.groups.trained == records.summary.groups.drawn == 160
+    assert records.summary.groups.trained == records.summary.groups.drawn == 320
     assert not any(isinstance(event, Rewound) for event in records.events)
-    assert sum(records.summary.staleness_histogram.values()) == 160 * 4
+    assert sum(records.summary.staleness_histogram.values()) == 320 * 4
 
 
 def test_a_run_without_a_budget_for_controllers_fails_at_once_and_says_so(start: Start) -> None:

@@ -9,7 +9,7 @@ from tests.ray.conftest import STUB, Start
 from tests.support.live_run import LiveRun
 from tests.support.run_records import RunRecords
 
-STEPS = 6
+STEPS = 12
 SETTINGS = (
     f"steps={STEPS}",
     "stub.step_s=0.8",
