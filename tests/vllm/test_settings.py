@@ -13,7 +13,7 @@ from offbeat.actors.generators.vllm.arguments import (
     logprobs_mode,
 )
 from offbeat.actors.generators.vllm.errors import EngineArgsRefused
-from offbeat.actors.generators.vllm.library import load_library
+from offbeat.actors.generators.vllm.lazy_import import load_library
 from offbeat.actors.generators.vllm.process_environment import prepare_environment
 from offbeat.actors.generators.vllm.workarounds import WORKAROUNDS
 from offbeat.cli.checks.finding import Level

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from offbeat.actors.generators.vllm.actor import vllm_version
 from offbeat.actors.generators.vllm.arguments import check_engine_args, fields_of
 from offbeat.actors.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
-from offbeat.actors.generators.vllm.library import load_library
+from offbeat.actors.generators.vllm.lazy_import import load_library
 from offbeat.actors.generators.vllm.workarounds import untried
 from offbeat.cli.checks.finding import Finding, error, ok, warning
 from offbeat.config.run import RunConfig

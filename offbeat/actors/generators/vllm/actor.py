@@ -18,7 +18,7 @@ from offbeat.actors.generators.vllm.arguments import (
 )
 from offbeat.actors.generators.vllm.coverage import coverage_of
 from offbeat.actors.generators.vllm.engine import VllmEngine
-from offbeat.actors.generators.vllm.library import Library, load_library
+from offbeat.actors.generators.vllm.lazy_import import Library, load_library
 from offbeat.actors.generators.vllm.owner_watch import own_engine_processes
 from offbeat.actors.generators.vllm.process_environment import prepare_environment
 from offbeat.actors.generators.vllm.staging import StagingArea

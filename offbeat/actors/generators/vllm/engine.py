@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from offbeat.actors.generators.embedded.request import Limits
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.actors.generators.vllm.library import Library
+from offbeat.actors.generators.vllm.lazy_import import Library
 from offbeat.actors.generators.vllm.outputs import label_of, result_of, sampling_arguments
 from offbeat.config.rollouts import VllmConfig
 from offbeat.messages.generation import GenerateRequest, GenerateResult

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from offbeat.actors.call import first_line
 from offbeat.actors.generators.vllm.coverage import Coverage
 from offbeat.actors.generators.vllm.engine import VllmEngine
-from offbeat.actors.generators.vllm.library import Library
+from offbeat.actors.generators.vllm.lazy_import import Library
 from offbeat.actors.generators.vllm.outputs import NO_VERSION, label_of
 from offbeat.actors.generators.vllm.staging import StagingArea, room_for
 from offbeat.actors.generators.vllm.workarounds import PAUSE_SLEEP
