@@ -14,7 +14,7 @@ from offbeat.simulation.draws import Plan, draw_plan
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import Deadlock, OutOfBounds, VirtualLoop
 from offbeat.simulation.network import Network
-from offbeat.simulation.records import ControllerEnd, Ended, Fault, Record
+from offbeat.simulation.records import ControllerEnd, Ended, Fault, Record, TrainerApplied
 from offbeat.simulation.schedule import Strike
 from offbeat.simulation.surroundings import Surroundings
 
@@ -41,8 +41,8 @@ class EpisodeResult(msgspec.Struct, frozen=True):
     @property
     def weights(self) -> str:
         """Digest of the weights after the last step that the trainer applied; empty: none."""
-        digests = [getattr(record, "digest", "") for record in self.records]
-        return next((digest for digest in reversed(digests) if digest), "")
+        applied = (each for each in reversed(self.records) if isinstance(each, TrainerApplied))
+        return next((each.digest for each in applied), "")
 
 
 def run_episode(

@@ -50,17 +50,7 @@ class SyncTransferQueueClient:
     def connect(
         cls, path: str, queue: str = "queue", answer_s: float = 10.0, *, maps: bool = True
     ) -> Self:
-        """A client of the service that listens on a Unix socket.
-
-        Args:
-            path: Of the socket.
-            queue: What errors call the service.
-            answer_s: Most seconds for any answer, beyond those a call may wait.
-            maps: Share memory with the service where that works; else payloads go through the socket.
-
-        Raises:
-            ActorLost: Nobody listens there.
-        """
+        """See ``TransferQueueClient.connect``."""
         say = Conversation()
         link = BlockingLink(path, queue, answer_s, say.freed, maps=maps)
         say.maps = link.maps
@@ -75,16 +65,7 @@ class SyncTransferQueueClient:
     def declare(
         self, partition: str, columns: Iterable[Declared], consumers: Sequence[str] = ()
     ) -> None:
-        """Make a partition; the same declaration again changes nothing.
-
-        Args:
-            partition: Its name.
-            columns: What groups may have: ``ColumnSpec``, ``(name, dtype)`` or ``(name, dtype, ragged)``.
-            consumers: Tasks that each read every group: one that all of them acked is cleared.
-
-        Raises:
-            SchemaError: It is declared otherwise.
-        """
+        """See ``TransferQueueClient.declare``."""
         self._run(self._say.declare(partition, columns, consumers))
 
     def put(
@@ -97,37 +78,12 @@ class SyncTransferQueueClient:
         attempt: int = 0,
         deadline_s: float = 60.0,
     ) -> Receipt:
-        """Put a group, all or nothing. When this returns it can be claimed, and survives this process.
-
-        Putting it again with the same attempt and columns changes nothing; a newer attempt replaces
-        an older one. The columns are copied, and the caller's again.
-
-        Args:
-            partition: A declared one.
-            group: Its name; one of that name rests in a partition at a time.
-            columns: Name to dense array [rows, ...], ``Ragged`` or list, all of as many rows.
-            tags: Small values, one a row, which travel with the receipt and which claims select by.
-            attempt: Which making of the group this is.
-            deadline_s: Seconds to wait for room, behind those who wait already.
-
-        Raises:
-            QueueFull: There was no room in time; it says what was short. ``TooLarge``: there never is.
-            StaleHandle: A newer attempt, or other columns of this one, were put before.
-            SchemaError: A column is not as declared.
-            UnknownPartition: The partition is not declared.
-        """
+        """See ``TransferQueueClient.put``."""
         asking = self._say.put(partition, group, columns, tags, attempt, deadline_s)
         return self._run(asking)
 
     def add_columns(self, receipt: Receipt, columns: Columns, rows: slice | None = None) -> Receipt:
-        """Write further columns of a group, or of some of its rows. Repeated, it changes nothing.
-
-        Never waits for room: a full queue drains only if its groups are completed.
-
-        Raises:
-            StaleHandle: The group is gone, or replaced by a newer attempt.
-            SchemaError: Not as declared, or some of it is written already and some is not.
-        """
+        """See ``TransferQueueClient.add_columns``."""
         return self._run(self._say.add_columns(receipt, columns, rows))
 
     def claim(
@@ -142,37 +98,14 @@ class SyncTransferQueueClient:
         deadline_s: float = 0.0,
         lease_s: float = 600.0,
     ) -> Lease | None:
-        """Borrow the next groups of a task: oldest first, each to one consumer of the task at a time.
-
-        Waits where the groups are: the put that completes them is what answers.
-
-        Args:
-            partition: A declared one.
-            task: Every task is given every group.
-            n: How many groups at most.
-            columns: Which have to be written; a task always asks for the same.
-            where: ``(tag, operator, value)`` clauses that hold for all rows of a group.
-            at_least: How many groups at least; ``n`` unless told.
-            deadline_s: Seconds to wait for them; 0 takes what is there.
-            lease_s: Seconds until the groups are given to others, unless renewed, acked or released.
-
-        Returns:
-            None if there were too few in time.
-        """
+        """See ``TransferQueueClient.claim``."""
         asking = self._say.claim(partition, task, n, at_least, columns, where, lease_s, deadline_s)
         return self._run(asking)
 
     def get(
         self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
     ) -> dict[str, Column]:
-        """The rows of the groups, in order. One group's columns are views; several are copied together.
-
-        Views are read-only, and stay as they are as long as they live, whatever becomes of the group.
-
-        Raises:
-            PayloadLost: A payload cannot be read; the group has left the queue, reported lost.
-            StaleHandle: A group of a receipt is gone.
-        """
+        """See ``TransferQueueClient.get``."""
         return codec.concat(self.get_each(source, columns))
 
     def get_each(
@@ -190,29 +123,17 @@ class SyncTransferQueueClient:
         return tensordict_codec.tensordict_of(self.get(source, columns))
 
     def ack(self, lease: Lease, *, clear: bool = False) -> None:
-        """The groups are consumed: this task is not given them again. ``clear``: nobody is.
-
-        Raises:
-            LeaseExpired: It ended before; the groups are given to others.
-        """
+        """See ``TransferQueueClient.ack``."""
         lease.settle()
         self._run(asked(wire.Ack(lease.id, clear), NoneType))
 
     def release(self, lease: Lease) -> None:
-        """Give the groups back, to their old places.
-
-        Raises:
-            LeaseExpired: It ended before.
-        """
+        """See ``TransferQueueClient.release``."""
         lease.settle()
         self._run(asked(wire.Release(lease.id), NoneType))
 
     def renew(self, lease: Lease, lease_s: float = 600.0) -> None:
-        """Keep the groups for ``lease_s`` seconds from now.
-
-        Raises:
-            LeaseExpired: It ended before.
-        """
+        """See ``TransferQueueClient.renew``."""
         renewed = self._run(asked(wire.Renew(lease.id, lease_s), records.Lease))
         lease.expires_at = renewed.expires_at
 
@@ -237,14 +158,7 @@ class SyncTransferQueueClient:
         return self._run(asked(wire.GetStats(), ServiceStats))
 
     def snapshot(self, directory: str, deadline_s: float = 600.0) -> int:
-        """Have the service write its state to a directory on its node; how many payloads there are.
-
-        The state is that of one moment, whatever goes on meanwhile. The directory is there whole or
-        not at all; one that was there is replaced.
-
-        Raises:
-            SnapshotFailed: It could not be written.
-        """
+        """See ``TransferQueueClient.snapshot``."""
         return self._run(asked(wire.SaveTo(directory), int, deadline_s))
 
     def close(self) -> None:

@@ -1,8 +1,6 @@
 """A Hugging Face directory that transformers and vLLM load, written from a stream of tensors."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -13,10 +11,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from offbeat.actors.trainers.megatron.hf_files import INDEX, SINGLE
+from offbeat.actors.trainers.model_directory import replaced
 from offbeat.actors.trainers.torch_backend.state_files import save_tensors
 
 FILE_BYTES: Final = 5 * 10**9
-_WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
 
 def save_directory(
@@ -49,26 +47,11 @@ def save_directory(
 def _write(
     weights: Iterator[tuple[str, Tensor]], target: Path, like: Path, dtype: torch.dtype
 ) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with replaced(target, like) as staged:
         _write_weights(weights, staged)
         config = AutoConfig.from_pretrained(like, local_files_only=True)
         config.dtype = dtype
         config.save_pretrained(staged)
-        for source in like.iterdir():
-            if source.is_file() and _is_asset(source) and not (staged / source.name).exists():
-                shutil.copy2(source, staged / source.name)
-        staged.chmod(0o755)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            target.replace(old)
-            staged.replace(target)
-            shutil.rmtree(old)
-        else:
-            staged.replace(target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
@@ -95,8 +78,3 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> No
         return
     index = {"metadata": {"total_size": total}, "weight_map": files}
     (directory / INDEX).write_text(json.dumps(index, indent=2))
-
-
-def _is_asset(file: Path) -> bool:
-    """Tokenizer, chat template, generation config: neither weights nor an index of them."""
-    return file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")

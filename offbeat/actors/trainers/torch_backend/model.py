@@ -1,7 +1,5 @@
 """A causal LM in and out of a Hugging Face directory, and what its weights are called and hash to."""
 
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.errors import UnsupportedModel
+from offbeat.actors.trainers.model_directory import replaced
 from offbeat.weight_sync.source import as_bytes, named_weights
 
 
@@ -99,27 +98,5 @@ def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) 
 
     A directory that is there already is replaced.
     """
-    target = Path(directory)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with replaced(Path(directory), Path(like)) as staged:
         model.save_pretrained(staged)
-        for source in Path(like).iterdir():
-            if source.is_file() and _is_asset(source) and not (staged / source.name).exists():
-                shutil.copy2(source, staged / source.name)
-        staged.chmod(0o755)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            target.replace(old)
-            staged.replace(target)
-            shutil.rmtree(old)
-        else:
-            staged.replace(target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-
-
-def _is_asset(file: Path) -> bool:
-    """Tokenizer, chat template, remote code: whatever is neither weights nor an index of them."""
-    weights = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
-    return file.suffix not in weights and not file.name.endswith(".index.json")
