@@ -128,6 +128,8 @@ class Progress:
             trainer_waits=trainer,
             generator_waits=engines,
             restarts=state.fleet.restarts,
+            rewinds=ledger.lineage,
+            controller_lives=state.fence.incarnation,
             weights_digest=ledger.digest,
             versions=_versions(),
         )

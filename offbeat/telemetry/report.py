@@ -54,8 +54,19 @@ def _figures(summary: Summary) -> Table:
     _add(table, "groups", f"{groups.trained} trained", f"{groups.drawn} drawn")
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(groups.dropped.items()))
     _add(table, "dropped", str(sum(groups.dropped.values())), dropped)
-    _add(table, "restarts", str(summary.restarts), "of engines" if summary.restarts else "")
+    _add(table, "restarts", *_restarts(summary))
     return table
+
+
+def _restarts(summary: Summary) -> tuple[str, str]:
+    """How many in all, and of what."""
+    counts = {
+        "of engines": summary.restarts,
+        "of the trainer": summary.rewinds,
+        "of the controller": summary.controller_lives - 1,
+    }
+    told = [f"{count} {whose}" for whose, count in counts.items() if count]
+    return str(sum(counts.values())), ", ".join(told)
 
 
 def _staleness(summary: Summary) -> Table:

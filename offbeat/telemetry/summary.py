@@ -41,7 +41,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     generator_busy_fraction: float = 0.0
     trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
-    restarts: int = 0  # of engines
+    restarts: int = 0  # of engines, in this life of the controller
+    rewinds: int = 0  # of the trainer, to a checkpoint, over all lives
+    controller_lives: int = 1
     weights_digest: str | None = None
     versions: dict[str, str] = {}  # of offbeat and what it stands on
 

@@ -68,6 +68,15 @@ def test_an_intended_step_that_the_trainer_took_is_adopted() -> None:
     assert world.events(Rewound) == []
 
 
+def test_the_summary_counts_rewinds_and_lives_of_the_controller() -> None:
+    before = former_life()
+    before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]})
+    world = next_life(before)
+    world.run()
+    summary = world.built.progress.summary("run", "finished", None)
+    assert (summary.rewinds, summary.controller_lives) == (1, 2)
+
+
 def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
     before = former_life()
     world = next_life(before, index_of(before, "StepApplied", 3))

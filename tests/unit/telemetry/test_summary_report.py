@@ -3,6 +3,7 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +93,13 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
         " 33 %", "generators busy", "80 %", "runs/quickstart/metrics.jsonl",
     ):  # fmt: skip
         assert part in text
+
+
+def test_whatever_was_replaced_is_counted_with_what_it_was() -> None:
+    replaced = msgspec.structs.replace(SUMMARY, restarts=2, rewinds=1, controller_lives=3)
+    line = next(line for line in rendered(replaced).splitlines() if "restarts" in line)
+    told = "5 2 of engines, 1 of the trainer, 2 of the controller"
+    assert " ".join(line.split()[1:]) == told
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
