@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
 from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW
 from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
-from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.messages.training import StepResult
 
 # --- jobs --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from megatron_cases import Step as JobStep
 from megatron_reference import FULL, Step, torch_step, worst_relative_error
 from megatron_world import MegatronWorld
 
-from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.config.training import OptimizerConfig
 
 Models = Callable[[str], Path]

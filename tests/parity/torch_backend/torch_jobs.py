@@ -16,9 +16,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from offbeat.actors.trainers.dispatch import shares
 from offbeat.actors.trainers.gathered_source import GatheredSource
 from offbeat.actors.trainers.peers import PeerFailed, Peers
+from offbeat.actors.trainers.schedule import learning_rate
+from offbeat.actors.trainers.step_sums import StepTotals
 from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.accumulate import StepTotals
-from offbeat.actors.trainers.torch_backend.schedule import learning_rate
 from offbeat.actors.trainers.torch_backend.sharding import Weights, sharded_modules, whole
 from offbeat.algorithms.losses import LossSums, LossTokens
 from offbeat.config.run import ModelConfig

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
 from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
-from offbeat.actors.trainers.torch_backend.schedule import learning_rate
 from offbeat.config.training import OptimizerConfig
 from offbeat.messages.training import LossSpec
 

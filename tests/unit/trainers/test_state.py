@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from offbeat.actors.trainers.state_files import save_tensors, saved_tensors
 from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.state_files import save_tensors, saved_tensors
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
 

@@ -18,11 +18,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offbeat.actors.trainers.batches.packing import Packed, visible
 from offbeat.actors.trainers.megatron.groups import tensor_group
 from offbeat.actors.trainers.megatron.layout import Layout
 from offbeat.actors.trainers.megatron.model import PackedRotary
 from offbeat.actors.trainers.megatron.vocabulary import vocabulary_logprobs
-from offbeat.actors.trainers.torch_backend.packing import Packed, visible
 
 Consume = Callable[[Packed, Tensor], Tensor]
 """(microbatch, log-probabilities [N]) -> a sum to differentiate. Called on the last stage only."""

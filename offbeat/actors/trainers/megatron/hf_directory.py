@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from offbeat.actors.trainers.megatron.hf_files import INDEX, SINGLE
 from offbeat.actors.trainers.model_directory import replaced
-from offbeat.actors.trainers.torch_backend.state_files import save_tensors
+from offbeat.actors.trainers.state_files import save_tensors
 
 FILE_BYTES: Final = 5 * 10**9
 

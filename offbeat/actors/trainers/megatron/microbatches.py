@@ -7,13 +7,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from offbeat.actors.trainers.megatron.groups import expert_group
-from offbeat.actors.trainers.torch_backend.packing import PADDING, Batch, Ints, Packed, pack
-from offbeat.actors.trainers.torch_backend.rows import (
+from offbeat.actors.trainers.batches.packing import PADDING, Batch, Ints, Packed, pack
+from offbeat.actors.trainers.batches.rows import (
     best_response_tokens,
     plan_microbatches,
     plan_rows,
 )
+from offbeat.actors.trainers.megatron.groups import expert_group
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from megatron.core.transformer import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offbeat.actors.trainers.batches.inputs import loss_tokens
+from offbeat.actors.trainers.batches.packing import Batch, Packed, flatten
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.megatron.architecture import read_architecture
 from offbeat.actors.trainers.megatron.forward import Forward
@@ -38,12 +40,10 @@ from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW
 from offbeat.actors.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, agreed_most
 from offbeat.actors.trainers.process_group import line_of
+from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
-from offbeat.actors.trainers.torch_backend.accumulate import StepSums, StepTotals
-from offbeat.actors.trainers.torch_backend.inputs import loss_tokens
-from offbeat.actors.trainers.torch_backend.model import torch_dtype, weights_digest
-from offbeat.actors.trainers.torch_backend.packing import Batch, Packed, flatten
-from offbeat.actors.trainers.torch_backend.schedule import learning_rate
+from offbeat.actors.trainers.step_sums import StepSums, StepTotals
+from offbeat.actors.trainers.weights import torch_dtype, weights_digest
 from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat.actors.trainers.megatron.errors import IncompleteWeights
 from offbeat.actors.trainers.megatron.hf_files import view_of, where
 from offbeat.actors.trainers.megatron.mapping import Box, Shape
-from offbeat.actors.trainers.torch_backend.state_files import save_tensors, saved_tensors
+from offbeat.actors.trainers.state_files import save_tensors, saved_tensors
 
 WEIGHTS: Final = "weight"
 _STEPS: Final = "steps"

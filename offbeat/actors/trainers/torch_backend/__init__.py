@@ -1,14 +1,11 @@
-"""The torch trainer: any Hugging Face causal LM, one rank, everything inside one process.
+"""The torch trainer: any Hugging Face causal LM, cut over ranks by FSDP2 or whole on one.
 
 split_step   TorchTrainer: forward, backward and optimizer of a step, weights in and out
-packing      columns of prompt groups -> padded rows                             (numpy)
-rows         which samples share a row, which rows a microbatch                  (numpy)
 forward      rows -> log-probabilities of the wanted tokens
 logprobs     log-probabilities from logits, with a lean backward
-accumulate   sums of a step over its microbatches
-optimizer    AdamW, clipping, master weights; schedule: the learning rate
-model        load, digest, save
-state_files  tensors in files, for checkpoints
+optimizer    AdamW, clipping, master weights
+sharding     weights and gradients cut over the ranks; cutting: which modules
+model        load and save
 """
 
 from offbeat.actors.trainers.torch_backend.split_step import TorchTrainer

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from offbeat.actors.trainers.torch_backend.packing import Batch, Packed, pack
-from offbeat.actors.trainers.torch_backend.rows import (
+from offbeat.actors.trainers.batches.packing import Batch, Packed, pack
+from offbeat.actors.trainers.batches.rows import (
     best_response_tokens,
     plan_microbatches,
     plan_rows,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from offbeat.actors.trainers.batches.packing import Packed, visible
 from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
-from offbeat.actors.trainers.torch_backend.packing import Packed, visible
 
 
 def packed_logprobs(

@@ -1,17 +1,15 @@
-"""A causal LM in and out of a Hugging Face directory, and what its weights are called and hash to."""
+"""A causal LM in and out of a Hugging Face directory."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 import xxhash
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.model_directory import replaced
-from offbeat.weight_sync.source import as_bytes, named_weights
+from offbeat.actors.trainers.weights import torch_dtype
+from offbeat.weight_sync.source import named_weights
 
 
 def load_model(
@@ -33,20 +31,6 @@ def load_reference(
     """The same, frozen."""
     model = load_model(path, dtype, device, trust_remote_code=trust_remote_code)
     return model.requires_grad_(requires_grad=False)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The type of a config's name for it."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]
-
-
-def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """xxh3-128 over names and bytes of all weights, in their order."""
-    digest = xxhash.xxh3_128()
-    for name, tensor in weights:
-        digest.update(name.encode())
-        digest.update(as_bytes(tensor).cpu().numpy().data)
-    return digest.hexdigest()
 
 
 def identity(model: PreTrainedModel) -> Identity:

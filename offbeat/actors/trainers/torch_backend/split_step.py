@@ -23,14 +23,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbeat.actors.trainers.batches.inputs import loss_tokens, worthless_tokens
+from offbeat.actors.trainers.batches.packing import (
+    WORTHLESS,
+    Batch,
+    Packed,
+    flatten,
+)
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.dispatch import evened
 from offbeat.actors.trainers.peers import Alone, Peers, agreed_most
+from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
-from offbeat.actors.trainers.torch_backend.accumulate import StepSums, StepTotals
+from offbeat.actors.trainers.state_files import save_tensors, saved_tensors
+from offbeat.actors.trainers.step_sums import StepSums, StepTotals
 from offbeat.actors.trainers.torch_backend.cutting import Cutting
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
-from offbeat.actors.trainers.torch_backend.inputs import loss_tokens, worthless_tokens
 from offbeat.actors.trainers.torch_backend.model import (
     check_shared_prompt,
     identity,
@@ -38,17 +46,8 @@ from offbeat.actors.trainers.torch_backend.model import (
     load_model,
     load_reference,
     save_model,
-    torch_dtype,
-    weights_digest,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
-from offbeat.actors.trainers.torch_backend.packing import (
-    WORTHLESS,
-    Batch,
-    Packed,
-    flatten,
-)
-from offbeat.actors.trainers.torch_backend.schedule import learning_rate
 from offbeat.actors.trainers.torch_backend.sharding import (
     HALF,
     ShardedWeights,
@@ -56,7 +55,7 @@ from offbeat.actors.trainers.torch_backend.sharding import (
     settle,
     world_mesh,
 )
-from offbeat.actors.trainers.torch_backend.state_files import save_tensors, saved_tensors
+from offbeat.actors.trainers.weights import torch_dtype, weights_digest
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig

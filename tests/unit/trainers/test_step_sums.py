@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from offbeat.actors.trainers.peers import Alone
-from offbeat.actors.trainers.torch_backend.accumulate import StepSums
+from offbeat.actors.trainers.step_sums import StepSums
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import Metric, Reduction
 from offbeat.messages.training import LossSpec

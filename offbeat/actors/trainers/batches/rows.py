@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from offbeat.actors.trainers.torch_backend.packing import Batch, Row
+from offbeat.actors.trainers.batches.packing import Batch, Row
 
 FULL_ENOUGH_TOKENS: Final = 2048  # from here on a microbatch costs far more than its own overhead
 SHORTER: Final = 0.8  # a row this much shorter than the longest would waste a fifth on padding

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.actors.trainers.torch_backend.packing import Batch, Packed
+from offbeat.actors.trainers.batches.packing import Batch, Packed
 from offbeat.algorithms.losses import LossTokens
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.training import LossSpec

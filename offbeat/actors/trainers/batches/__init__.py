@@ -1,0 +1,6 @@
+"""A chunk of prompt groups as what a forward pass takes, the same for every backend.
+
+packing   columns of prompt groups -> padded rows                 (numpy)
+rows      which samples share a row, which rows a microbatch      (numpy)
+inputs    rows -> the tensors of a loss
+"""
