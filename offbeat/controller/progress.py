@@ -4,16 +4,17 @@ import contextlib
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from offbeat.controller.history import TrainedStep
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
+from offbeat.controller.syncing import SyncReport
 from offbeat.telemetry.standing import StandingSteps
 from offbeat.telemetry.status import Status
-from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.summary import Groups, Summary, Syncs
 from offbeat.telemetry.time_accounting import (
     GeneratorTime,
     TrainerTime,
@@ -29,6 +30,7 @@ class Progress:
         self._state, self._clock = state, clock
         self.steps = StandingSteps()
         self._samples = self._tokens = 0
+        self._syncs = list[SyncReport]()
         self._started_at = clock()
         self._ended_at: float | None = None
         self._first_step_s: float | None = None
@@ -58,6 +60,8 @@ class Progress:
         self._last = measures
         if measures.result.applied:
             self.steps.add(measures.version, measures.reward_mean, measures.staleness)
+        if measures.sync is not None:
+            self._syncs.append(measures.sync)
         self._samples += sum(receipt.samples for receipt in measures.receipts)
         self._tokens += sum(receipt.tokens for receipt in measures.receipts)
         return self._busy_metrics(measures)
@@ -127,6 +131,7 @@ class Progress:
             generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
             trainer_waits=trainer,
             generator_waits=engines,
+            syncs=_median_of(self._syncs),
             restarts=state.fleet.restarts,
             rewinds=ledger.lineage,
             controller_lives=state.fence.incarnation,
@@ -141,6 +146,17 @@ class Progress:
         """A second, since the first weights were served."""
         span_s = self._now() - self._state.serving_since if self._state.serving_since else 0.0
         return count / span_s if span_s > 0 else None
+
+
+def _median_of(syncs: Sequence[SyncReport]) -> Syncs | None:
+    if not syncs:
+        return None
+    return Syncs(
+        count=len(syncs),
+        pause_s=statistics.median(each.pause_s for each in syncs),
+        transfer_s=statistics.median(each.transfer_s for each in syncs),
+        nbytes=syncs[-1].nbytes,
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -50,6 +50,14 @@ def _figures(summary: Summary) -> Table:
         f"{summary.samples_per_s:,.0f} samples/s",
         f"{summary.tokens_per_s:,.0f} tokens/s",
     )
+    if syncs := summary.syncs:
+        _add(
+            table,
+            "weights",
+            f"{1e3 * syncs.pause_s:,.1f} ms paused",
+            f"{1e3 * syncs.transfer_s:,.1f} ms in transfer, {syncs.nbytes / 1e6:,.1f} MB; "
+            f"medians of {syncs.count} syncs",
+        )
     groups = summary.groups
     _add(table, "groups", f"{groups.trained} trained", f"{groups.drawn} drawn")
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(groups.dropped.items()))

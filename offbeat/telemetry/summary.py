@@ -19,6 +19,15 @@ class Groups(msgspec.Struct, frozen=True):
     dropped: dict[str, int] = {}  # by reason
 
 
+class Syncs(msgspec.Struct, frozen=True):
+    """Weight syncs of the last life of the controller. Times are of the slowest engine."""
+
+    count: int
+    pause_s: float  # median; decoding stood still
+    transfer_s: float  # median; decoding went on
+    nbytes: int  # of one
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A run that is over. A busy fraction and the waits beside it sum to 1."""
 
@@ -41,6 +50,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     generator_busy_fraction: float = 0.0
     trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
+    syncs: Syncs | None = None  # None without one
     restarts: int = 0  # of engines, in this life of the controller
     rewinds: int = 0  # of the trainer, to a checkpoint, over all lives
     controller_lives: int = 1

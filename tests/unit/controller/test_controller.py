@@ -320,6 +320,14 @@ def test_a_lost_trainer_is_replaced_and_what_it_lost_is_trained_again() -> None:
     assert sum(summary.staleness_histogram.values()) == 40 * 2  # what was undone counts once
 
 
+def test_the_summary_keeps_the_pause_of_the_syncs_apart_from_their_transfer() -> None:
+    world = World()
+    world.run()
+    syncs = world.built.progress.summary("run", "finished", None).syncs
+    assert syncs is not None
+    assert (syncs.count, syncs.pause_s, syncs.transfer_s) == (10, 0.1, 0.4)
+
+
 def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:
     world = World({"checkpoint": {"interval": 0}})
     world.trainer.lose_at_step = 3

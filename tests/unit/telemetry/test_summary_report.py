@@ -12,7 +12,7 @@ from rich.console import Console
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.report import render_summary, whole_percents
 from offbeat.telemetry.standing import StandingSteps
-from offbeat.telemetry.summary import Groups, Summary, write_atomically
+from offbeat.telemetry.summary import Groups, Summary, Syncs, write_atomically
 
 SUMMARY = Summary(
     run_id="run-1",
@@ -35,6 +35,7 @@ SUMMARY = Summary(
     generator_busy_fraction=0.8,
     trainer_waits={"waiting_groups": 0.333, "waiting_weights": 0.167},
     generator_waits={"waiting_gate": 0.15, "sync": 0.05},
+    syncs=Syncs(count=600, pause_s=0.0113, transfer_s=0.0402, nbytes=1_285_120),
     restarts=1,
     versions={"offbeat": "0.1.0"},
 )
@@ -90,7 +91,8 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
     for part in (
         "finished", "0.113 -> 0.974", "600 in 3 min 07 s", "first after 9.2 s", "819 samples/s",
         "7,373 tokens/s", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
-        " 33 %", "generators busy", "80 %", "runs/quickstart/metrics.jsonl",
+        " 33 %", "generators busy",
+        "11.3 ms paused", "40.2 ms in transfer, 1.3 MB; medians of 600 syncs", "80 %", "runs/quickstart/metrics.jsonl",
     ):  # fmt: skip
         assert part in text
 
