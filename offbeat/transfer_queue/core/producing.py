@@ -67,37 +67,16 @@ class Producing(State):
         if rows < 1 or nbytes < 0:
             raise SchemaError("*", f"{rows} rows, {nbytes} bytes", "at least 1 row and 0 bytes")
         own_tags = checked_tags(tags, rows)
+        receipt = Receipt(partition, group, attempt, self._generation + 1, rows, nbytes, own_tags)
         old = home.groups.get(group)
-        if old is not None:
-            if old.receipt.attempt == attempt and old.first == mask:
-                return self._repeated(old.receipt, permit)
-            if old.receipt.attempt >= attempt:
-                raise StaleHandle(group, attempt, old.receipt.attempt)
-        else:
-            gone = home.gone.get(group)
-            if gone is not None and gone.attempt >= attempt:
-                if gone.attempt > attempt or gone.columns != mask or gone.lost:
-                    raise StaleHandle(group, attempt, None)
-                receipt = Receipt(
-                    partition, group, attempt, gone.generation, rows, nbytes, own_tags
-                )
-                return self._repeated(receipt, permit)
+        given = _given_before(home, old, receipt, mask)
+        if given is not None:
+            return self._repeated(given, permit)
         self._check_room(rows, nbytes, old, permit)
-        more_rows, more_bytes = rows, nbytes
-        if permit is not None and (asking := self.bounds.forget(permit)) is not None:
-            more_rows -= asking.room.rows
-            more_bytes -= asking.room.nbytes
-        if old is not None:
-            more_rows -= old.receipt.rows
-            more_bytes -= old.receipt.nbytes
-            self._drop(home, old)
-        self._generation = generation = self._generation + 1
-        receipt = Receipt(partition, group, attempt, generation, rows, nbytes, own_tags)
-        new = Group(receipt, generation, mask, mask, payload, now)
+        self._use_room(home, receipt, old, permit)
+        self._generation = receipt.generation
+        new = Group(receipt, receipt.generation, mask, mask, payload, now)
         home.groups[group] = new
-        home.rows += rows
-        home.nbytes += nbytes
-        self.bounds.take(more_rows, more_bytes)
         self._offer(home, new, now)
         if self.bounds.waiting:
             self._let_in()
@@ -188,7 +167,44 @@ class Producing(State):
             bounds.check_possible(rows, nbytes)
             raise bounds.full(lacks, rows, nbytes)
 
+    def _use_room(
+        self, home: Partition, receipt: Receipt, old: Group | None, permit: int | None
+    ) -> None:
+        """Take what a group needs beyond the room kept for it, and that of the group it replaces."""
+        rows, nbytes = receipt.rows, receipt.nbytes
+        if permit is not None and (asking := self.bounds.forget(permit)) is not None:
+            rows -= asking.room.rows
+            nbytes -= asking.room.nbytes
+        if old is not None:
+            rows -= old.receipt.rows
+            nbytes -= old.receipt.nbytes
+            self._drop(home, old)
+        home.rows += receipt.rows
+        home.nbytes += receipt.nbytes
+        self.bounds.take(rows, nbytes)
+
     def _repeated(self, receipt: Receipt, permit: int | None) -> Receipt:
         if permit is not None:
             self.cancel(permit)
         return receipt
+
+
+def _given_before(home: Partition, old: Group | None, asked: Receipt, mask: int) -> Receipt | None:
+    """The receipt of an earlier put of just this, in the queue or cleared from it; None: it is new.
+
+    Raises:
+        StaleHandle: Something newer was put, or something else under this attempt.
+    """
+    group, attempt = asked.group, asked.attempt
+    if old is not None:
+        if old.receipt.attempt == attempt and old.first == mask:
+            return old.receipt
+        if old.receipt.attempt >= attempt:
+            raise StaleHandle(group, attempt, old.receipt.attempt)
+        return None
+    gone = home.gone.get(group)
+    if gone is None or gone.attempt < attempt:
+        return None
+    if gone.attempt > attempt or gone.columns != mask or gone.lost:
+        raise StaleHandle(group, attempt, None)
+    return msgspec.structs.replace(asked, generation=gone.generation)
