@@ -6,8 +6,10 @@ the operator who waited long enough.
 """
 
 import contextlib
+import math
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -81,3 +83,26 @@ def taken(run_dir: Path) -> list[bytes]:
     except OSError as error:
         log.warning("control.unreadable", error=str(error))
     return found
+
+
+class Orders:
+    """What a run is ordered while it goes on: by an operator, or by its wall-clock limit."""
+
+    def __init__(
+        self, run_dir: Path, limit_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``limit_s`` from here on it is ordered to stop; None: never."""
+        self.given = list[bytes]()
+        """All so far: a controller that takes over has to hear them too."""
+        self._run_dir, self._limit_s, self._clock = run_dir, limit_s, clock
+        self._stop_at = math.inf if limit_s is None else clock() + limit_s
+
+    def taken(self) -> list[bytes]:
+        """Those since the last look, oldest first."""
+        orders = taken(self._run_dir)
+        if self._clock() >= self._stop_at:
+            log.info("run.time_is_up", wall_clock_limit_s=self._limit_s)
+            orders.append(msgspec.json.encode(Stop()))
+            self._stop_at = math.inf
+        self.given += orders
+        return orders

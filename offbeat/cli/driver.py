@@ -31,7 +31,7 @@ from offbeat.cli.cluster import (
     stop_ray,
 )
 from offbeat.cli.compose import Actors, RunSpec
-from offbeat.cli.control import taken
+from offbeat.cli.control import Orders, taken
 from offbeat.cli.dry import dry
 from offbeat.cli.run_directory import (
     SUMMARY,
@@ -58,7 +58,6 @@ BAD_CONFIG: Final = 2
 _EXIT_OF_SIGNAL: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
 _SILENT_S: Final = 60.0  # a controller that answers nothing for so long is frozen
-_ABORT_S: Final = 10.0  # the controller gets this long to end in order once asked
 
 
 class Interrupted(BaseException):
@@ -159,6 +158,7 @@ def _cannot_work(config: RunConfig, run_dir: Path | None, errors: Console) -> bo
 def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
     """Everything between starting Ray and leaving it; the actors end with this function."""
     handles = list[Handle]()
+    orders = Orders(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
     start_ray()
     try:
         with signals.installed():  # Ray puts a handler of its own in place when it starts
@@ -166,7 +166,7 @@ def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
             actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console) as display:
-                return _lives(spec, actors, handles, display, signals)
+                return _lives(spec, actors, handles, display, signals, orders)
     finally:
         stop_ray(handles)
 
@@ -177,12 +177,12 @@ def _lives(
     handles: list[Handle],
     display: ProgressDisplay,
     signals: Signals,
+    orders: Orders,
 ) -> Summary:
     """One controller after another, until one of them reaches the end of the run.
 
     All other actors live on: the next controller reads the journal and goes on with them.
     """
-    orders = list[bytes]()  # what an operator asked so far, which a next controller has to hear too
     budget = spec.config.supervision.controller_restart_budget
     for left in range(budget, -1, -1):
         controller = make_controller(spec, actors)
@@ -202,11 +202,11 @@ def _watch(
     controller: Handle,
     display: ProgressDisplay,
     signals: Signals,
-    orders: list[bytes],
+    orders: Orders,
 ) -> Summary:
-    """Show how it goes until it has ended; pass on what an operator asks, and note it in ``orders``."""
+    """Show how it goes until it has ended; pass on what it is ordered."""
     ended = controller.run.remote()
-    for order in orders:
+    for order in orders.given:
         controller.control.remote(order)
     signals.watched = True
     give_up_at: float | None = None
@@ -214,12 +214,11 @@ def _watch(
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         if signals.received is not None and give_up_at is None:
             controller.abort.remote(signals.received.name)
-            give_up_at = time.monotonic() + _ABORT_S
+            give_up_at = time.monotonic() + spec.config.supervision.signal_grace_s
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
-        for order in taken(spec.run_dir):
+        for order in orders.taken():
             controller.control.remote(order)
-            orders.append(order)
         if _show(controller, display):
             heard_at = time.monotonic()
         elif time.monotonic() > heard_at + _SILENT_S:

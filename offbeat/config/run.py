@@ -55,6 +55,14 @@ class SupervisionConfig(Config):
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Time each actor gets to close before it is killed."""
 
+    signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
+    """Time a run gets to end in order after SIGINT or SIGTERM, a last checkpoint included. Keep it below
+    what whoever sends the signal waits before it kills: often 30 s."""
+
+    wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """End after this time, counted from the start of the command, as ``offbeat control RUN stop`` does.
+    Leave a step and a checkpoint of room before the limit of a scheduler. None: no limit."""
+
     controller_restart_budget: Annotated[int, Field(ge=0)] = 3
     """Times a controller that died is replaced, over the run; one more ends it."""
 

@@ -54,6 +54,8 @@ from offbeat.sampler.policy import Sampler
 
 P = ParamSpec("P")
 _GRACE_S: Final = 1.0
+_LAST_SAVE_S: Final = 30.0  # a run that failed waits no longer for its last checkpoint
+_SHARE_OF_GRACE: Final = 0.7  # that a last checkpoint may take; the rest is for closing the actors
 _LOOK_S: Final = 10.0  # between two looks of the watchdog
 _DEADLOCK_LOOKS: Final = 2  # at which nobody is at work and nothing has moved since the one before
 log = structlog.stdlib.get_logger()
@@ -298,16 +300,19 @@ class Controller:
         return RunFailed(state.lifecycle.phase, state.step, state.ledger.trainer_version, causes)
 
     async def _keep_state(self) -> None:
-        """A run that ends for want of engines leaves a checkpoint: its trainer is well."""
+        """A run that was ended, or ends for want of engines, leaves a checkpoint: its trainer is well."""
         match self._cause:
-            case BudgetSpent(key=key):
-                wanting = key.startswith(("generator.", "rollout."))
-            case DeadlineExceeded(who=who):
-                wanting = who.removeprefix("start of ") in self.state.fleet.engines
+            case RunAborted():
+                grace_s = self._config.supervision.signal_grace_s
+                await self._train_pump.keep_state(within_s=_SHARE_OF_GRACE * grace_s)
+            case BudgetSpent(key=key) if key.startswith(("generator.", "rollout.")):
+                await self._train_pump.keep_state(within_s=_LAST_SAVE_S)
+            case DeadlineExceeded(who=who) if (
+                who.removeprefix("start of ") in self.state.fleet.engines
+            ):
+                await self._train_pump.keep_state(within_s=_LAST_SAVE_S)
             case _:
-                wanting = False
-        if wanting:
-            await self._train_pump.keep_state()
+                pass
 
     async def _close(self) -> None:
         """Close every actor, all at once. A failure is logged: it must not hide why the run ended."""

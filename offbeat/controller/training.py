@@ -12,7 +12,7 @@ checkpoint, and what was trained since is rolled out and trained again: a rewind
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -33,7 +33,6 @@ from offbeat.messages.training import StepResult
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
-_LAST_SAVE_S: Final = 30.0  # a run that failed waits no longer for its last checkpoint
 
 
 class Sweep(Protocol):
@@ -80,31 +79,36 @@ class TrainPump:
             else:
                 return
 
-    async def keep_state(self) -> None:
+    async def keep_state(self, within_s: float) -> None:
         """After the end: have a living trainer save the last version, unless that is saved already.
 
         What fails here is logged: it must not hide why the run ended.
         """
         state, version = self._state, self._state.ledger.trainer_version
-        if (
-            not (state.config.checkpoint.interval and version)
-            or version in state.ledger.checkpoints
-        ):
+        if not self._is_unsaved(version):
             return
         key = StepKey(state.step, self._attempts + 1, 0)
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + within_s
         try:
             await self._gang.call(
                 f"abort of step {key.step}",
                 partial(self._gang.trainer.abort_train_step, state.fence, key),
-                _LAST_SAVE_S,
+                within_s,
             )
             await self._gang.call(
                 f"last checkpoint, version {version}",
                 partial(self._gang.trainer.save_checkpoint, state.fence, version),
-                _LAST_SAVE_S,
+                give_up_at - clock(),
             )
         except OffbeatError as failure:
             log.warning("checkpoint.failed", version=version, error=str(failure))
+
+    def _is_unsaved(self, version: int) -> bool:
+        """There is something that a resumed run would have to train again."""
+        state = self._state
+        interval = state.config.checkpoint.interval
+        return bool(interval and version) and version not in state.ledger.checkpoints
 
     async def _start(self) -> None:
         """Find the place where the run stands, and serve the weights of it."""
@@ -127,6 +131,9 @@ class TrainPump:
             self._on_step(measures)
         await self._sync.settled()
         await self._evaluation.settled()
+        version = state.ledger.trainer_version
+        if state.stopping and self._is_unsaved(version):
+            await self._checkpoints.save(version)
         await self._checkpoints.save_model()
 
     async def _while_paused(self) -> None:

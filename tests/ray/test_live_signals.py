@@ -31,6 +31,8 @@ def test_a_signal_ends_a_run_in_order(
         assert records.summary.error is not None and number.name in records.summary.error
         for name in ("summary.json", "journal/events-000001.bin"):
             assert (run.run_dir / name).stat().st_mtime < signalled_at + 2, name
+        kept = run.run_dir / "checkpoints" / f"state_{records.summary.trainer_version}"
+        assert kept.exists(), "nothing that was trained is trained again"
         run.talks_to_people()
         run.nothing_is_left()
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.control import COMMANDS, INBOX, leave, taken, was_taken
+from offbeat.cli.control import COMMANDS, INBOX, Orders, leave, taken, was_taken
 from offbeat.cli.main import app
 from offbeat.cli.run_directory import CONFIG, SUMMARY, RunDirUnusable
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
@@ -108,3 +108,25 @@ def test_a_run_that_does_not_notice_is_told_with_exit_code_1(run_dir: Path) -> N
     assert result.exit_code == 1
     assert "nobody took pause within 0 s, so it is withdrawn. Is the run alive?" in result.stderr
     assert taken(run_dir) == []
+
+
+def test_at_its_wall_clock_limit_a_run_is_ordered_to_stop_once_behind_its_operator(
+    run_dir: Path,
+) -> None:
+    now = [100.0]
+    orders = Orders(run_dir, 60.0, clock=lambda: now[0])
+    now[0] = 159.0
+    assert orders.taken() == []
+    leave(run_dir, "pause")
+    now[0] = 160.0
+    assert read(orders.taken()) == [Pause(), Stop()]
+    now[0] = 500.0
+    assert orders.taken() == []
+    assert read(orders.given) == [Pause(), Stop()], "for a controller that takes over"
+
+
+def test_a_run_without_a_limit_goes_on(run_dir: Path) -> None:
+    now = [0.0]
+    orders = Orders(run_dir, None, clock=lambda: now[0])
+    now[0] = 1e9
+    assert orders.taken() == []

@@ -12,7 +12,7 @@ from offbeat.controller.events import Dispatched, Rewound, StepIntent
 from offbeat.controller.lifecycle import Phase
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.messages.training import Checkpoint, LossSpec, StepResult
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from tests.support.fakes import (
     FakeGenerator,
@@ -427,6 +427,7 @@ def test_stop_finishes_the_step_in_progress() -> None:
     run(main())
     assert 1 <= len(world.trainer.steps) < 10
     assert world.built.state.lifecycle.phase is Phase.FINISHED
+    assert list(world.trainer.checkpoints) == [len(world.trainer.steps)], "nothing is trained twice"
     world.assert_books_agree()
 
 
@@ -469,6 +470,39 @@ def test_abort_ends_at_once_and_closes_every_actor() -> None:
     assert world.built.state.lifecycle.phase is Phase.ABORTED
     assert world.trainer.closed and world.rollouts.closed
     assert all(generator.closed for generator in world.generators.values())
+
+
+def test_an_aborted_run_leaves_a_checkpoint_of_its_last_version() -> None:
+    world = World()
+    _abort_at(world, 12)
+    version = world.built.state.ledger.trainer_version
+    assert version and list(world.trainer.checkpoints) == [version]
+
+
+def test_an_aborted_run_waits_no_longer_for_a_checkpoint_than_its_grace_allows() -> None:
+    world = World({"supervision": {"signal_grace_s": 20}})
+
+    class Slow(FakeTrainer):
+        async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+            await asyncio.Event().wait()
+            return await super().save_checkpoint(fence, version)
+
+    world.trainer = Slow()
+    assert _abort_at(world, 12) == pytest.approx(12 + 0.7 * 20)
+    assert world.trainer.closed and world.trainer.checkpoints == {}
+
+
+def _abort_at(world: World, at: float) -> float:
+    """When it has ended."""
+
+    async def main() -> float:
+        controller, loop = world.controller(), asyncio.get_running_loop()
+        loop.call_later(at, controller.abort, "SIGTERM")
+        with pytest.raises(RunFailed):
+            await controller.run()
+        return loop.time()
+
+    return run(main())
 
 
 def test_a_cancel_from_outside_stays_a_cancel() -> None:
