@@ -1,9 +1,10 @@
 """How a sample's reward compares with its group's. Plain Python: the controller runs it.
 
 Every estimator maps the rewards of one prompt group to one advantage a sample, in the same order.
-Rewards must be finite; producers vouch for that. Two rules hold for all of them: a group whose
-rewards are all equal gets exact zeros, and so does a group of a single sample, which has nothing to
-be compared with. Legend: G samples of the group, ``r`` their rewards, ``mean`` over the group.
+Three rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
+group of a single sample, which has nothing to be compared with; and a group's advantages cancel, up
+to rounding, so their mean over a step is 0 as well. Legend: G samples of the group, ``r`` their
+rewards, ``mean`` over the group.
 """
 
 import math
@@ -13,10 +14,32 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal
 
+from offbeat.messages.failures import OffbeatError
+
 Rewards = tuple[float, ...]
 Advantages = tuple[float, ...]
 
+_LARGEST: Final = 3.4028234663852886e38  # float32
 GRPO_EPS: Final = 1e-6  # keeps a nearly constant group finite; rewards are of order one
+
+
+class RewardsNotFinite(OffbeatError):
+    """A reward that is no number as float32 got past its producer's checks: a bug."""
+
+    def __init__(self, estimator: str, rewards: Rewards) -> None:
+        super().__init__(estimator, rewards)
+        self.estimator, self.rewards = estimator, rewards
+
+    def __str__(self) -> str:
+        places = [place for place, each in enumerate(self.rewards) if not _is_finite(each)]
+        return (
+            f"{self.estimator} cannot compare rewards {self.rewards}: those of samples {places} are "
+            "not finite as float32. Refuse the group where its reward is made, as reward_of does"
+        )
+
+
+def _is_finite(reward: float) -> bool:
+    return abs(reward) <= _LARGEST  # False for NaN, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +51,13 @@ class AdvantageEstimator:
     needs: Literal["tags"] = "tags"  # rewards ride with the receipt; no payload is read
 
     def __call__(self, rewards: Rewards) -> Advantages:
-        """One advantage a sample, in the order of ``rewards``."""
+        """One advantage a sample, in the order of ``rewards``.
+
+        Raises:
+            RewardsNotFinite: A reward is NaN, or infinite as float32.
+        """
+        if not all(map(_is_finite, rewards)):
+            raise RewardsNotFinite(self.name, rewards)
         if not rewards or min(rewards) == max(rewards):
             return (0.0,) * len(rewards)
         return self.formula(rewards)
@@ -38,10 +67,11 @@ def grpo(rewards: Rewards) -> Advantages:
     """``(r - mean) / (std + 1e-6)`` with the sample standard deviation (divisor ``G - 1``).
 
     DeepSeekMath, arXiv:2402.03300, section 4.1.2. The paper leaves the divisor open; ``G - 1`` is
-    what TRL and verl use. Dividing gives a nearly solved prompt the weight of an even one.
+    what TRL and verl use, and 1e-6 is verl's. Dividing gives a nearly solved prompt the weight of an
+    even one.
     """
     centred = grpo_no_std(rewards)
-    std = math.sqrt(math.fsum(each * each for each in centred) / (len(rewards) - 1))
+    std = math.hypot(*centred) / math.sqrt(len(rewards) - 1)
     return tuple(each / (std + GRPO_EPS) for each in centred)
 
 
@@ -55,11 +85,11 @@ def dr_grpo(rewards: Rewards) -> Advantages:
     """``r - mean``: the advantage of Dr. GRPO, arXiv:2503.20783, section 3.2.
 
     Dr. GRPO removes two biases of GRPO. The division by the standard deviation is removed here,
-    which makes this ``grpo_no_std`` by formula. The division of each response's loss by its own
-    length belongs to the loss: ``normalize="tokens"`` divides the sum over all tokens of the step
-    by one number, the same for every response, so long and short responses weigh alike a token. The
-    paper divides by a constant instead, which differs by a factor common to the whole step.
-    ``normalize="sequences"`` would bring the length bias back.
+    which makes this ``grpo_no_std`` by formula. The division by lengths belongs to the loss:
+    ``normalize="constant"`` divides by the generation budget, as the paper does. ``"tokens"`` divides
+    by the number of tokens of the step, the same for every response in it, but smaller in a step of
+    short ones: the paper lists that form among the biased. ``"sequences"`` brings the whole length
+    bias back.
     """
     return grpo_no_std(rewards)
 
@@ -67,23 +97,11 @@ def dr_grpo(rewards: Rewards) -> Advantages:
 def rloo(rewards: Rewards) -> Advantages:
     """``r_i`` minus the mean of the other samples: ``G / (G - 1) * (r_i - mean)``.
 
-    Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740, section 2.2. Unbiased, because a
-    sample's baseline does not depend on the sample.
+    Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740. Unbiased, because a sample's
+    baseline does not depend on the sample.
     """
     scale = len(rewards) / (len(rewards) - 1)
     return tuple(scale * each for each in grpo_no_std(rewards))
-
-
-def reinforce_pp_baseline(rewards: Rewards) -> Advantages:
-    """``r - mean``: the baseline of REINFORCE++, arXiv:2501.03262, without its last division.
-
-    The paper goes on to divide by the standard deviation of these differences over the whole batch.
-    That is one factor for a whole step, and a step's groups are trained before all of them are
-    known, so it is left out: AdamW's update does not depend on a constant factor, but
-    ``max_grad_norm`` and the weight of a KL penalty do, and a step of little spread weighs less
-    here. By formula this is ``grpo_no_std``.
-    """
-    return grpo_no_std(rewards)
 
 
 def pass_at_k(rewards: Rewards, k: int) -> Advantages:
@@ -92,8 +110,12 @@ def pass_at_k(rewards: Rewards, k: int) -> Advantages:
     ``k * (mean of max(r[I]) over the I with i  -  mean of max(r[J]) over the J without i)``, where I
     and J are the subsets of k samples. The mean over samples of this times the gradient of a
     sample's logprob is an unbiased estimate of the gradient of ``E[max of k]``, which is pass@k for
-    rewards of 0 and 1: the second term does not depend on the sample. Reward transforms for max@k
-    over subsets, with a leave-one-out baseline: PKPO, arXiv:2505.15201. ``k = 1`` is ``rloo``.
+    rewards of 0 and 1: the second term does not depend on the sample. ``k = 1`` is ``rloo``.
+
+    The first term is the reward transform of PKPO, arXiv:2505.15201, times G. The second is not one
+    of its baselines: of its leave-one-out one (equation 29) it is the ``(G - 1) / G`` that makes a
+    group's advantages cancel; the one that paper prefers (equation 33) is the best of the k - 1 other
+    samples of each subset, with which no advantage is negative.
 
     A group of G samples has tries without one of them only for k < G; a larger k counts as G - 1.
     O(G log G).
@@ -132,7 +154,7 @@ def estimator(name: str, *, pass_k: int) -> AdvantageEstimator:
 ESTIMATORS: Final[Mapping[str, AdvantageEstimator]] = MappingProxyType(
     {
         formula.__name__: AdvantageEstimator(formula.__name__, formula)
-        for formula in (grpo, grpo_no_std, dr_grpo, rloo, reinforce_pp_baseline)
+        for formula in (grpo, grpo_no_std, dr_grpo, rloo)
     }
 )
 """Estimators without parameters, by the name a recipe uses."""

@@ -3,12 +3,16 @@
 An engine computes slightly other logprobs than the trainer, and its weights may be older. With the
 old logprobs computed by the trainer, ``k = exp(old - generation)`` is how much more likely the old
 policy was to emit a token than the engine was. Each correction maps ``k`` to a weight of the token;
-what is asked for is multiplied. A token whose weight is 0 still counts in the denominator: leaving
-data out makes a step smaller, not noisier. Legend: N tokens, S sequences.
+what is asked for is multiplied.
+
+What a band drops has weight 0. With ``count_dropped`` it goes on counting in what the loss is
+divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is the
+mean over what was kept, the KL penalty included, as slime has it since its PR 657 and verl for
+rejected samples: dropping data makes a step noisier instead.
 
 Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) is one of these
 with the ratio of ``surrogates.clipped``: ``old`` is then the proximal policy, the trainer's weights
-when the step begins, and ``k`` the weight between it and the behaviour policy.
+when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N tokens, S sequences.
 """
 
 from typing import NamedTuple
@@ -27,12 +31,13 @@ class Correction(NamedTuple):
     """What the surrogate's loss is multiplied by, and how that went."""
 
     weight_N: Tensor | None  # None: nothing is asked for, every weight is 1
+    dropped_N: Tensor | None  # bool, what a band dropped; None: there is no band
     metrics: dict[str, Metric]
 
 
 def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
     """All corrections of ``spec``, multiplied. NaN at a valid token stays NaN."""
-    parts, metrics = list[Tensor](), dict[str, Metric]()
+    parts, dropped, metrics = list[Tensor](), list[Tensor](), dict[str, Metric]()
     log_k_N = (tokens.old_N - tokens.generation_N).detach()
     if spec.tis_cap is not None or spec.icepop_band is not None:
         k_N = weight_N = ratio(log_k_N)
@@ -41,6 +46,7 @@ def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
             metrics["train/tis_weight_mean"] = token_mean(weight_N, tokens.mask_N)
         if spec.icepop_band is not None:
             out_N = outside(k_N, spec.icepop_band)
+            dropped.append(out_N)
             weight_N = torch.where(out_N, 0.0, weight_N)
             metrics["train/icepop_masked_fraction"] = token_mean(out_N, tokens.mask_N)
         parts.append(weight_N)
@@ -48,17 +54,21 @@ def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
         k_S = sequence_ratio(tokens, log_k_N, spec.sequence_statistic)
         out_S = outside(k_S, spec.sequence_band)
         # k / k is 1, or NaN where k is: a broken logprob must not pass for a good one.
-        parts.append(torch.where(out_S, 0.0, k_S / k_S)[tokens.sequence_N])
+        weight_S = torch.where(out_S, 0.0, k_S if spec.sequence_weights else k_S / k_S)
+        parts.append(weight_S[tokens.sequence_N])
+        dropped.append(out_S[tokens.sequence_N])
         metrics["train/sequence_masked_fraction"] = Metric(Reduction.SEQUENCES, out_S.sum())
-    if not parts:
-        return Correction(None, metrics)
-    return Correction(torch.stack(parts).prod(0), metrics)
+    return Correction(
+        torch.stack(parts).prod(0) if parts else None,
+        torch.stack(dropped).any(0) if dropped else None,
+        metrics,
+    )
 
 
 def truncated(k_N: Tensor, cap: float) -> Tensor:
-    """``min(k, cap)``: truncated importance sampling (TIS).
+    """``min(k, cap)``: truncated importance sampling (TIS), token by token.
 
-    fengyao.notion.site/off-policy-rl; verl PR 2953.
+    fengyao.notion.site/off-policy-rl; in verl since its PR 2953.
     """
     return k_N.clamp(max=cap)
 
@@ -66,8 +76,9 @@ def truncated(k_N: Tensor, cap: float) -> Tensor:
 def outside(k: Tensor, band: Band) -> Tensor:
     """True where ``k`` leaves the closed band; a NaN does not.
 
-    By token this is IcePop's mask, arXiv:2510.18855: ``k`` inside the band is the weight, outside it
-    the token is dropped. IcePop's band is [0.5, 5].
+    By token this is IcePop's mask, arXiv:2510.18855, section 2.3.2: ``k`` inside the band is the
+    weight, outside it the token is dropped. IcePop's band is [0.5, 5]; AReaL's
+    ``behav_imp_weight_cap`` is one without a lower bound.
     """
     low, high = band
     return (k < low) | (k > high)
@@ -76,10 +87,12 @@ def outside(k: Tensor, band: Band) -> Tensor:
 def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tensor:
     """One ratio a sequence, [S]: the product of its tokens' or their geometric mean.
 
-    A sequence whose ratio leaves the band is dropped whole: masked importance sampling (MIS) by the
-    product, which long sequences leave more easily, or by the geometric mean, which does not depend
-    on length. richardli.xyz/rl-collapse, part 3; why whole sequences: arXiv:2512.23075. A sequence
-    without valid tokens has ratio 1.
+    A sequence whose ratio leaves the band is dropped whole. The product is the true ratio of the
+    sequence, which long ones leave any band with; as weight of the kept ones (``sequence_weights``)
+    it makes masked importance sampling (MIS). The geometric mean does not depend on length and is
+    for rejection only. richardli.xyz/rl-collapse, part 3; dropping whole sequences, by another
+    criterion, is analysed in Trust Region Masking, arXiv:2512.23075. A sequence without valid tokens
+    has ratio 1.
     """
     sums_S = tokens.sequence_sums(log_k_N)
     return ratio(sums_S if statistic == "product" else sums_S / tokens.lengths_S)

@@ -44,7 +44,7 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
     log_ratio_N = tokens.logprobs_N - tokens.generation_N
     ratio_N = ratio(log_ratio_N).double()
     edges, firsts = _thresholds(device)
-    bucket_N = torch.bucketize(torch.where(mask_N, staleness_N.long(), 0), firsts, right=True)
+    bucket_N = torch.bucketize(staleness_N.long(), firsts, right=True)
     place_N = bucket_N * BINS + torch.bucketize(log_ratio_N.double(), edges)
     counts = torch.zeros(len(FIRSTS) * BINS, dtype=torch.float64, device=device)
     counts.index_add_(0, place_N, mask_N.double())  # counts are exact in any order

@@ -2,7 +2,8 @@
 
 A loss is a surrogate of each token (``surrogates``), times a weight for off-policy data
 (``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
-penalty (``kl``), which carries no importance weight. What is common to all of them:
+penalty (``kl``), which carries no importance weight. What the sums of a step are divided by is in
+``divisors``. What is common to all of them:
 
 - Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
   neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
+from offbeat.algorithms.divisors import divisor_parts
 from offbeat.algorithms.kl import kl_penalty
 from offbeat.algorithms.metrics import Metric, Reduction
 from offbeat.algorithms.surrogates import (
@@ -53,7 +55,6 @@ __all__ = [
     "LossTokens",
     "cispo",
     "clipped_pg",
-    "denominator",
     "gspo",
     "kl_penalty",
     "sft",
@@ -68,7 +69,8 @@ def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
     ``w`` is the product of the corrections asked for. ``normalize="tokens"`` is DAPO's token-level
-    loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300).
+    loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
+    ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
     """
     valid = valid_tokens(tokens, spec)
     return _sums(valid, clipped(valid, spec), correction(valid, spec), tokens, spec)
@@ -92,12 +94,7 @@ def cispo(tokens: LossTokens, spec: LossSpec) -> LossSums:
 def sft(tokens: LossTokens, spec: LossSpec) -> LossSums:
     """Negative log-likelihood of the trained tokens: no advantage, no ratio, no correction."""
     valid = valid_tokens(tokens, spec)
-    return _sums(valid, likelihood(valid, spec), Correction(None, {}), tokens, spec)
-
-
-def denominator(spec: LossSpec, tokens: float, sequences: float) -> float:
-    """What the sums of a whole step are divided by, once."""
-    return tokens if spec.normalize == Reduction.TOKENS else sequences
+    return _sums(valid, likelihood(valid, spec), Correction(None, None, {}), tokens, spec)
 
 
 def _sums(
@@ -107,14 +104,16 @@ def _sums(
     tokens: LossTokens,
     spec: LossSpec,
 ) -> LossSums:
-    mask_N = valid.mask_N
-    share_N = _share(valid, spec)
+    mask_N, counted = valid.mask_N, valid
+    if corrected.dropped_N is not None and not spec.count_dropped:
+        counted = valid.without(corrected.dropped_N)
+    share_N = _share(counted, spec)
     policy_N = surrogate.loss_N
     if corrected.weight_N is not None:
         policy_N = policy_N * corrected.weight_N
     loss = policy = (policy_N * share_N).sum()
     metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | _gap_metrics(valid)
-    metrics["train/policy_loss"] = Metric(Reduction(spec.normalize), policy.detach())
+    metrics["train/policy_loss"] = Metric(Reduction.LOSS, policy.detach())
     if valid.reference_N is not None and spec.kl_coef > 0:
         kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, spec.kl_kind)
         loss = loss + spec.kl_coef * (kl_N * share_N).sum()
@@ -127,16 +126,17 @@ def _sums(
         counts_S.sum(dtype=torch.float64),
         (counts_S > 0).sum(dtype=torch.float64),
         metrics,
+        divisor_parts(valid, counted, spec),
         by_age,
     )
 
 
-def _share(valid: ValidTokens, spec: LossSpec) -> Tensor:
+def _share(counted: ValidTokens, spec: LossSpec) -> Tensor:
     """[N]: what a token adds of itself: all, or its part of its sequence's mean. 0 where invalid."""
-    one_N = valid.mask_N.to(valid.counts_S.dtype)
-    if spec.normalize == Reduction.TOKENS:
+    one_N = counted.mask_N.to(counted.counts_S.dtype)
+    if spec.normalize != "sequences":
         return one_N
-    return one_N / valid.lengths_S[valid.sequence_N]
+    return one_N / counted.lengths_S[counted.sequence_N]
 
 
 def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, Metric]:

@@ -43,9 +43,10 @@ def clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
 def sequence_clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
     """``clipped``, with one ratio for all tokens of a sequence: the geometric mean of theirs.
 
-    ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071,
-    equations 5 and 7. A mean moves less than one token does: the paper's bounds are 3e-4 and 4e-4.
-    The gradient reaches every valid token of the sequence through ``s``.
+    ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071;
+    its objective, equation 5, is a mean over sequences: ``normalize="sequences"``. A mean moves
+    less than one token does: the paper's bounds are 3e-4 and 4e-4. The gradient reaches every valid
+    token of the sequence through ``s``.
     """
     mean_S = tokens.sequence_sums(tokens.logprobs_N - tokens.old_N) / tokens.lengths_S
     return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, spec)
@@ -55,8 +56,8 @@ def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
     """``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``, without gradient through the clipped ratio.
 
     CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5: bounds limit a token's weight and never
-    take its gradient away. ``clip_low = 1`` is no lower bound. The value of this loss means little;
-    its gradient is what counts.
+    take its gradient away. ``clip_low = 1`` is no lower bound, which is how the paper trains. The value
+    of this loss means little; its gradient is what counts.
     """
     ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
     low, high = 1 - spec.clip_low, 1 + spec.clip_high

@@ -5,7 +5,7 @@ are all in the same call.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -35,12 +35,13 @@ class LossTokens:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """A loss summed over tokens or over sequence means, by the spec; and the counts to divide by."""
+    """A loss summed over tokens or over sequence means, by the spec; and what to divide it by."""
 
     loss: Tensor  # scalar, carries the gradient
     tokens: Tensor  # scalar float64: valid tokens
     sequences: Tensor  # scalar float64: sequences with a valid token
     metrics: dict[str, Metric]
+    divisor: Tensor  # float64 [3], what ``divisors.denominator`` adds up
     spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness not known
 
 
@@ -65,6 +66,13 @@ class ValidTokens:
         """``counts_S``, at least 1: what a sequence's sum is divided by."""
         return self.counts_S.clamp(min=1)
 
+    def without(self, dropped_N: Tensor) -> "ValidTokens":
+        """The same with fewer tokens valid."""
+        mask_N = self.mask_N & ~dropped_N
+        return replace(
+            self, mask_N=mask_N, counts_S=_counts(mask_N, self.sequence_N, self.counts_S)
+        )
+
     def sequence_sums(self, values_N: Tensor) -> Tensor:
         """Sum of each sequence's valid tokens; [N] -> [S]."""
         sums_S = torch.zeros_like(self.counts_S)
@@ -85,8 +93,7 @@ def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
         return torch.where(mask_N, values_N.to(dtype), 0.0)
 
     logprobs_N = valid(tokens.logprobs_N)
-    counts_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
-    counts_S.index_add_(0, tokens.sequence_N, mask_N.to(dtype))
+    none_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
     current = spec.old_logprobs == "current"
     return ValidTokens(
         logprobs_N=logprobs_N,
@@ -96,8 +103,12 @@ def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
         advantages_N=valid(tokens.advantages_N),
         mask_N=mask_N,
         sequence_N=tokens.sequence_N,
-        counts_S=counts_S,
+        counts_S=_counts(mask_N, tokens.sequence_N, none_S),
     )
+
+
+def _counts(mask_N: Tensor, sequence_N: Tensor, like_S: Tensor) -> Tensor:
+    return torch.zeros_like(like_S).index_add(0, sequence_N, mask_N.to(like_S.dtype))
 
 
 def ratio(log_ratio: Tensor) -> Tensor:

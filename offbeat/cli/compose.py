@@ -112,6 +112,8 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
 
 
 def loss_spec(config: RunConfig) -> LossSpec:
-    """The recipe's loss, with the temperature that the samples are drawn at."""
-    loss = config.algorithm.loss
-    return LossSpec(**loss.model_dump(), temperature=config.generator.sampling.temperature)
+    """The recipe's loss, with what it takes from how the samples are drawn."""
+    loss, sampling = config.algorithm.loss.model_dump(), config.generator.sampling
+    if loss["normalize"] == "constant" and loss["constant_tokens"] is None:
+        loss["constant_tokens"] = sampling.max_new_tokens
+    return LossSpec(**loss, temperature=sampling.temperature)

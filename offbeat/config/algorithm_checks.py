@@ -16,6 +16,9 @@ def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
     yield from _bands_hold_what_is_on_policy(loss)
     yield from _the_cap_is_inside_the_band(loss)
     yield from _dual_clip_has_a_ratio_to_bound(loss)
+    yield from _a_sequence_has_one_weight(loss)
+    yield from _a_constant_has_a_use(loss)
+    yield from _a_deviation_divides_advantages_only(loss)
     yield from _tries_leave_one_out(config)
 
 
@@ -92,6 +95,56 @@ def _dual_clip_has_a_ratio_to_bound(loss: LossConfig) -> Iterator[Clash]:
             f"{_LOSS}.dual_clip={dual:g} is inside the clip range, which ends at "
             f"{1 + loss.clip_high:g}: it would stop tokens that have not moved far",
             f"Set {_LOSS}.dual_clip to more than {1 + loss.clip_high:g}; 3 is a usual choice.",
+        )
+
+
+def _a_sequence_has_one_weight(loss: LossConfig) -> Iterator[Clash]:
+    if not loss.sequence_weights:
+        return
+    if loss.sequence_band is None or loss.sequence_statistic != "product":
+        yield Clash(
+            (f"{_LOSS}.sequence_weights", f"{_LOSS}.sequence_band"),
+            f"{_LOSS}.sequence_weights=true has no weight to give: the importance weight of a sequence is "
+            "the product of its tokens', and only a band bounds it",
+            f"Set {_LOSS}.sequence_statistic to product and {_LOSS}.sequence_band to its bounds, as in "
+            f"[0, 2], or leave {_LOSS}.sequence_weights out.",
+        )
+    for name in ("tis_cap", "icepop_band"):
+        if name in _asked(loss):
+            yield Clash(
+                (f"{_LOSS}.sequence_weights", f"{_LOSS}.{name}"),
+                f"{_LOSS}.sequence_weights=true and {_LOSS}.{name}={_asked(loss)[name]} correct for the "
+                "same difference twice: by sequence and by token",
+                "Leave one of them out.",
+            )
+
+
+def _a_constant_has_a_use(loss: LossConfig) -> Iterator[Clash]:
+    if loss.constant_tokens is not None and loss.normalize != "constant":
+        yield Clash(
+            (f"{_LOSS}.constant_tokens", f"{_LOSS}.normalize"),
+            f"{_LOSS}.constant_tokens={loss.constant_tokens} is not used: {_LOSS}.normalize="
+            f"{loss.normalize}",
+            f"Set {_LOSS}.normalize to constant, or leave {_LOSS}.constant_tokens out.",
+        )
+
+
+def _a_deviation_divides_advantages_only(loss: LossConfig) -> Iterator[Clash]:
+    """It is known when the step is complete, and divides the step's whole gradient then."""
+    if not loss.step_std:
+        return
+    if loss.name == "sft":
+        yield Clash(
+            (f"{_LOSS}.step_std", f"{_LOSS}.name"),
+            f"{_LOSS}.step_std=true has nothing to divide with {_LOSS}.name=sft: it reads no advantage",
+            f"Leave {_LOSS}.step_std out, or set {_LOSS}.name to clipped_pg.",
+        )
+    if loss.kl_coef:
+        yield Clash(
+            (f"{_LOSS}.step_std", f"{_LOSS}.kl_coef"),
+            f"{_LOSS}.step_std=true would divide the KL penalty of {_LOSS}.kl_coef={loss.kl_coef:g} too: "
+            "the deviation is known only when the gradients of both have been added up",
+            f"Set {_LOSS}.kl_coef to 0, or {_LOSS}.step_std to false.",
         )
 
 

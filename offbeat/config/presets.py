@@ -16,30 +16,34 @@ PresetName = Literal[
     "gspo",
     "cispo",
     "rloo",
-    "reinforce_pp",
+    "reinforce_pp_baseline",
     "tis",
     "icepop",
     "mis",
+    "geo_mask",
     "decoupled_ppo",
 ]
 
 _TOKENS: Final = {"normalize": "tokens"}
 _SEQUENCES: Final = {"normalize": "sequences"}
+_CONSTANT: Final = {"normalize": "constant"}
 _CLIPPED: Final = {"name": "clipped_pg", "clip_low": 0.2, "clip_high": 0.2}
 _CLIP_HIGHER: Final = {"name": "clipped_pg", "clip_low": 0.2, "clip_high": 0.28}
 # The trainer trains on each group once, so its logprobs when the step begins are those of the
 # training pass itself.
 _CURRENT: Final = {"old_logprobs": "current"}
 _ENGINE: Final = {"old_logprobs": "generation"}
+_KEPT: Final = {"count_dropped": False}
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        # arXiv:2402.03300, without its KL penalty.
+        # arXiv:2402.03300, without its KL penalty. It gives no clip range; 0.2 is PPO's.
         "grpo": {"advantage": "grpo", "loss": {**_CLIPPED, **_ENGINE, **_SEQUENCES}},
-        # arXiv:2503.20783.
-        "dr_grpo": {"advantage": "dr_grpo", "loss": {**_CLIPPED, **_ENGINE, **_TOKENS}},
+        # arXiv:2503.20783: divided by the generation budget instead of by lengths. The mean over the
+        # tokens of a batch is one of the forms it finds biased.
+        "dr_grpo": {"advantage": "dr_grpo", "loss": {**_CLIPPED, **_ENGINE, **_CONSTANT}},
         # arXiv:2503.14476: clip-higher and the token-level loss. Dynamic sampling is
-        # filters.zero_variance; over-long shaping belongs to the reward.
+        # filters.zero_variance; over-long samples: filters.max_truncated_fraction and the reward.
         "dapo": {"advantage": "grpo", "loss": {**_CLIP_HIGHER, **_ENGINE, **_TOKENS}},
         # arXiv:2507.18071.
         "gspo": {
@@ -52,17 +56,19 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
                 **_SEQUENCES,
             },
         },
-        # arXiv:2506.13585: no lower bound. The paper gives no upper one; weights up to 5 are a choice.
+        # arXiv:2506.13585: no lower bound. It gives no upper one; weights up to 5 as TRL has them in
+        # its recipe for ScaleRL, arXiv:2510.13786.
         "cispo": {
             "advantage": "grpo",
             "loss": {"name": "cispo", "clip_low": 1.0, "clip_high": 4.0, **_ENGINE, **_TOKENS},
         },
-        # arXiv:2402.14740: plain policy gradient, so the ratio is 1.
-        "rloo": {"advantage": "rloo", "loss": {"name": "clipped_pg", **_CURRENT, **_TOKENS}},
-        # arXiv:2501.03262, with baseline.
-        "reinforce_pp": {
-            "advantage": "reinforce_pp_baseline",
-            "loss": {**_CLIPPED, **_ENGINE, **_TOKENS},
+        # arXiv:2402.14740: plain policy gradient, so the ratio is 1, of whole responses, so no length
+        # divides. The constant makes its gradient as large as the others'.
+        "rloo": {"advantage": "rloo", "loss": {"name": "clipped_pg", **_CURRENT, **_CONSTANT}},
+        # arXiv:2501.03262, section 3.2, without its KL penalty.
+        "reinforce_pp_baseline": {
+            "advantage": "grpo_no_std",
+            "loss": {**_CLIPPED, **_ENGINE, **_TOKENS, "step_std": True},
         },
         # fengyao.notion.site/off-policy-rl.
         "tis": {
@@ -74,8 +80,23 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "advantage": "grpo",
             "loss": {**_CLIPPED, **_CURRENT, **_SEQUENCES, "icepop_band": (0.5, 5.0)},
         },
-        # richardli.xyz/rl-collapse, part 3. The width of the band is a choice.
+        # richardli.xyz/rl-collapse, part 3: the weight of a sequence, 0 above a bound. Bound and
+        # counting as in verl, whose decoupled_seq_is_rs has a lower bound of 0.5 besides.
         "mis": {
+            "advantage": "grpo",
+            "loss": {
+                **_CLIP_HIGHER,
+                **_CURRENT,
+                **_TOKENS,
+                "sequence_band": (0.0, 2.0),
+                "sequence_statistic": "product",
+                "sequence_weights": True,
+                **_KEPT,
+            },
+        },
+        # The same, by geometric mean and with token weights: decoupled_geo_rs_token_tis of verl. Its
+        # band, [0.999, 1.001], is for equal weights; one that holds a version's staleness is a choice.
+        "geo_mask": {
             "advantage": "grpo",
             "loss": {
                 **_CLIP_HIGHER,
@@ -84,10 +105,11 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
                 "tis_cap": 2.0,
                 "sequence_band": (0.99, 1.01),
                 "sequence_statistic": "geometric",
+                **_KEPT,
             },
         },
-        # arXiv:2505.24298: the proximal policy is what the step begins with; a token whose weight is
-        # over the bound is dropped. The bound is a choice.
+        # arXiv:2505.24298: the proximal policy is what the step begins with. A token whose weight is
+        # over 5 is dropped, as AReaL's behav_imp_weight_cap does.
         "decoupled_ppo": {
             "advantage": "grpo",
             "loss": {

@@ -60,6 +60,10 @@ class TrainerConfig(Config):
     expert_parallel: Annotated[int, Field(ge=1)] = 1
     """Expert-parallel ranks."""
 
+    sequence_parallel: bool = False
+    """megatron: tensor-parallel ranks share the tokens between their matrices, too. Experts with tensor
+    parallelism need it."""
+
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
 
@@ -68,6 +72,10 @@ class TrainerConfig(Config):
 
     shared_prompt: bool = True
     """Pack the samples of a group behind one copy of their prompt; off: one padded row a sample."""
+
+    activation_checkpointing: bool = False
+    """Keep only the input of each decoder layer for backward, and compute the layer again there: much
+    less memory for up to a third more work, and the same gradient to the last bit."""
 
     min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
     """Tokens to wait for before a chunk is sent, unless the step ends. None: fills every rank once."""
@@ -129,8 +137,23 @@ class LossConfig(Config):
     sequence_statistic: Literal["geometric", "product"] = "geometric"
     """What stands for a sequence in ``sequence_band``: the geometric mean of its tokens or their product."""
 
-    normalize: Literal["tokens", "sequences"] = "tokens"
-    """Divide the summed loss by valid tokens, or average each sequence first."""
+    sequence_weights: bool = False
+    """A sequence that ``sequence_band`` keeps weighs its exp(old - generation) instead of 1. Needs
+    ``sequence_statistic`` product: the geometric mean is no importance weight."""
+
+    count_dropped: bool = True
+    """What a band dropped still counts in what the loss is divided by; off: the loss is the mean over what
+    was kept, KL penalty included."""
+
+    normalize: Literal["tokens", "sequences", "constant"] = "tokens"
+    """Divide the summed loss by the step's valid tokens; or average each sequence first; or divide by
+    ``constant_tokens`` for each sequence, so that a step's weight does not depend on its lengths."""
+
+    constant_tokens: Annotated[int, Field(ge=1)] | None = None
+    """normalize=constant: what each sequence counts for. None: generator.sampling.max_new_tokens."""
+
+    step_std: bool = False
+    """Divide the step's advantages by their standard deviation over its samples."""
 
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL penalty to the frozen initial model. 0 loads no reference."""
@@ -146,9 +169,7 @@ class AlgorithmConfig(Config):
     """A published algorithm by its name: it fills in the keys of this section that are not given. A recipe
     or override that names another preset starts the section afresh."""
 
-    advantage: Literal[
-        "grpo", "grpo_no_std", "dr_grpo", "rloo", "reinforce_pp_baseline", "pass_at_k"
-    ] = "grpo"
+    advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "pass_at_k"] = "grpo"
     """How a sample's reward is compared with its group's."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2

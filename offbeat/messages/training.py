@@ -21,12 +21,16 @@ class LossSpec(msgspec.Struct, frozen=True):
     tis_cap: float | None = None  # cap of k by token; None: no truncated weight
     kl_coef: float = 0.0
     kl_kind: str = "k3"  # k1 | k2 | k3
-    normalize: str = "tokens"  # tokens | sequences
+    normalize: str = "tokens"  # tokens | sequences | constant
     temperature: float = 1.0  # logprobs are of softmax(logits / temperature)
     dual_clip: float | None = None  # a ratio above it, of negative advantage, pulls no further
     icepop_band: tuple[float, float] | None = None  # k by token, as a weight; outside: 0
     sequence_band: tuple[float, float] | None = None  # k of a sequence outside it: all of it 0
     sequence_statistic: str = "geometric"  # geometric | product: k of a sequence
+    sequence_weights: bool = False  # a kept sequence weighs its k, not 1
+    count_dropped: bool = True  # what a band dropped still counts in what the loss is divided by
+    constant_tokens: int | None = None  # normalize=constant: what each sequence counts for
+    step_std: bool = False  # advantages are divided by their standard deviation over the step
 
     @property
     def needs_policy_logprobs(self) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from offbeat.actors.trainers.peers import Peers
 from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
-from offbeat.algorithms.losses import LossSums, denominator
+from offbeat.algorithms.divisors import NOTHING, denominator
+from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import Metric, Reduction
 from offbeat.messages.training import LossSpec
 
@@ -27,6 +28,7 @@ class RankSums:
     sequences: int
     loss: float
     metrics: dict[str, tuple[Reduction, float]]
+    divisor: tuple[float, ...]  # of ``divisors.denominator``
     spread: SpreadRows | None = None  # None: no staleness was known
 
 
@@ -48,7 +50,7 @@ class StepTotals:
     @property
     def denominator(self) -> float:
         """What loss and gradients are divided by; 0 without valid tokens."""
-        return denominator(self.spec, float(self.tokens), float(self.sequences))
+        return denominator(self.spec, (each.divisor for each in self.ranks))
 
     @property
     def loss(self) -> float:
@@ -75,6 +77,8 @@ class StepTotals:
                 return sum(values) / self.tokens
             case Reduction.SEQUENCES:
                 return sum(values) / self.sequences
+            case Reduction.LOSS:
+                return sum(values) / self.denominator
             case _:
                 return sum(values)
 
@@ -89,12 +93,14 @@ class StepSums:
     chunks: int = 0
     compute_s: float = 0.0
     _loss: list[Tensor] = field(default_factory=list)
+    _divisor: Tensor | None = None
     _metrics: dict[str, Metric] = field(default_factory=dict)
     _spread: Tensor | None = None
 
     def add(self, sums: LossSums) -> None:
         """Take one microbatch's sums."""
         self._loss.append(sums.loss.detach().double())
+        self._divisor = sums.divisor if self._divisor is None else self._divisor + sums.divisor
         for name, (reduction, value) in sums.metrics.items():
             wide = value.double()
             if name in self._metrics:
@@ -110,8 +116,8 @@ class StepSums:
 
     def own(self) -> RankSums:
         """What this rank has added up."""
-        if not self._loss:
-            return RankSums(self.tokens, self.sequences, 0.0, {})
+        if self._divisor is None:
+            return RankSums(self.tokens, self.sequences, 0.0, {}, NOTHING)
         loss = sum(self._loss, start=self._loss[0].new_zeros(()))
         loss, *values = torch.stack(
             [loss, *(metric.value for metric in self._metrics.values())]
@@ -119,4 +125,5 @@ class StepSums:
         kinds = ((name, metric.reduction) for name, metric in self._metrics.items())
         metrics = {name: (kind, value) for (name, kind), value in zip(kinds, values, strict=True)}
         spread = None if self._spread is None else self._spread.tolist()
-        return RankSums(self.tokens, self.sequences, loss, metrics, spread)
+        divisor = tuple(self._divisor.tolist())
+        return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread)

@@ -31,6 +31,27 @@ SPECS = {
     ),
     "current": LossSpec(old_logprobs="current", icepop_band=(0.7, 1.5), normalize="sequences"),
     "cispo_masked": LossSpec(name="cispo", old_logprobs="policy", sequence_band=(0.9, 1.1)),
+    "constant": LossSpec(normalize="constant", constant_tokens=11, kl_coef=0.1),
+    "mis": LossSpec(
+        old_logprobs="policy",
+        sequence_band=(0.0, 1.1),
+        sequence_statistic="product",
+        sequence_weights=True,
+        count_dropped=False,
+        kl_coef=0.2,
+    ),
+    "icepop_kept": LossSpec(
+        old_logprobs="policy", icepop_band=(0.85, 1.2), count_dropped=False, normalize="sequences"
+    ),
+    "gspo_kept": LossSpec(
+        name="gspo",
+        old_logprobs="policy",
+        sequence_band=(0.9, 1.1),
+        icepop_band=(0.7, 1.3),
+        count_dropped=False,
+        normalize="constant",
+        constant_tokens=3,
+    ),
 }
 """Every surrogate, every correction, both normalisations, every KL."""
 
@@ -85,6 +106,9 @@ class Expected:
     held: Counter[str] = field(default_factory=Counter)  # tokens by the bound that has them
     weights: list[float] = field(default_factory=list)  # of valid tokens
     dropped_sequences: int = 0
+    units: float = 0.0  # what the loss of a step like this is divided by
+    samples: int = 0
+    squares: float = 0.0
 
 
 @dataclass
@@ -119,21 +143,33 @@ def expected(tokens: LossTokens, spec: LossSpec) -> Expected:
 
 
 def _add_sequence(made: Expected, numbers: Numbers, own: list[int], spec: LossSpec) -> None:
-    share = 1 / len(own) if spec.normalize == "sequences" else 1.0
     keep = _kept(numbers, own, spec)
+    weights = {i: keep * _weight(math.exp(_gap(numbers, i)), spec) for i in own}
+    if spec.sequence_weights:
+        weights = {i: w * math.exp(sum(_gap(numbers, j) for j in own)) for i, w in weights.items()}
+    counted = [i for i in own if spec.count_dropped or weights[i]]
+    share = 1 / len(counted) if spec.normalize == "sequences" and counted else 1.0
     made.dropped_sequences += not keep
+    made.samples += 1
+    made.squares += numbers.advantage[own[0]] ** 2
+    if counted:
+        each = {"tokens": len(counted), "sequences": 1, "constant": spec.constant_tokens}
+        made.units += each[spec.normalize] or 0
     for i in own:
-        weight = keep * _weight(math.exp(numbers.old[i] - numbers.generation[i]), spec)
-        made.weights.append(weight)
+        made.weights.append(weights[i])
         value, pulls, bound = _surrogate(numbers, own, i, spec)
         made.held[bound] += 1
-        made.loss -= share * weight * value
+        made.loss -= share * weights[i] * value
         for j, slope in pulls.items():
-            made.gradient[j] -= share * weight * slope
-        if spec.kl_coef:
+            made.gradient[j] -= share * weights[i] * slope
+        if spec.kl_coef and i in counted:
             kl, slope = _kl(numbers.reference[i] - numbers.logprob[i], spec.kl_kind)
             made.loss += share * spec.kl_coef * kl
             made.gradient[i] += share * spec.kl_coef * slope
+
+
+def _gap(numbers: Numbers, i: int) -> float:
+    return numbers.old[i] - numbers.generation[i]
 
 
 def _kept(numbers: Numbers, own: list[int], spec: LossSpec) -> bool:

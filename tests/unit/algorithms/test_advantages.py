@@ -1,4 +1,7 @@
 import itertools
+import math
+import pickle
+import random
 import statistics
 import subprocess
 import sys
@@ -8,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.algorithms.advantages import ESTIMATORS, estimator
+from offbeat.algorithms.advantages import ESTIMATORS, RewardsNotFinite, estimator
 
+every_estimator = pytest.mark.parametrize("name", [*sorted(ESTIMATORS), "pass_at_k"])
 finite = st.floats(-1e3, 1e3).map(lambda value: round(value, 6))
 groups = st.lists(finite, min_size=2, max_size=24).map(tuple)
 
@@ -139,3 +143,52 @@ def test_the_controller_can_import_advantages_without_torch_or_numpy() -> None:
         "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@every_estimator
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3.5e38])
+@pytest.mark.parametrize("others", [(), (1.0, 2.0), (math.inf,)])
+def test_a_reward_that_is_no_float32_is_refused_by_name(
+    name: str, bad: float, others: tuple[float, ...]
+) -> None:
+    with pytest.raises(RewardsNotFinite, match=f"{name} cannot compare .* samples .*0"):
+        estimator(name, pass_k=2)((bad, *others))
+
+
+def test_the_refusal_survives_a_process_boundary() -> None:
+    error = RewardsNotFinite("grpo", (1.0, math.nan))
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert isinstance(again, RewardsNotFinite)
+    assert str(again) == str(error)
+    assert "samples [1]" in str(error)
+
+
+@every_estimator
+def test_the_largest_rewards_there_are_stay_finite(name: str) -> None:
+    got = estimator(name, pass_k=2)((3.4e38, -3.4e38, 3.4e38, 1.0))
+    assert all(map(math.isfinite, got))
+    assert got[0] > 0 > got[1]
+
+
+@every_estimator
+@given(rewards=groups, seed=st.randoms(use_true_random=False))
+def test_samples_have_no_order(name: str, rewards: tuple[float, ...], seed: random.Random) -> None:
+    order = list(range(len(rewards)))
+    seed.shuffle(order)
+    advantage = estimator(name, pass_k=3)
+    want = advantage(rewards)
+    got = advantage(tuple(rewards[i] for i in order))
+    assert got == pytest.approx([want[i] for i in order], rel=1e-9, abs=1e-7)
+
+
+@every_estimator
+@given(rewards=groups, shift=st.integers(-100, 100), scale=st.sampled_from([0.5, 2.0, 16.0]))
+def test_only_differences_of_rewards_count(
+    name: str, rewards: tuple[float, ...], shift: int, scale: float
+) -> None:
+    advantage = estimator(name, pass_k=2)
+    want, moved = advantage(rewards), advantage(tuple(scale * r + shift for r in rewards))
+    if name != "grpo":
+        assert moved == pytest.approx([scale * a for a in want], rel=1e-6, abs=1e-6)
+    elif statistics.pstdev(rewards) > 0.1:  # far enough from the constant beside the deviation
+        assert moved == pytest.approx(want, rel=1e-4, abs=1e-6)

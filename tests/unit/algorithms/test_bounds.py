@@ -167,3 +167,23 @@ def test_old_logprobs_of_the_pass_itself_are_the_policys_own() -> None:
     assert sums[0].loss.item() == sums[1].loss.item()
     assert recomputed.logprobs_N.grad is not None and tokens.logprobs_N.grad is not None
     assert torch.equal(recomputed.logprobs_N.grad, tokens.logprobs_N.grad)
+
+
+def test_imitation_is_of_every_sample_whatever_a_band_says() -> None:
+    spec = LossSpec(name="sft", old_logprobs="policy", tis_cap=0.5, sequence_band=(0.9, 1.1))
+    sums = [LOSSES["sft"](tokens_of(3), each) for each in (spec, LossSpec(name="sft"))]
+    assert sums[0].loss.item() == sums[1].loss.item()
+    assert sums[0].metrics.keys() == sums[1].metrics.keys()
+
+
+def test_a_sequences_sum_is_over_what_is_valid_of_it() -> None:
+    """Whatever stands at the others, and whoever left them out."""
+    tokens = replace(tokens_of(0, (3, 2)), mask_N=torch.tensor([True, True, False, True, True]))
+    valid = valid_tokens(tokens, LossSpec())
+    values = torch.tensor([1.0, 2.0, math.nan, 8.0, 16.0], dtype=torch.float64)
+    assert valid.sequence_sums(values).tolist() == [3, 24]
+    fewer = valid.without(torch.tensor([True, False, False, False, False]))
+    assert fewer.sequence_sums(values).tolist() == [2, 24]
+    assert (fewer.counts_S.tolist(), fewer.lengths_S.tolist()) == ([1, 2], [1, 2])
+    none = valid.without(torch.tensor([True] * 5))
+    assert (none.counts_S.tolist(), none.lengths_S.tolist()) == ([0, 0], [1, 1])

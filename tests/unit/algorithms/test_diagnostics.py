@@ -4,12 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_cases import tokens_of
 
 from offbeat.algorithms.diagnostics import EDGES, SpreadRows, spread, spread_metrics
-from offbeat.algorithms.losses import LossTokens, clipped_pg
+from offbeat.algorithms.losses import LOSSES, LossTokens, clipped_pg
 from offbeat.algorithms.staleness_buckets import FIRSTS, LABELS, metric_name
 from offbeat.algorithms.tokens import valid_tokens
 from offbeat.messages.training import LossSpec
@@ -35,6 +35,7 @@ def log_ratios(tokens: LossTokens, label: str) -> np.ndarray:
     return (tokens.logprobs_N.detach() - tokens.generation_N).numpy()[np.array(own)]
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_each_bucket_tells_of_its_own_tokens(seed: int) -> None:
     tokens = tokens_of(seed, MANY)
@@ -65,6 +66,7 @@ def test_a_percentile_is_within_a_bin_of_the_value(value: float) -> None:
             assert abs(math.log(got) - bounded) <= max(abs(bounded) / 6, 1e-4)
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_clip_fractions_of_the_buckets_make_up_that_of_the_step(seed: int) -> None:
     tokens = tokens_of(seed, MANY)
@@ -78,6 +80,63 @@ def test_clip_fractions_of_the_buckets_make_up_that_of_the_step(seed: int) -> No
     names = ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual")
     held = sum(float(sums.metrics[f"train/{name}"].value) for name in names)
     assert sum(parts) == pytest.approx(held / float(sums.tokens))
+
+
+BOUNDED = {
+    "ppo": LossSpec(clip_low=0.1, clip_high=0.2),
+    "dual": LossSpec(clip_low=0.1, clip_high=0.2, dual_clip=1.4),
+    "gspo": LossSpec(name="gspo", clip_low=0.01, clip_high=0.02),
+    "cispo": LossSpec(name="cispo", clip_low=0.1, clip_high=0.2),
+    "sft": LossSpec(name="sft"),
+    "dropped": LossSpec(old_logprobs="policy", icepop_band=(0.9, 1.1), count_dropped=False),
+}
+
+
+@pytest.mark.parametrize("spec", BOUNDED.values(), ids=BOUNDED)
+def test_a_bucket_tells_which_of_its_own_tokens_a_bound_holds(spec: LossSpec) -> None:
+    """What a band dropped is in it all the same: it is the data that the numbers are about."""
+    tokens = tokens_of(7, MANY)
+    sums, want = LOSSES[spec.name](tokens, spec), dict[str, list[float]]()
+    assert sums.spread is not None and tokens.staleness_N is not None
+    log_r = (tokens.logprobs_N.detach() - tokens.old_N).tolist()
+    valid = [i for i, each in enumerate(tokens.mask_N.tolist()) if each]
+    sequence = tokens.sequence_N.tolist()
+    if spec.name == "gspo":
+        means = {
+            s: float(np.mean([log_r[i] for i in valid if sequence[i] == s]))
+            for s in {sequence[i] for i in valid}
+        }
+        log_r = [means.get(s, 0.0) for s in sequence]
+    for i in valid:
+        r, a = math.exp(log_r[i]), float(tokens.advantages_N[i])
+        low, high = r < 1 - spec.clip_low, r > 1 + spec.clip_high
+        held = (low and a < 0) or (high and a > 0)
+        held |= spec.dual_clip is not None and a < 0 and r > spec.dual_clip
+        held = (low or high) if spec.name == "cispo" else held
+        label = BUCKET_OF.get(int(tokens.staleness_N[i]), "4_up")
+        want.setdefault(label, []).append(held and spec.name != "sft")
+    got = spread_metrics([sums.spread.tolist()])
+    assert {label: got[metric_name("clip_fraction", label)] for label in LABELS} == {
+        label: pytest.approx(float(np.mean(want[label])), abs=1e-12) for label in LABELS
+    }
+
+
+@pytest.mark.parametrize("q", [5, 50, 95])
+def test_a_percentile_has_its_share_of_the_tokens_below_it(q: int) -> None:
+    """Up to the bin it lies in, wherever in the histogram that is."""
+    rng = np.random.default_rng(q)
+    for scale in (1e-5, 1e-3, 0.1, 3.0):
+        drawn = tokens_of(0, (4000, 1))
+        gaps = torch.from_numpy(rng.standard_t(3, 4001) * scale)
+        tokens = replace(
+            drawn,
+            logprobs_N=drawn.generation_N + gaps,
+            mask_N=torch.arange(4001) < 4000,
+            staleness_N=torch.zeros(4001, dtype=torch.int64),
+        )
+        got = math.log(spread_metrics([rows(tokens)])[metric_name(f"ratio_p{q:02d}", "0")])
+        want = float(np.percentile(gaps[:4000].clamp(-20, 20).numpy(), q))
+        assert abs(got - want) <= max(abs(want) / 6, 1e-4)
 
 
 @pytest.mark.parametrize(("age", "label"), BUCKET_OF.items())

@@ -84,3 +84,42 @@ def test_tries_leave_a_sample_out() -> None:
     assert "algorithm.pass_k=4 leaves no sample out of samples_per_group=4" in text
     assert not messages(samples=4, advantage="pass_at_k", pass_k=3)
     assert not messages(samples=4, pass_k=9)
+
+
+MIS = {
+    "old_logprobs": "current",
+    "sequence_band": [0, 2],
+    "sequence_statistic": "product",
+    "sequence_weights": True,
+}
+
+
+@pytest.mark.parametrize("without", [{"sequence_band": None}, {"sequence_statistic": "geometric"}])
+def test_only_a_bounded_product_weighs_a_sequence(without: dict[str, Any]) -> None:
+    (text,) = messages(loss={**MIS, **without})
+    assert "algorithm.loss.sequence_weights=true has no weight to give" in text
+    assert not messages(loss=MIS)
+
+
+@pytest.mark.parametrize(("token", "written"), CORRECTIONS[:2])
+def test_a_sequence_is_not_corrected_for_twice(token: dict[str, Any], written: str) -> None:
+    (text,) = messages(loss={**MIS, **token})
+    assert f"sequence_weights=true and algorithm.loss.{written} correct" in text
+
+
+def test_a_constant_without_a_use_is_refused() -> None:
+    (text,) = messages(loss={"constant_tokens": 100})
+    assert "constant_tokens=100 is not used: algorithm.loss.normalize=tokens" in text
+    assert not messages(loss={"constant_tokens": 100, "normalize": "constant"})
+    assert not messages(loss={"normalize": "constant"})
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [({"name": "sft"}, "nothing to divide"), ({"kl_coef": 0.1}, "divide the KL penalty of ")],
+)
+def test_the_deviation_of_a_step_divides_advantages_only(loss: dict[str, Any], why: str) -> None:
+    (text,) = messages(loss={"step_std": True, **loss})
+    assert "algorithm.loss.step_std=true" in text
+    assert why in text
+    assert not messages(loss={"step_std": True})

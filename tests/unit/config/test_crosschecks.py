@@ -242,6 +242,7 @@ def test_a_reward_function_needs_prompts() -> None:
         ({"trainer": {"tensor_parallel": 2}}, "Set trainer.tensor_parallel to 1, and"),
         ({"trainer": {"pipeline_parallel": 2}}, "Set trainer.pipeline_parallel to 1, and"),
         ({"trainer": {"expert_parallel": 2}}, "Set trainer.expert_parallel to 1, and"),
+        ({"trainer": {"sequence_parallel": True}}, "or use trainer.backend=megatron"),
     ],
 )
 def test_what_is_not_built_yet_names_what_to_use(override: dict[str, Any], instead: str) -> None:
@@ -283,6 +284,12 @@ def test_a_clash_is_reported_at_the_override_that_made_it(report: Report) -> Non
 def test_a_clash_of_the_recipes_own_is_reported_at_its_line(report: Report) -> None:
     text = report("steps: 1\nmodel: {path: x}\nsamples_per_group: 1\n")
     assert "recipe.yaml:3: samples_per_group=1 gives" in text
+
+
+def test_only_tensor_parallel_ranks_can_share_tokens() -> None:
+    alone: dict[str, Any] = {"backend": "megatron", "sequence_parallel": True}
+    assert "tensor-parallel ranks that share the tokens" in only({"trainer": alone})
+    assert not messages({"trainer": {**alone, "tensor_parallel": 2}})
 
 
 def test_a_dry_run_takes_a_recipe_for_another_machine() -> None:

@@ -22,6 +22,9 @@ LOSSES = {
     "icepop": LossSpec(old_logprobs="policy", icepop_band=(0.7, 1.4), kl_coef=0.1, kl_kind="k2"),
     "mis": LossSpec(old_logprobs="policy", sequence_band=(0.9, 1.1), normalize="sequences"),
     "current": LossSpec(old_logprobs="current", tis_cap=1.5),
+    "dr_grpo": LossSpec(normalize="constant", constant_tokens=12),
+    "step_std": LossSpec(step_std=True),
+    "kept": LossSpec(old_logprobs="policy", icepop_band=(0.7, 1.4), count_dropped=False),
 }
 
 

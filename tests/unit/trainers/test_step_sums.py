@@ -11,17 +11,19 @@ from offbeat.messages.training import LossSpec
 def part(loss: float, value: float) -> LossSums:
     one = torch.ones((), dtype=torch.float64)
     metrics = {str(each): Metric(each, torch.tensor(value)) for each in Reduction}
-    return LossSums(torch.tensor(loss), one, one, metrics)
+    return LossSums(torch.tensor(loss), one, one, metrics, torch.tensor([2.0, 1.0, 4.5]))
 
 
-@pytest.mark.parametrize(("normalize", "loss"), [("tokens", 0.5), ("sequences", 3.0)])
-def test_every_metric_is_divided_by_what_its_kind_says(normalize: str, loss: float) -> None:
-    sums = StepSums(LossSpec(normalize=normalize), tokens=12, sequences=2)
+@pytest.mark.parametrize(("step_std", "divisor"), [(False, 4.0), (True, 12 / 2**0.5)])
+def test_every_metric_is_divided_by_what_its_kind_says(step_std: bool, divisor: float) -> None:
+    sums = StepSums(LossSpec(step_std=step_std), tokens=12, sequences=2)
     sums.add(part(4.0, 18.0))
     sums.add(part(2.0, 6.0))
     means = sums.totals(Alone())
-    assert means.loss == loss
+    assert means.denominator == pytest.approx(divisor)
+    assert means.loss == pytest.approx(6 / divisor)
     assert means.metrics == {
+        "loss": pytest.approx(24 / divisor),
         "tokens": 2.0,
         "sequences": 12.0,
         "none": 24.0,

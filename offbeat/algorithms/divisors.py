@@ -1,0 +1,71 @@
+"""What the sums of a whole step are divided by, once, at its end.
+
+Each call of a loss tells its part: units, samples, squares; parts of microbatches, chunks and
+ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
+each sequence (``LossSpec.normalize``). *Samples* and *squares*, the sum of squared advantages, give
+the standard deviation of the step's advantages, which nobody knows before its last group is there:
+because a loss without a KL penalty is proportional to its advantages, dividing its gradient by that
+number at the end is the same as dividing the advantages at the beginning. That is the second half
+of REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and deviation
+over tokens, where long responses count more and the mean is not 0. Legend: S sequences.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.tokens import ValidTokens
+from offbeat.messages.training import LossSpec
+
+STD_EPS: Final = 1e-8
+"""Added to the standard deviation of a step's advantages: a step of zeros stays one."""
+
+Parts = Sequence[float]
+"""Units, samples, squares, as numbers."""
+NOTHING: Final = (0.0, 0.0, 0.0)
+
+
+@torch.no_grad()
+def divisor_parts(valid: ValidTokens, counted: ValidTokens, spec: LossSpec) -> Tensor:
+    """The part of one call, float64 [3].
+
+    Args:
+        valid: All valid tokens: their sequences are the samples.
+        counted: Those the loss is averaged over, fewer where a band dropped some for good.
+        spec: With ``constant_tokens`` where it asks for ``normalize="constant"``.
+    """
+    counts_S, present_S = counted.counts_S.double(), valid.counts_S > 0
+    sequences = (counts_S > 0).sum(dtype=torch.float64)
+    match spec.normalize:
+        case "tokens":
+            units = counts_S.sum()
+        case "sequences":
+            units = sequences
+        case _:
+            units = sequences * _constant_tokens(spec)
+    # In float64: the sum over a long sequence would not be its advantage again.
+    advantages_N = torch.where(valid.mask_N, valid.advantages_N.double(), 0.0)
+    sums_S = torch.zeros_like(counts_S).index_add(0, valid.sequence_N, advantages_N)
+    squares = (sums_S / valid.lengths_S).square().sum()
+    return torch.stack([units, present_S.sum(dtype=torch.float64), squares])
+
+
+def denominator(spec: LossSpec, parts: Iterable[Parts]) -> float:
+    """What loss and gradient of the step are divided by; 0 when nothing of it counts.
+
+    With ``step_std`` the units times the standard deviation of the samples' advantages. Their mean
+    is taken to be 0, which holds for every estimator of ``advantages``: a group's advantages cancel.
+    """
+    units, samples, squares = (sum(each) for each in zip(NOTHING, *parts, strict=True))
+    if not spec.step_std or not samples:
+        return units
+    return units * (math.sqrt(squares / samples) + STD_EPS)
+
+
+def _constant_tokens(spec: LossSpec) -> int:
+    if spec.constant_tokens is None:
+        raise AssertionError(f"normalize={spec.normalize} without constant_tokens: {spec}")
+    return spec.constant_tokens
