@@ -18,10 +18,12 @@ from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import Packed, flat
 from offbeat.actors.trainers.dispatch import Replicas, shares
+from offbeat.actors.trainers.errors import UnfitColumns
+from offbeat.actors.trainers.memory import with_highest
 from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
 from offbeat.actors.trainers.spec import Rendezvous
 from offbeat.config.training import TrainerConfig
-from offbeat.messages.failures import ActorLost, StartFailed
+from offbeat.messages.failures import ActorLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (
     Checkpoint,
@@ -106,7 +108,7 @@ class RayTrainer:
             places, payloads = flat(part_of(chunk, dealt[self._replicas.share_of(rank)]))
             asked.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *payloads)))
         written = [meta for meta, _ in asked]
-        answers = await self._gathered(written, "prepare_logprobs")
+        answers = await self._of_groups(chunk, dealt, written, "prepare_logprobs")
         made: dict[int, tuple[int, Packed]] = {}
         names = tuple[str, ...]()
         for share, rank in enumerate(self._replicas.leaders):
@@ -131,11 +133,13 @@ class RayTrainer:
                     fence, key, chunk.ordinals, part.advantages, places, *payloads
                 )
             )
-        answers = await self._gathered(calls, "microbatch")
+        answers = await self._of_groups(chunk, dealt, calls, "microbatch")
         return combined([answers[rank] for rank in self._replicas.leaders])
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        return await self._first(lambda rank: rank.finish_train_step.remote(fence, key), "finish")
+        return with_highest(
+            await self._all(lambda rank: rank.finish_train_step.remote(fence, key), "finish")
+        )
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         await self._all(lambda rank: rank.abort_train_step.remote(fence, key), "abort")
@@ -175,6 +179,21 @@ class RayTrainer:
             tuple(place_of[ordinal] for ordinal in share)
             for share in shares(by_ordinal, self._replicas.data)
         )
+
+    async def _of_groups(
+        self, chunk: Chunk, dealt: Sequence[Sequence[int]], refs: Sequence[Any], during: str
+    ) -> list[Any]:
+        """The replies of all ranks to a call with groups.
+
+        Raises:
+            UnfitGroup: A rank cannot train one of them.
+            OffbeatError: As ``_gathered``.
+        """
+        try:
+            return await self._gathered(refs, during)
+        except UnfitColumns as unfit:
+            place = dealt[self._replicas.share_of(unfit.rank)][unfit.place]
+            raise UnfitGroup(unfit.rank, chunk.ordinals[place], str(unfit)) from unfit
 
     async def _first(self, call: Callable[[Handle], Any], during: str) -> Any:  # noqa: ANN401 -- what a remote call answers
         return (await self._all(call, during))[0]

@@ -181,6 +181,24 @@ _TIME: Final[tuple[_Row, ...]] = (
      "Should be a few milliseconds: otherwise the estimator is slow."),
 )
 
+_MEMORY: Final[tuple[_Row, ...]] = (
+    ("memory/peak_logprobs_bytes", "bytes", "max",
+     "Most memory of a trainer rank while logprobs were prepared: on CUDA of tensors, on the CPU of the process.",
+     "As memory/peak_train_bytes; without a backward pass it should be lower."),
+    ("memory/peak_train_bytes", "bytes", "max",
+     "The same, while forward and backward passes ran.",
+     "Near the device's memory: lower trainer.max_tokens_per_microbatch, or set activation_checkpointing."),
+    ("memory/peak_finish_bytes", "bytes", "max",
+     "The same, while the optimizer stepped.",
+     "Weights, gradients and moments: more data_parallel ranks hold less each."),
+    ("memory/peak_publish_bytes", "bytes", "max",
+     "The same, in the weight sync before the step.",
+     "The highest of all: lower sync.chunk_mb."),
+    ("memory/peak_checkpoint_bytes", "bytes", "max",
+     "The same, in the checkpoint before the step, if there was one.",
+     "It should be near memory/peak_finish_bytes: a rank writes what it holds."),
+)
+
 _SYNC: Final[tuple[_Row, ...]] = (
     ("sync/pause_s", "s", "max",
      "Longest time an engine's decoding stood still for new weights.",
@@ -236,7 +254,8 @@ _SPEED: Final[tuple[_Row, ...]] = (
 )
 
 ROWS: Final[tuple[_Row, ...]] = (
-    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_EVAL, *_TIME, *_SYNC, *_FLEET, *_SPEED,
+    *_TRAIN, *_OFF_POLICY, *_STALENESS, *_ROLLOUT, *_EVAL, *_TIME, *_MEMORY, *_SYNC, *_FLEET,
+    *_SPEED,
 )
 # fmt: on
 """(name, unit, reduction, meaning, what to do when it rises)."""

@@ -214,5 +214,28 @@ def test_a_rank_that_is_killed_or_hangs_costs_all_ranks_and_they_come_back(
     asyncio.run(story())
 
 
+def test_a_rank_that_hangs_before_a_step_is_found_out_by_those_that_go_on(gang: Bench) -> None:
+    """``begin`` brings ranks nowhere together; but nobody waits for its answer before the next call."""
+
+    async def story() -> None:
+        await gang.up()
+        await gang.trainer.restore(FENCE, 0)
+        os.kill(await gang.pid(1), signal.SIGSTOP)
+        key, chunk = StepKey(1, 10_000, 0), chunk_of([columns(each) for each in (0, 1)], (0, 1))
+        begin = asyncio.create_task(gang.trainer.begin_train_step(FENCE, key, LossSpec()))
+        microbatch = asyncio.create_task(gang.trainer.train_microbatch(FENCE, key.next(), chunk))
+        with pytest.raises(ActorLost, match=r"rank 1.*microbatch"):
+            async with asyncio.timeout(DEADLINE_S):
+                await microbatch
+        begin.cancel()
+        await gang.trainer.restart()
+        assert (await gang.up()).version == 0
+
+    asyncio.run(story())
+
+
 def numbers(result: StepResult) -> tuple[object, ...]:
-    return result.loss, result.grad_norm, result.metrics
+    """What a step computed, without the memory that it took."""
+    metrics = {name: each for name, each in result.metrics.items() if "memory/" not in name}
+    assert len(metrics) < len(result.metrics)
+    return result.loss, result.grad_norm, metrics

@@ -4,6 +4,7 @@
 So a flipped bit is found wherever it is, in a file or in the record of its digest.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from offbeat.actors.trainers.errors import CheckpointMismatch
 from offbeat.messages.failures import OffbeatError
 
 MANIFEST: Final = "manifest.json"
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of the files of a checkpoint; another one is refused."""
 _BLOCK_BYTES: Final = 4 * 2**20
 
@@ -70,12 +71,14 @@ class _OnlySchema(msgspec.Struct, frozen=True):
     schema: int
 
 
-def describe(directory: Path) -> tuple[FileRecord, ...]:
-    """Size and digest of every file of a directory, by reading them."""
-    return tuple(
-        FileRecord(file.name, file.stat().st_size, _digest(file))
-        for file in sorted(directory.iterdir())
-    )
+def describe(directory: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
+    """Size and digest of these files of a directory, by reading them.
+
+    Raises:
+        OSError: The disk cannot read.
+    """
+    files = [directory / name for name in names]
+    return tuple(FileRecord(file.name, file.stat().st_size, _digest(file)) for file in files)
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
@@ -116,14 +119,14 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     return manifest
 
 
-def verify(directory: Path, manifest: CheckpointManifest) -> None:
-    """Read all files and compare their digests.
+def verify(directory: Path, files: Iterable[FileRecord]) -> None:
+    """Read these files of a directory and compare their digests.
 
     Raises:
         CheckpointCorrupt: Naming the file and both digests.
         OSError: The disk cannot read.
     """
-    for each in manifest.files:
+    for each in files:
         _expect(directory / each.name, _digest(directory / each.name), each.digest)
 
 

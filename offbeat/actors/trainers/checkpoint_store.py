@@ -11,10 +11,10 @@ only then older ones go. So at every instant LATEST names a complete one, from t
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -24,6 +24,7 @@ from offbeat.actors.trainers.checkpoint_manifest import (
     SCHEMA,
     CheckpointCorrupt,
     CheckpointManifest,
+    FileRecord,
     Identity,
     check_identity,
     describe,
@@ -52,15 +53,44 @@ class Stored:
         return self.manifest.version
 
 
+class Readers(Protocol):
+    """Who reads the files of a checkpoint to digest them: they may be more than one process can read."""
+
+    def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
+        """As ``checkpoint_manifest.describe``."""
+        ...
+
+    def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
+        """As ``checkpoint_manifest.verify``."""
+        ...
+
+
+class OneReader:
+    """This process reads all of them."""
+
+    def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
+        return describe(directory, names)
+
+    def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
+        verify(directory, files)
+
+
 class CheckpointStore:
-    """The checkpoints of one rank in one directory. One writer at a time."""
+    """The checkpoints in one directory. One writer at a time."""
 
     def __init__(
-        self, root: Path, identity: Identity, *, keep: int, rank: int = 0, disk: Disk | None = None
+        self,
+        root: Path,
+        identity: Identity,
+        *,
+        keep: int,
+        rank: int = 0,
+        readers: Readers | None = None,
+        disk: Disk | None = None,
     ) -> None:
         """``keep`` complete checkpoints stay, the newest ones; while one is written, one more."""
         self._root, self._identity, self._keep, self._rank = root, identity, keep, rank
-        self._disk = disk or Disk()
+        self._readers, self._disk = readers or OneReader(), disk or Disk()
 
     def save(
         self, version: int, weights_digest: str, nbytes: int, write: Callable[[Path], None]
@@ -146,9 +176,10 @@ class CheckpointStore:
         """Everything of a checkpoint, synced, under a name that nobody looks at."""
         self._disk.make_directory(partial)
         write(partial)
-        for file in sorted(partial.iterdir()):
+        written = sorted(partial.iterdir())
+        for file in written:
             self._disk.sync(file)
-        files = describe(partial)
+        files = tuple(self._readers.describe(partial, [file.name for file in written]))
         manifest = CheckpointManifest(SCHEMA, version, weights_digest, self._identity, files)
         self._disk.write(partial / MANIFEST, encode(manifest))
         self._disk.sync(partial / MANIFEST)
@@ -240,7 +271,7 @@ class CheckpointStore:
         try:
             manifest = read_manifest(directory)
             check_identity(directory, manifest, self._identity)
-            verify(directory, manifest)
+            self._readers.verify(directory, manifest.files)
         except CheckpointCorrupt as corrupt:
             log.warning("checkpoint.corrupt", file=corrupt.file, problem=corrupt.problem)
             return None

@@ -1,7 +1,7 @@
 """What one rank says to the others of its world, beside the tensors that a library reduces."""
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, cast
 
 from offbeat.messages.failures import OffbeatError
 
@@ -91,3 +91,20 @@ def agreed_most(peers: Peers, during: str, value: int, failure: Exception | None
     if failed:
         raise PeerFailed(peers.rank, failed - 1, during)
     return most
+
+
+def together(peers: Peers, during: str, work: Callable[[], T]) -> T:
+    """Do what may fail on any rank; all of them go on, or none. All ranks call it together.
+
+    Raises:
+        Exception: What ``work`` raised, on the rank where it did.
+        PeerFailed: On the others.
+    """
+    try:
+        done, failure = work(), None
+    except Exception as error:
+        if peers.size == 1 or peers.are_lost(error):
+            raise
+        done, failure = None, error
+    agreed_most(peers, during, 0, failure)
+    return cast("T", done)

@@ -98,10 +98,10 @@ class SplitStep(ABC):
         Raises:
             OSError: The disk refused.
         """
+        self._save(directory)
         if self.is_first:
             counters = _Counters(self.steps_applied, self.last_applied)
             (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
-        self._save(directory)
 
     def load_state(self, directory: Path) -> None:
         """Be what ``save_state`` saw; the steps from here on are bit for bit those it would take.
@@ -109,8 +109,8 @@ class SplitStep(ABC):
         An open step is dropped. When this raises, the trainer holds neither state.
         """
         self._close()
-        counters = msgspec.json.decode((directory / COUNTERS).read_bytes(), type=_Counters)
         self._load(directory)
+        counters = msgspec.json.decode((directory / COUNTERS).read_bytes(), type=_Counters)
         self.steps_applied, self.last_applied = counters.steps_applied, counters.last_applied
 
     def reset(self) -> None:

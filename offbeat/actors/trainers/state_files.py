@@ -1,5 +1,6 @@
 """Tensors by name in a safetensors file: no code runs when one is read."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ from torch import Tensor
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write them, from whatever device they are on.
+    """Write them, from whatever device they are on, and sync the file.
+
+    On a disk that several machines share, only the one that wrote a file can sync it.
 
     Raises:
         OSError: The disk refused; safetensors has a class of its own for it.
@@ -20,6 +23,8 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     except SafetensorError as error:
         raise OSError(f"{file}: {error}") from error
+    with file.open("rb") as written:
+        os.fsync(written)
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.process import incarnation, prepare
-from offbeat.actors.trainers.checkpoint_store import CheckpointStore, Stored
+from offbeat.actors.trainers.checkpoint_store import Stored
+from offbeat.actors.trainers.errors import UnfitColumns
+from offbeat.actors.trainers.memory import PeakMemory, meter_of
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken
 from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
 from offbeat.actors.trainers.rank_sender import sender_of
@@ -64,6 +66,7 @@ class TrainerActor:
         logs = Path(spec.run_dir) / "logs"
         self._log = None if spec.rank else TrainedLog(logs / "trained-rank0.jsonl")
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
+        self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._life = incarnation(name)
         self._world = ""  # of the ranks that it works with; empty before they have met
         self._listening: Any = None
@@ -104,9 +107,9 @@ class TrainerActor:
         spec, self._peers = self._spec, peers
         self._split, source = self._make(peers)
         self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._life)
-        keep = spec.config.checkpoint.keep
-        store = CheckpointStore(self._checkpoints, self._split.identity, keep=keep, rank=spec.rank)
-        self._store, self._world = RankCheckpoints(store, peers), world
+        keep, identity = spec.config.checkpoint.keep, self._split.identity
+        self._store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
+        self._world = world
 
     def _admit(self, fence: Fence) -> None:
         """Let a call through: it is of the present controller, and there is somebody to serve it."""
@@ -215,7 +218,8 @@ class TrainerActor:
         if result.applied and key != before and self._log is not None:
             ordinals = list(chain.from_iterable(self._ordinals.values()))
             self._log.trained(key, self._split.steps_applied, ordinals)
-        return result
+        metrics = {**result.metrics, **self._memory.report(key)}
+        return msgspec.structs.replace(result, metrics=metrics)
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         self._admit(fence)
@@ -293,7 +297,8 @@ class TrainerActor:
     def _together(self, during: str, work: Callable[[], T]) -> T:
         """Run ``work``, which all ranks do; a rank that is left alone in it says so."""
         try:
-            return work()
+            with self._memory.during(during):
+                return work()
         except Exception as error:
             if not self._peers.are_lost(error):
                 raise
@@ -304,6 +309,8 @@ class TrainerActor:
         """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""
         try:
             return self._together(during, work)
+        except UnfitColumns as unfit:
+            raise unfit.on(self._rank) from unfit
         except OffbeatError:
             raise
         except Exception as error:

@@ -377,5 +377,5 @@ def test_a_checkpoint_of_another_schema_is_refused(root: Path) -> None:
     content = msgspec.json.encode(manifest)
     envelope = {"digest": digest_of(content), "manifest": msgspec.Raw(content)}
     file.write_bytes(msgspec.json.encode(envelope))
-    with pytest.raises(CheckpointMismatch, match="is of schema 2; this trainer is of schema 1"):
+    with pytest.raises(CheckpointMismatch, match="is of schema 3; this trainer is of schema 2"):
         store_on(root).newest(99)

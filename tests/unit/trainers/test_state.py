@@ -61,9 +61,9 @@ def test_the_steps_after_a_restore_are_bit_for_bit_those_of_an_undisturbed_run(
         one, other = (numbers(take(each)) for each in (undisturbed, restored))
         assert one == other
     assert restored.weights_digest() == undisturbed.weights_digest()
-    moments = [each._optimizer.tensors() for each in (undisturbed, restored)]  # noqa: SLF001
-    assert moments[0].keys() == moments[1].keys()
-    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+    states = [each._state() for each in (undisturbed, restored)]  # noqa: SLF001
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -111,7 +111,8 @@ def test_a_state_takes_about_the_bytes_it_says(
         take(trainer)
         trainer.save_state(directory)
         nbytes = sum(file.stat().st_size for file in directory.iterdir())
-        assert 0 < nbytes - trainer.state_nbytes < 2**15
+        tensors = 3 * len(list(trainer.module.parameters())) + 2
+        assert 0 < nbytes - trainer.state_nbytes < 2**11 * tensors
 
 
 def test_saving_changes_nothing(tmp_path: Path, trainer_of: MakeTrainer, take: Take) -> None:

@@ -3,10 +3,15 @@
 Legend: U places with logits, V vocabulary, N tokens, each predicted by one of the places.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+_IN_A_CACHE: Final = 1 << 20
+_ON_A_GPU: Final = 1 << 26
+"""Logits that are worked on at a time."""
 
 
 def token_logprobs(
@@ -15,7 +20,8 @@ def token_logprobs(
     """``log softmax(logits / temperature)[which, target]``, [N]: natural logs.
 
     Computed in float32, or in float64 for float64 logits. Several tokens may share a place.
-    Backward makes one buffer of the size of the logits, where autograd's own would make three.
+    Backward makes one buffer of the size and type of the logits, where autograd's own would make
+    several, in float32. Whatever else either pass needs is of some rows at a time.
     """
     return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature)  # pyright: ignore[reportReturnType]
 
@@ -29,11 +35,15 @@ class _TokenLogprobs(torch.autograd.Function):
         target_N: Tensor,
         temperature: float,
     ) -> Tensor:
-        scaled_UV = _scaled(logits_UV, temperature)
-        total_U = torch.logsumexp(scaled_UV, dim=-1)
+        total_U = torch.cat(
+            [
+                torch.logsumexp(_scaled(logits_UV[rows], temperature), -1)
+                for rows in _rows(logits_UV)
+            ]
+        )
         ctx.save_for_backward(logits_UV, total_U, which_N, target_N)
         ctx.temperature = temperature
-        return scaled_UV[which_N, target_N] - total_U[which_N]
+        return _scaled(logits_UV[which_N, target_N], temperature) - total_U[which_N]
 
     @staticmethod
     def backward(
@@ -43,15 +53,35 @@ class _TokenLogprobs(torch.autograd.Function):
         logits_UV, total_U, which_N, target_N = ctx.saved_tensors
         (grad_N,) = grads
         grad_U = torch.zeros_like(total_U).index_add_(0, which_N, grad_N)
-        grad_UV = _scaled(logits_UV, ctx.temperature) - total_U[:, None]
-        grad_UV = grad_UV.exp_().mul_(-grad_U[:, None])
-        places_N = which_N * grad_UV.shape[1] + target_N
-        grad_UV.view(-1).index_add_(0, places_N, grad_N)
-        if ctx.temperature != 1:
-            grad_UV.div_(ctx.temperature)
-        return grad_UV.to(logits_UV.dtype), None, None, None
+        grad_UV = torch.empty_like(logits_UV)
+        is_wide = grad_UV.dtype == total_U.dtype
+        for rows in _rows(logits_UV):
+            scaled_UV = _scaled(logits_UV[rows], ctx.temperature)
+            part_UV = torch.sub(
+                scaled_UV, total_U[rows, None], out=grad_UV[rows] if is_wide else None
+            )
+            part_UV.exp_().mul_(-grad_U[rows, None])
+            place_N = (which_N - rows.start) * part_UV.shape[1] + target_N
+            add_N = grad_N
+            if len(part_UV) < len(logits_UV):
+                # Whose rows are elsewhere adds nothing: to pick the others, a GPU would have to be asked.
+                here_N = (which_N >= rows.start) & (which_N < rows.stop)
+                place_N, add_N = torch.where(here_N, place_N, 0), torch.where(here_N, add_N, 0)
+            part_UV.view(-1).index_add_(0, place_N, add_N)
+            if ctx.temperature != 1:
+                part_UV.div_(ctx.temperature)
+            if not is_wide:
+                grad_UV[rows] = part_UV
+        return grad_UV, None, None, None
 
 
-def _scaled(logits_UV: Tensor, temperature: float) -> Tensor:
-    wide_UV = logits_UV if logits_UV.dtype == torch.float64 else logits_UV.float()
-    return wide_UV if temperature == 1 else wide_UV / temperature
+def _rows(logits_UV: Tensor) -> Iterator[slice]:
+    places, vocabulary = logits_UV.shape
+    at_once = _IN_A_CACHE if logits_UV.device.type == "cpu" else _ON_A_GPU
+    size = max(1, at_once // vocabulary)
+    return (slice(first, min(first + size, places)) for first in range(0, max(1, places), size))
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide if temperature == 1 else wide / temperature

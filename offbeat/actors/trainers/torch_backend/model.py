@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import xxhash
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
@@ -55,6 +56,15 @@ def linear_to_pair_ratio(model: PreTrainedModel) -> float:
     embedding = model.get_input_embeddings().weight
     linear = sum(each.numel() for each in model.parameters() if each.shape != embedding.shape)
     return linear / (2 * config.num_hidden_layers * config.hidden_size)
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Its repeated layers in their order; none if the model does not say which they are.
+
+    They are known by their class, which ``fully_shard`` changes: ask before a model is cut.
+    """
+    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
+    return [each for each in model.modules() if type(each).__name__ in kinds]
 
 
 def check_shared_prompt(model: PreTrainedModel) -> None:

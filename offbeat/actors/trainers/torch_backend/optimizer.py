@@ -8,7 +8,7 @@ norm has to be made together.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from offbeat.actors.trainers.peers import Alone, Peers
-from offbeat.actors.trainers.torch_backend.sharding import HALF, joined, own, part_of
+from offbeat.actors.trainers.torch_backend.sharding import HALF, cut_like, own
 from offbeat.config.training import OptimizerConfig
 
-_MASTER: Final = "master/"
-_MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+STEPS: Final = "steps"
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,9 @@ class Optimizer:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        config: OptimizerConfig,
-        peers: Peers | None = None,
-        *,
-        masters_are_saved: bool = False,
+        self, module: nn.Module, config: OptimizerConfig, peers: Peers | None = None
     ) -> None:
-        """``masters_are_saved``: the module holds masters for weights that others see in 16 bits."""
         self._config, self._peers = config, peers or Alone()
-        self._masters_are_saved = masters_are_saved
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
         self._masters = [_master(each) for each in self._parameters]
@@ -102,42 +95,61 @@ class Optimizer:
             if _is_copy(parameter, master):
                 master.copy_(parameter)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Moments, and masters where there are any, by what they are and the parameter's name.
+    @property
+    def names(self) -> Collection[str]:
+        """Of the parameters it updates."""
+        return self._names
 
-        They are whole, whatever a rank holds of them: a state does not tell how many ranks saved it.
+    def masters(self) -> dict[str, Tensor]:
+        """Where weights are updated that the module holds a rounded copy of; none of a cut module."""
+        return {name: each for name, own, each in self._named() if _is_copy(own, each)}
+
+    def moments(self) -> dict[str, Tensor]:
+        """AdamW's averages by what they are and the parameter's name: the memory itself, not copies.
+
+        Of a parameter that is cut, so are they, and know it.
         """
-        tensors = dict[str, Tensor]()
-        for name, parameter, master in self._named():
-            if self._masters_are_saved or _is_copy(parameter, master):
-                tensors[f"{_MASTER}{name}"] = joined(master.detach(), parameter)
-            for kind, value in self._adamw.state.get(master, {}).items():
-                shared = value.ndim == 0  # the count of steps
-                tensors[f"{kind}/{name}"] = value if shared else joined(value, parameter)
-        return tensors
+        return {
+            f"{kind}/{name}": cut_like(self._adamw.state[master][kind], parameter)
+            for name, parameter, master in self._named()
+            if master in self._adamw.state
+            for kind in _MOMENTS
+        }
+
+    def steps(self) -> Tensor:
+        """How often each parameter was updated, in their order; a copy."""
+        never = torch.zeros((), device=self._masters[0].device)
+        states = (self._adamw.state.get(each, {}) for each in self._masters)
+        return torch.stack([each.get("step", never) for each in states])
 
     @torch.no_grad()
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Take up ``tensors`` of the same parameters; the module's weights are somebody else's business."""
+    def make_room(self, names: Collection[str]) -> None:
+        """Hold the moments of these names, as yet zero, and no others."""
         self.drop_gradients()
         self._adamw.state.clear()
-        for name, parameter, master in self._named():
-            if self._masters_are_saved or _is_copy(parameter, master):
-                master.copy_(part_of(saved[f"{_MASTER}{name}"], parameter))
-            moments = {kind: saved.get(f"{kind}/{name}") for kind in _MOMENTS}
-            for kind, value in moments.items():
-                if value is not None:
-                    held = value if value.ndim == 0 else part_of(value, parameter).clone()
-                    self._adamw.state[master][kind] = held.to(master.device)
+        for name, _, master in self._named():
+            kinds = [kind for kind in _MOMENTS if f"{kind}/{name}" in names]
+            if kinds:
+                state = {kind: torch.zeros_like(master) for kind in kinds}
+                self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **state}
+
+    @torch.no_grad()
+    def filled(self, steps: Tensor) -> None:
+        """Go on with masters and moments that somebody else has filled.
+
+        Of a module that is held in 16 bits, the weights are made from the masters.
+        """
+        for master, count in zip(self._masters, steps, strict=True):
+            if master in self._adamw.state:
+                self._adamw.state[master]["step"].copy_(count)
+        self._write_back()
 
     @property
     def state_nbytes(self) -> int:
-        """Of ``tensors`` once every parameter has moments."""
-        masters = self._masters_are_saved
+        """Of the weights it updates, in full precision, and their moments."""
+        each_takes = 1 + len(_MOMENTS)
         return sum(
-            parameter.numel()
-            * master.element_size()
-            * (2 + (masters or _is_copy(parameter, master)))
+            parameter.numel() * master.element_size() * each_takes
             for _, parameter, master in self._named()
         )
 

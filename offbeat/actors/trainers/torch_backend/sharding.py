@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from offbeat.actors.trainers.errors import UnsupportedModel
+from offbeat.actors.trainers.torch_backend.model import decoder_layers
 from offbeat.weight_sync.source import dtype_name, named_weights
 
 HALF: Final = (torch.bfloat16, torch.float16)
@@ -46,10 +47,8 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         for each in model.parameters():
             each.data = each.data.float()
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    layers = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
-    for module in list(model.modules()):
-        if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
@@ -83,6 +82,10 @@ class Weights:
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Whole weights. All ranks go through it together."""
         return named_weights(self._model)
+
+    def held(self) -> dict[str, Tensor]:
+        """What this rank holds of each: the memory itself, which knows how it is cut."""
+        return dict(named_weights(self._model))
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type of each."""
@@ -122,6 +125,9 @@ class ShardedWeights(Weights):
             part.reshard()
             yield from copies
 
+    def held(self) -> dict[str, Tensor]:
+        return {name: each.detach() for name, each in self._held.items()}
+
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
         for name, each in self._held.items():
             yield name, tuple(each.shape), str(self._dtypes[name]).removeprefix("torch.")
@@ -159,11 +165,11 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
     return values[first : first + rows]
 
 
-def joined(part: Tensor, like: Tensor) -> Tensor:
-    """Whole values from every rank's part, cut as ``like`` is; all ranks call it together."""
+def cut_like(part: Tensor, like: Tensor) -> Tensor:
+    """A rank's part of something that is cut as ``like`` is, with the knowledge of how; no copy."""
     if not isinstance(like, DTensor):
         return part
-    cut = DTensor.from_local(
+    return DTensor.from_local(
         part,
         like.device_mesh,
         like.placements,
@@ -171,4 +177,3 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
         shape=like.shape,
         stride=cast("tuple[int, ...]", like.stride()),
     )
-    return cut.full_tensor()

@@ -8,7 +8,6 @@ With several ranks the model is cut over them (``sharding``), and they compute e
 together; before each chunk they tell each other how many there are, and whether anybody cannot.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,10 +31,9 @@ from offbeat.actors.trainers.batches.packing import (
 )
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.dispatch import evened
-from offbeat.actors.trainers.peers import Alone, Peers, agreed_most
+from offbeat.actors.trainers.peers import Alone, Peers, agreed_most, together
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
-from offbeat.actors.trainers.state_files import save_tensors, saved_tensors
 from offbeat.actors.trainers.step_sums import StepSums, StepTotals
 from offbeat.actors.trainers.torch_backend.cutting import Cutting
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
@@ -47,9 +45,14 @@ from offbeat.actors.trainers.torch_backend.model import (
     load_reference,
     save_model,
 )
-from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
+from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
+from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
+from offbeat.actors.trainers.torch_backend.sharded_state import (
+    load_shards,
+    save_shards,
+    saved_names,
+)
 from offbeat.actors.trainers.torch_backend.sharding import (
-    HALF,
     ShardedWeights,
     Weights,
     settle,
@@ -63,8 +66,7 @@ from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
 
 T = TypeVar("T")
-WEIGHTS: Final = "weights.safetensors"
-OPTIMIZER: Final = "optimizer.safetensors"
+_WEIGHT: Final = "weight"
 _RNG: Final = "rng"
 MakeTokens = Callable[[Packed, Tensor], LossTokens]
 
@@ -106,8 +108,8 @@ class TorchTrainer(SplitStep):
             peers: The ranks of the world, whose process group is up. None: this one is alone.
 
         Raises:
-            UnsupportedModel: ``trainer.shared_prompt`` with a model that cannot have it, or several
-                ranks with a model that cannot be cut.
+            UnsupportedModel: ``trainer.shared_prompt`` or ``trainer.activation_checkpointing`` with a
+                model that cannot have it, or several ranks with a model that cannot be cut.
         """
         super().__init__()
         torch.manual_seed(seed)
@@ -120,6 +122,8 @@ class TorchTrainer(SplitStep):
         self._model = self._load_model(load_model, self.model_path)
         if trainer.shared_prompt:
             check_shared_prompt(self._model)
+        if trainer.activation_checkpointing:
+            recompute_layers(self._model)
         self._cutting = Cutting(
             trainer.max_tokens_per_microbatch,
             trainer.shared_prompt,
@@ -127,12 +131,7 @@ class TorchTrainer(SplitStep):
         )
         self._identity = identity(self._model)
         self._weights = self._cut(self._model)
-        self._optimizer = Optimizer(
-            self._model,
-            trainer.optimizer,
-            self.peers,
-            masters_are_saved=self.peers.size > 1 and self._dtype in HALF,
-        )
+        self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
         self._open: _OpenStep | None = None
 
     # --- log-probabilities -----------------------------------------------------------------------
@@ -223,23 +222,30 @@ class TorchTrainer(SplitStep):
 
     @property
     def state_nbytes(self) -> int:
-        itemsize = self._dtype.itemsize
-        weights = sum(math.prod(shape) * itemsize for _, shape, _ in self._weights.metas())
-        return weights + self._optimizer.state_nbytes
+        trained = self._optimizer.names
+        others = (each for name, each in self._weights.held().items() if name not in trained)
+        return self._optimizer.state_nbytes + sum(each.nbytes for each in others)
 
     def _save(self, directory: Path) -> None:
-        weights = {name: each for name, each in self.named_weights() if self.is_first}
-        others = {_RNG: torch.get_rng_state(), **self._optimizer.tensors()}
-        if self.is_first:
-            save_tensors(weights, directory / WEIGHTS)
-            save_tensors(others, directory / OPTIMIZER)
+        save_shards(self._state(), directory, self.peers)
 
     def _load(self, directory: Path) -> None:
-        with saved_tensors(directory / WEIGHTS) as saved:
-            self._weights.fill(saved)
-        with saved_tensors(directory / OPTIMIZER) as saved:
-            self._optimizer.load(saved)
-            torch.set_rng_state(saved[_RNG])
+        names = together(self.peers, "restore", lambda: saved_names(directory))
+        self._optimizer.make_room(names)
+        state = self._state()
+        load_shards(state, directory, self.peers)
+        self._optimizer.filled(state[STEPS])
+        torch.set_rng_state(state[_RNG])
+
+    def _state(self) -> dict[str, Tensor]:
+        """All that is saved, where it is held; of what is cut, this rank's part. Never 16 bits for 32."""
+        weights = self._weights.held() | self._optimizer.masters()
+        return {
+            **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
+            **self._optimizer.moments(),
+            STEPS: self._optimizer.steps(),
+            _RNG: torch.get_rng_state(),
+        }
 
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)

@@ -1,0 +1,117 @@
+"""High-water marks of memory, by phase."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from offbeat.actors.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
+from offbeat.config.training import TrainerConfig
+from offbeat.messages.training import StepResult
+from offbeat.telemetry.metrics import METRICS
+
+MIB = 2**20
+
+
+class Script:
+    """Answers these peaks, one after another."""
+
+    def __init__(self, *peaks: int) -> None:
+        self._peaks = list(peaks)
+
+    def start(self) -> None:
+        """Nothing to set back."""
+
+    def peak(self) -> int:
+        return self._peaks.pop(0)
+
+
+def work(memory: PeakMemory, *calls: str) -> None:
+    for call in calls:
+        with memory.during(call):
+            pass
+
+
+def result(**metrics: float) -> StepResult:
+    named = {f"memory/{name}": value for name, value in metrics.items()}
+    return StepResult(
+        applied=True,
+        loss=0.5,
+        grad_norm=1.0,
+        learning_rate=0.1,
+        tokens=7,
+        sequences=3,
+        chunks=2,
+        metrics={"train/ratio_mean": 1.0, **named},
+    )
+
+
+def test_a_phase_has_the_highest_of_its_calls_and_a_report_begins_anew() -> None:
+    memory = PeakMemory(Script(5, 9, 7, 6, 3, 4))
+    work(memory, "begin", "microbatch", "microbatch", "finish")
+    assert memory.report(1) == {"memory/peak_train_bytes": 9, "memory/peak_finish_bytes": 6}
+    work(memory, "publish", "prepare_logprobs")
+    assert memory.report(2) == {"memory/peak_publish_bytes": 3, "memory/peak_logprobs_bytes": 4}
+
+
+def test_the_report_of_a_step_that_was_asked_for_again_is_the_same() -> None:
+    memory = PeakMemory(Script(5, 6, 7))
+    work(memory, "finish")
+    first = memory.report("a key")
+    work(memory, "finish")
+    assert memory.report("a key") == first
+
+
+def test_a_call_that_raises_counts_and_other_calls_are_not_measured() -> None:
+    memory = PeakMemory(Script(5))
+    with pytest.raises(ValueError, match="out of memory"), memory.during("microbatch"):
+        raise ValueError("out of memory")
+    work(memory, "state", "restore", "save")
+    assert memory.report(1) == {"memory/peak_train_bytes": 5}
+
+
+def test_every_phase_is_a_declared_metric() -> None:
+    memory = PeakMemory(Script(1, 2, 3, 4, 5))
+    work(memory, "prepare_logprobs", "microbatch", "finish", "publish", "checkpoint")
+    reported = memory.report(1)
+    assert len(reported) == 5
+    assert reported.keys() <= METRICS.keys()
+    assert {METRICS[name].unit for name in reported} == {"bytes"}
+
+
+def test_the_highest_of_all_ranks_is_reported_and_the_rest_is_the_first_ranks() -> None:
+    ranks = [result(peak_a=5.0, peak_b=9.0), result(peak_a=8.0), result(peak_c=1.0)]
+    assert with_highest(ranks) == result(peak_a=8.0, peak_b=9.0, peak_c=1.0)
+    assert with_highest(ranks[:1]) == ranks[0]
+
+
+def test_the_stub_reports_nothing() -> None:
+    memory = PeakMemory(meter_of(TrainerConfig(backend="stub")))
+    work(memory, "microbatch", "finish")
+    assert memory.report(1) == {}
+
+
+def test_memory_that_was_touched_and_given_back_is_seen_in_its_phase_and_not_in_the_next() -> None:
+    meter = ResidentMeter()
+    meter.start()
+    before = meter.peak()
+    with mmap.mmap(-1, 64 * MIB) as touched:  # an allocator might give out what is resident already
+        for page in range(0, 64 * MIB, mmap.PAGESIZE):
+            touched[page] = 1
+    assert meter.peak() - before > 60 * MIB
+    meter.start()
+    assert meter.peak() - before < 30 * MIB
+
+
+def test_where_the_mark_cannot_be_set_back_it_is_the_highest_since_the_process_began(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "status").write_text("Name:\ta\nVmHWM:\t    2048 kB\nVmRSS:\t 4 kB\n")
+    (tmp_path / "clear_refs").mkdir()  # cannot be written
+    meter = ResidentMeter(tmp_path)
+    for _ in range(2):
+        meter.start()
+        assert meter.peak() == 2 * MIB
+    elsewhere = ResidentMeter(tmp_path / "no such system")
+    elsewhere.start()
+    assert elsewhere.peak() > MIB

@@ -1,0 +1,93 @@
+"""Tensors in files by torch's distributed checkpoint, as one rank writes and reads them."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from offbeat.actors.trainers.peers import Alone
+from offbeat.actors.trainers.torch_backend.sharded_state import (
+    METADATA,
+    load_shards,
+    save_shards,
+    saved_names,
+)
+
+
+class Trap:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self._place),)
+
+
+def test_tensors_come_back_in_their_types_to_the_last_bit(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = {
+        "weight/a.b": torch.randn(3, 5, dtype=torch.float64),
+        "weight/strided": torch.randn(4, 6).T,
+        "part/of another": torch.randn(10, 4)[2:5],
+        "small": torch.tensor(7),
+        "half": torch.randn(8, dtype=torch.bfloat16),
+        "random state": torch.get_rng_state(),
+    }
+    save_shards(tensors, tmp_path, Alone())
+    assert saved_names(tmp_path) == tensors.keys()
+    again = {name: torch.zeros_like(each) for name, each in tensors.items()}
+    load_shards(again, tmp_path, Alone())
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
+    assert (tmp_path / "__0_0.distcp").stat().st_size < 2**14
+
+
+def test_what_is_written_depends_on_the_tensors_alone(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        save_shards({"a": torch.arange(6.0)}, tmp_path / name, Alone())
+    files = sorted(file.name for file in (tmp_path / "one").iterdir())
+    assert files == [METADATA, "__0_0.distcp"]
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_librarys_own_reader_takes_it(tmp_path: Path) -> None:
+    save_shards({"a": torch.arange(6.0)}, tmp_path, Alone())
+    again = {"a": torch.zeros(6)}
+    load(again, storage_reader=FileSystemReader(tmp_path), no_dist=True)
+    assert torch.equal(again["a"], torch.arange(6.0))
+
+
+def test_a_full_disk_is_an_os_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        save_shards({"a": torch.zeros(2**20)}, tmp_path, Alone())
+
+
+def test_a_name_that_was_not_saved_is_refused(tmp_path: Path) -> None:
+    save_shards({"a": torch.zeros(1)}, tmp_path, Alone())
+    with pytest.raises(OSError, match="Missing key in checkpoint state_dict: b"):
+        load_shards({"b": torch.zeros(1)}, tmp_path, Alone())
+    with pytest.raises(OSError, match="Size mismatch"):
+        load_shards({"a": torch.zeros(2)}, tmp_path, Alone())
+
+
+def test_nothing_is_executed_when_the_table_of_contents_is_read(tmp_path: Path) -> None:
+    trapped = tmp_path / "trapped"
+    (tmp_path / METADATA).write_bytes(pickle.dumps(Trap(trapped)))
+    with pytest.raises(OSError, match=r"posix\.mkdir does not belong in it"):
+        saved_names(tmp_path)
+    assert not trapped.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps({"a": 1})])
+def test_a_table_of_contents_that_is_none_is_an_os_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / METADATA).write_bytes(content)
+    with pytest.raises(OSError, match=METADATA):
+        saved_names(tmp_path)
