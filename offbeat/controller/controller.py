@@ -134,6 +134,7 @@ class Controller:
             evaluation=self._evaluation,
             on_step=self._step_done,
             sweep=self._rollout_pump.sweep,
+            refused=self._rollout_pump.refused,
         )
         self._engine_pumps = [
             EnginePump(state, generator, self._sync) for generator in ports.generators.values()

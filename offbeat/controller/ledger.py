@@ -156,6 +156,12 @@ class Ledger(Books):
         group = self._at("evict", ordinal, Place.READY)
         self._do(Returned(ordinal, group.attempt, "evicted", reason))
 
+    def refuse(self, ordinal: int, kind: str, reason: str) -> Group:
+        """A ready group cannot be trained as it is; its prompt is admitted again. Counted by kind."""
+        group = self._at("refuse", ordinal, Place.READY)
+        self._do(Returned(ordinal, group.attempt, kind, reason))
+        return group
+
     def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[Group]:
         """The groups enter the open step, in this order."""
         claimed = dict[int, Group]()

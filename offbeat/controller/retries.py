@@ -8,7 +8,13 @@ import structlog
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.ledger import Group
 from offbeat.controller.state import RunState
-from offbeat.messages.failures import ActorLost, DeadlineExceeded, FailureKind, RolloutFailed
+from offbeat.messages.failures import (
+    ActorLost,
+    DeadlineExceeded,
+    FailureKind,
+    RolloutFailed,
+    UnfitGroup,
+)
 from offbeat.messages.groups import RolloutTask, group_id
 from offbeat.sampler.policy import NEVER
 
@@ -56,6 +62,14 @@ class RetryPolicy:
         self._failures_in_row += 1
         self._within_budgets(group, failure)
         return self._backoff_s(group.failures[kind])
+
+    def after_refusal(self, unfit: UnfitGroup) -> float | None:
+        """The same for a ready group that the trainer cannot read: a failure of its data."""
+        kind, reason = FailureKind.DATA, "unfit_for_trainer"
+        group = self._state.ledger.refuse(unfit.ordinal, kind, reason)
+        failure = RolloutFailed(kind, unfit.ordinal, group.attempt, reason, unfit.problem)
+        log.warning("group.unfit", group=group_id(unfit.ordinal), error=str(failure))
+        return self._after_data(group, reason, failure)
 
     def _after_data(self, group: Group, reason: str, failure: Failure) -> float | None:
         if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:

@@ -22,7 +22,13 @@ from offbeat.controller.ports import PromptSource, Rollouts
 from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import RetryPolicy
 from offbeat.controller.state import RunState
-from offbeat.messages.failures import ActorLost, DeadlineExceeded, FailureKind, RolloutFailed
+from offbeat.messages.failures import (
+    ActorLost,
+    DeadlineExceeded,
+    FailureKind,
+    RolloutFailed,
+    UnfitGroup,
+)
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.sampler.filters import GroupFilter
 from offbeat.sampler.policy import NEVER
@@ -266,6 +272,14 @@ class RolloutPump:
         state = self._state
         self._evict()
         self.cancel(state.sampler.doomed(state.view, foreseen=foreseen), "stale")
+
+    def refused(self, unfit: UnfitGroup) -> None:
+        """The trainer cannot read a ready group: it is rolled out again, or dropped within the budget."""
+        state = self._state
+        state.queue.clear((unfit.ordinal,))
+        if self._retries.after_refusal(unfit) is not None:
+            self.again(unfit.ordinal)
+        state.moved()
 
     def _evict(self) -> None:
         state = self._state

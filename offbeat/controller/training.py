@@ -27,7 +27,7 @@ from offbeat.controller.recovery import Recovery
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import TrainStep
-from offbeat.messages.failures import OffbeatError, StepOutOfOrder, TrainStepFailed
+from offbeat.messages.failures import OffbeatError, StepOutOfOrder, TrainStepFailed, UnfitGroup
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.time_accounting import TrainerTime
@@ -56,10 +56,11 @@ class TrainPump:
         evaluation: Evaluation,
         on_step: Callable[[StepMeasures], None],
         sweep: Sweep,
+        refused: Callable[[UnfitGroup], None],
     ) -> None:
         self._state, self._gang, self._one_step, self._sync = state, gang, step, sync
         self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
-        self._on_step, self._sweep = on_step, sweep
+        self._on_step, self._sweep, self._refused = on_step, sweep, refused
         self._not_applied_in_row = 0
         self._attempts = state.first_of_life  # begins, over all steps: no key is ever used twice
         self._replaced = 0
@@ -165,9 +166,13 @@ class TrainPump:
     # --- one step --------------------------------------------------------------------------------
 
     async def _step(self, measures: StepMeasures) -> StepResult | None:
-        """Train one step, with retries. None: no group is left to train."""
+        """Train one step, with retries. None: no group is left to train.
+
+        A group that cannot be trained costs an attempt, but no retry: it has a budget of its own.
+        """
         state, step = self._state, self._state.step
-        for retry in range(state.config.trainer.step_retries + 1):
+        retries, limit = 0, state.config.trainer.step_retries
+        while True:
             self._attempts += 1
             key = StepKey(step, self._attempts, 0)
             measures.restart(self._attempts)
@@ -178,16 +183,21 @@ class TrainPump:
                 if failure is None:
                     raise
                 log.warning("step.aborted", step=step, attempt=key.attempt, error=str(failure))
-                await self._abort(key)
-                if retry == state.config.trainer.step_retries:
+                await self._abort(key, failure)
+                if isinstance(failure, UnfitGroup):
+                    continue
+                if retries == limit:
                     what = f"failed attempts at step {step}"
-                    raise BudgetSpent(what, retry, "trainer.step_retries", str(failure)) from group
+                    raise BudgetSpent(what, limit, "trainer.step_retries", str(failure)) from group
+                retries += 1
             else:
                 return None if result is None else self._counted(result)
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _abort(self, key: StepKey) -> None:
-        """Drop the open step: gradients gone, groups ready again, the version as it was."""
+    async def _abort(self, key: StepKey, failure: TrainStepFailed | UnfitGroup) -> None:
+        """Drop the open step: gradients gone, groups ready again, the version as it was.
+
+        All groups but the one that cannot be trained, if that was it.
+        """
         state, trainer = self._state, self._gang.trainer
         state.reached(Failpoint.ABORTING)
         with state.busy.incident():
@@ -197,6 +207,8 @@ class TrainPump:
                 state.config.trainer.step_deadline_s,
             )
         state.ledger.unclaim(key.step, key.attempt)
+        if isinstance(failure, UnfitGroup):
+            self._refused(failure)
         self._sweep(foreseen=False)
         state.moved()
 
@@ -244,7 +256,9 @@ class TrainPump:
         await self._sync.settled()
 
 
-def _repairable(group: BaseExceptionGroup[BaseException]) -> TrainStepFailed | None:
+def _repairable(
+    group: BaseExceptionGroup[BaseException],
+) -> TrainStepFailed | UnfitGroup | None:
     """The failure an abort and a retry may heal; None when anything else went wrong too.
 
     Raises:
@@ -252,9 +266,10 @@ def _repairable(group: BaseExceptionGroup[BaseException]) -> TrainStepFailed | N
     """
     failures = list(leaves(group))
     if any(
-        not isinstance(each, TrainStepFailed | StepOutOfOrder | TrainerLost) for each in failures
+        not isinstance(each, TrainStepFailed | UnfitGroup | StepOutOfOrder | TrainerLost)
+        for each in failures
     ):
         return None
     if lost := lost_step(failures):
         raise lost from group
-    return next(each for each in failures if isinstance(each, TrainStepFailed))
+    return next(each for each in failures if isinstance(each, TrainStepFailed | UnfitGroup))

@@ -131,6 +131,17 @@ class TrainStepFailed(OffbeatError):
         )
 
 
+class UnfitGroup(OffbeatError):
+    """One group of a step has columns that no trainer can read: an abort, and a step without it, help."""
+
+    def __init__(self, rank: int, ordinal: int, problem: str) -> None:
+        super().__init__(rank, ordinal, problem)
+        self.rank, self.ordinal, self.problem = rank, ordinal, problem
+
+    def __str__(self) -> str:
+        return f"trainer rank {self.rank} cannot train group {self.ordinal}: {self.problem}"
+
+
 class CheckpointFailed(OffbeatError):
     """A checkpoint could not be written or taken up. Those that were complete still are."""
 

@@ -14,6 +14,21 @@ class UnsupportedModel(OffbeatError):
         return f"{self.model} cannot be trained: it {self.problem}. {self.fix}"
 
 
+class UnfitColumns(OffbeatError):
+    """A group whose columns cannot be trained, by its place among the groups a rank was given."""
+
+    def __init__(self, place: int, column: str, got: str, want: str, rank: int = 0) -> None:
+        super().__init__(place, column, got, want, rank)
+        self.place, self.column, self.got, self.want, self.rank = place, column, got, want, rank
+
+    def on(self, rank: int) -> "UnfitColumns":
+        """The same, of this rank's groups."""
+        return UnfitColumns(self.place, self.column, self.got, self.want, rank)
+
+    def __str__(self) -> str:
+        return f"column {self.column!r} is {self.got}; the trainer needs {self.want}"
+
+
 class CheckpointMismatch(OffbeatError):
     """A whole checkpoint that this trainer cannot take up. It is left as it is."""
 

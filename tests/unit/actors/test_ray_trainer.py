@@ -1,18 +1,25 @@
 """How many ranks are one: what is dealt to them, and which failure stands for those of all."""
 
+import asyncio
 import pickle
+from typing import Any
 
 import pytest
 
-from offbeat.actors.ray_trainer import combined, judged, part_of
+from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
+from offbeat.actors.trainers.dispatch import shares
+from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
+from offbeat.config.training import TrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
     SchemaError,
     StartFailed,
     StepOutOfOrder,
     TrainStepFailed,
+    UnfitGroup,
 )
+from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult
 
 OWN = TrainStepFailed(1, 3, "microbatch", "out of memory")
@@ -70,3 +77,40 @@ def test_replies_are_added_up_and_the_slowest_counts() -> None:
     whole = combined([ChunkResult(10, 2, 1, 0.5), ChunkResult(0, 0, 0, 0.75)])
     assert (whole.tokens, whole.sequences, whole.microbatches) == (10, 2, 1)
     assert whole.compute_s == pytest.approx(0.75)
+
+
+class Rank:
+    """A handle whose ``train_microbatch`` answers this, or raises it."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    @property
+    def train_microbatch(self) -> "Rank":
+        return self
+
+    def remote(self, *_: object) -> "asyncio.Future[object]":
+        future = asyncio.get_running_loop().create_future()
+        if isinstance(self.answer, Exception):
+            future.set_exception(self.answer)
+        else:
+            future.set_result(self.answer)
+        return future
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_that_a_rank_cannot_train_is_named_by_its_ordinal(rank: int) -> None:
+    chunk = Chunk((7, 3, 9, 4), ((),) * 4, ((1.0,),) * 4, 60, (10, 30, 20, 40))
+    share = shares({7: 10, 3: 30, 9: 20, 4: 40}, 2)[rank]
+    unfit = UnfitColumns(1, "loss_mask", "3 values", "4").on(rank)
+    answers: list[object] = [PeerFailed(each, rank, "microbatch") for each in range(2)]
+    answers[rank] = unfit
+    ranks: list[Any] = [Rank(each) for each in answers]
+
+    async def train() -> None:
+        trainer = RayTrainer(ranks, TrainerConfig(data_parallel=2))
+        await trainer.train_microbatch(Fence("run", 1), StepKey(1, 1, 1), chunk)
+
+    with pytest.raises(UnfitGroup, match="'loss_mask' is 3 values") as refused:
+        asyncio.run(train())
+    assert (refused.value.rank, refused.value.ordinal) == (rank, share[1])

@@ -3,4 +3,5 @@
 packing   columns of prompt groups -> padded rows                 (numpy)
 rows      which samples share a row, which rows a microbatch      (numpy)
 inputs    rows -> the tensors of a loss
+fitness   which group cannot be trained                     (numpy)
 """

@@ -7,7 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offbeat.actors.trainers.batches.fitness import check_finite, check_length
 from offbeat.actors.trainers.batches.packing import Batch, Packed
+from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.algorithms.losses import LossTokens
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.training import LossSpec
@@ -35,17 +37,22 @@ def loss_tokens(
     diagnosed by, not what it is made of.
 
     Raises:
-        SchemaError: A column the loss needs is missing, or the advantages do not fit the samples.
+        SchemaError: A column the loss needs is in no group, or the advantages do not fit the samples.
+        UnfitColumns: A group's column does not fit its tokens, or is not finite where it is trained.
     """
     counts = np.bincount(batch.group_S, minlength=len(groups)).tolist()
     if [len(each) for each in advantages] != counts:
         got = [len(each) for each in advantages]
         raise SchemaError("advantages", f"{got} a group", f"{counts}: one a sample")
     advantages_S = np.concatenate([np.asarray(each, np.float64) for each in advantages])
-    generation = _column(groups, GENERATION_LOGPROBS)
-    old = _column(groups, POLICY_LOGPROBS) if spec.needs_policy_logprobs else generation
-    reference = _column(groups, REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
-    staleness = None if version is None else np.subtract(version, _column(groups, WEIGHT_VERSIONS))
+
+    def column(name: str) -> NDArray[np.generic]:
+        return _column(batch, groups, name)
+
+    generation = column(GENERATION_LOGPROBS)
+    old = column(POLICY_LOGPROBS) if spec.needs_policy_logprobs else generation
+    reference = column(REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
+    staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
 
     def make(packed: Packed, logprobs_N: Tensor) -> LossTokens:
         sample_N = batch.sample[packed.source_N]
@@ -84,8 +91,14 @@ def worthless_tokens(packed: Packed, logprobs_N: Tensor) -> LossTokens:
     )
 
 
-def _column(groups: Sequence[Columns], name: str) -> NDArray[np.generic]:
-    for group in groups:
+def _column(batch: Batch, groups: Sequence[Columns], name: str) -> NDArray[np.generic]:
+    if not any(name in group for group in groups):
+        raise SchemaError(name, "missing", "written before train_microbatch")
+    tokens = np.diff(batch.ends, prepend=0).tolist()
+    for place, group in enumerate(groups):
         if name not in group:
-            raise SchemaError(name, "missing", "written before train_microbatch")
-    return np.concatenate([group[name] for group in groups])
+            raise UnfitColumns(place, name, "missing", "in every group")
+        check_length(place, group, name, tokens[place])
+    values = np.concatenate([group[name] for group in groups])
+    check_finite(name, values, batch.wanted, batch.ends)
+    return values

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.actors.trainers.batches.fitness import check_layout
 from offbeat.transfer_queue.schema import (
     LOSS_MASK,
     PROMPT_IDS,
@@ -81,7 +82,12 @@ WORTHLESS: Final = Packed(
 
 
 def flatten(groups: Sequence[Columns], *, only_trained: bool) -> Batch:
-    """Lay groups end to end; wanted are the tokens under the loss mask, or all of them."""
+    """Lay groups end to end; wanted are the tokens under the loss mask, or all of them.
+
+    Raises:
+        UnfitColumns: A group's columns do not fit each other.
+    """
+    check_layout(groups, (LOSS_MASK,) if only_trained else ())
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
     firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])
     start_S = np.concatenate(
@@ -122,9 +128,10 @@ def pack(batch: Batch, rows: Sequence[Row]) -> Packed:
     input_ids_RT = np.zeros((len(rows), width), np.int64)
     positions_RT = np.zeros((len(rows), width), np.int64)
     segments_RT = np.full((len(rows), width), PADDING, np.int64)
-    for r, prompt in enumerate(prompts):
-        input_ids_RT[r, : len(prompt)] = prompt
-        segments_RT[r, : len(prompt)] = PROMPT
+    owner, within = _ragged(prompt_R)
+    place = owner * width + within
+    input_ids_RT.reshape(-1)[place] = np.concatenate(prompts)
+    segments_RT.reshape(-1)[place] = PROMPT
     positions_RT[:] = np.minimum(np.arange(width), prompt_R[:, None])
     owner, within = _ragged(length_S - 1)
     place = row_S[owner] * width + column_S[owner] + within

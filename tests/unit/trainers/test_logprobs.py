@@ -1,0 +1,53 @@
+"""Log-probabilities of logits that are too many to be worked on at once."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
+
+PLACES, VOCABULARY, TOKENS = 50, 50_000, 70  # 2.5 million logits: more than are worked on at a time
+
+
+def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, and tokens of which several share a place, in no order; a few are the same token."""
+    torch.manual_seed(0)
+    which, target = torch.randint(PLACES, (TOKENS,)), torch.randint(VOCABULARY, (TOKENS,))
+    which[-3:], target[-3:] = which[0], target[0]
+    return torch.randn(PLACES, VOCABULARY).to(dtype).requires_grad_(), which, target
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_taken_in_parts_give_what_all_at_once_would(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    logits, which, target = drawn(dtype)
+    pull = torch.linspace(-1, 1, TOKENS)
+    token_logprobs(logits, which, target, temperature).mul(pull).sum().backward()
+    whole = logits.detach().double().requires_grad_()
+    want = torch.log_softmax(whole / temperature, -1)[which, target]
+    want.mul(pull).sum().backward()
+    assert whole.grad is not None
+    assert logits.grad is not None
+    got = token_logprobs(logits, which, target, temperature)
+    assert torch.allclose(got.double(), want, atol=1e-5)
+    error = 1e-6 if dtype is torch.float32 else 4e-3
+    assert torch.allclose(logits.grad.double(), whole.grad, rtol=error, atol=1e-8)
+
+
+def test_a_row_does_not_depend_on_which_others_are_there() -> None:
+    logits, which, target = drawn(torch.float32)
+    alone = torch.arange(1)
+    every = token_logprobs(logits, which, target, 1.0)
+    for token, place in enumerate(which.tolist()):
+        row = logits[place : place + 1]
+        assert token_logprobs(row, 0 * alone, target[token : token + 1], 1.0) == every[token]
+
+
+def test_of_no_places_there_is_nothing() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    logits = torch.zeros(0, VOCABULARY, requires_grad=True)
+    logprobs = token_logprobs(logits, none, none, 1.0)
+    logprobs.sum().backward()
+    assert logprobs.shape == (0,)
