@@ -121,7 +121,7 @@ def test_a_repeated_key_counts_once(actor: TrainerActor, trained: Trained) -> No
     for _ in range(2):
         actor.begin_train_step(FENCE, keys[0], LOSS)
     assert chunk(actor, keys[1], 0, 1) is chunk(actor, keys[1], 0, 1)
-    assert actor.finish_train_step(FENCE, keys[2]) is actor.finish_train_step(FENCE, keys[2])
+    assert actor.finish_train_step(FENCE, keys[2]) == actor.finish_train_step(FENCE, keys[2])
     assert trained() == [{"step": 1, "attempt": 1, "version": 1, "ordinals": [0, 1]}]
     assert actor.state(FENCE).version == 1
 
