@@ -4,8 +4,14 @@ Metadata, sender, receiver and tests all go through ``walk``; there is no second
 tensor lies where.
 """
 
+# pyright: reportPrivateImportUsage=false
+# torch exports its calls on lists of tensors without declaring it.
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +23,38 @@ from offbeat.weight_sync.manifest import Bytes, Manifest, TensorSpec
 __all__ = ["Bytes", "Chunk", "digest_of", "pack", "tensor_views", "walk"]
 
 
-@dataclass(frozen=True, slots=True)
+class Run(NamedTuple):
+    """Neighbours of one type in a chunk: cut by one call, because a call a tensor adds up."""
+
+    dtype: torch.dtype
+    start: int  # bytes from the start of the chunk
+    end: int
+    cuts: tuple[int, ...]  # elements of the first tensor, of the gap behind it, of the second, ...
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Chunk:
-    """One chunk of a manifest, without its content."""
+    """One chunk of a manifest, without its content. Kept, it works its layout out only once."""
 
     index: int
     nbytes: int
     specs: tuple[TensorSpec, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Its tensors, in order."""
+        return tuple(spec.name for spec in self.specs)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Where its tensors lie."""
+        runs, specs = list[Run](), list(self.specs)
+        while specs:
+            count = next((i for i, s in enumerate(specs) if s.dtype != specs[0].dtype), len(specs))
+            runs.append(_run(specs[:count]))
+            del specs[:count]
+        return tuple(runs)
 
     @property
     def tensors(self) -> str:
@@ -56,13 +87,15 @@ def pack(chunk: Chunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
         tensors: By name; on any device, strided or not, in any type that the wire type can take.
         into: ``chunk.nbytes`` bytes. Every one of them is written, the gaps with zeros.
     """
-    end = 0
-    for spec in chunk.specs:
-        if end < spec.offset:
-            into[end : spec.offset] = 0
-        end = spec.offset + spec.nbytes
-    for name, place in tensor_views(chunk, into):
-        place.copy_(tensors[name])
+    flat, views, last = _as_tensor(into), list[Tensor](), 0
+    with torch.no_grad():
+        for run in chunk.runs:
+            flat[last : run.start].zero_()
+            pieces, last = _pieces(flat, run), run.end
+            if gaps := pieces[1::2]:
+                torch._foreach_zero_(gaps)
+            views += _shaped(pieces, run)
+        torch._foreach_copy_(views, [tensors[name] for name in chunk.names])
     return digest_of(into)
 
 
@@ -72,14 +105,31 @@ def tensor_views(chunk: Chunk, data: Bytes) -> list[tuple[str, Tensor]]:
     They live as long as anybody holds them, and must not be written where ``data`` is read-only.
     """
     flat = _as_tensor(data)
+    views = [view for run in chunk.runs for view in _shaped(_pieces(flat, run), run)]
+    return list(zip(chunk.names, views, strict=True))
+
+
+def _run(specs: list[TensorSpec]) -> Run:
+    dtype = getattr(torch, specs[0].dtype)
+    size, sizes = dtype.itemsize, [spec.nbytes for spec in specs]
+    ends = [spec.offset + nbytes for spec, nbytes in zip(specs, sizes, strict=True)]
+    cuts = list[int]()
+    for (_, after), nbytes, end in zip(pairwise(specs), sizes, ends, strict=False):
+        cuts += [nbytes // size, (after.offset - end) // size]
+    cuts.append(sizes[-1] // size)
+    shapes = tuple(spec.shape for spec in specs)
+    return Run(dtype, specs[0].offset, ends[-1], tuple(cuts), shapes)
+
+
+def _pieces(flat: Tensor, run: Run) -> list[Tensor]:
+    """Tensors and the gaps behind them in turns, all of one dimension."""
+    return list(flat[run.start : run.end].view(run.dtype).split(run.cuts))
+
+
+def _shaped(pieces: list[Tensor], run: Run) -> list[Tensor]:
     return [
-        (
-            spec.name,
-            flat[spec.offset : spec.offset + spec.nbytes]
-            .view(getattr(torch, spec.dtype))
-            .view(spec.shape),
-        )
-        for spec in chunk.specs
+        piece if len(shape) == 1 else piece.view(shape)
+        for piece, shape in zip(pieces[::2], run.shapes, strict=True)
     ]
 
 

@@ -5,6 +5,9 @@ What differs is the ``Target``: where the tensors go, and whether the old weight
 while new ones come in.
 """
 
+# pyright: reportPrivateImportUsage=false
+# torch exports its calls on lists of tensors without declaring it.
+
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -69,6 +72,7 @@ class Receiver:
 
     def __init__(self, target: Target, name: str = "receiver") -> None:
         self._target = target
+        self._manifest: Manifest | None = None  # that the chunks are of
         self._chunks: list[Chunk] = []
         self.transaction = Transaction(name, in_place=target.in_place)
 
@@ -82,7 +86,8 @@ class Receiver:
         if epoch > self.transaction.epoch:
             self.abort()
         self.transaction.begin(epoch, manifest, self._target.held())
-        self._chunks = list(walk(manifest))
+        if self._manifest is None or not self._manifest.describes_as(manifest):
+            self._manifest, self._chunks = manifest, list(walk(manifest))
         self._target.prepare(manifest)
 
     def apply(self, epoch: int, index: int, data: Bytes) -> bool:
@@ -125,13 +130,14 @@ class ModuleTarget:
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: Mapping[str, Tensor] = dict(named_weights(module))
-        self._staged: list[tuple[str, Tensor]] = []
-
-    def held(self) -> Held:
-        return {
+        self._held: Held = {
             name: (tuple(tensor.shape), dtype_name(tensor))
             for name, tensor in self._tensors.items()
         }
+        self._staged: list[tuple[str, Tensor]] = []
+
+    def held(self) -> Held:
+        return self._held
 
     def prepare(self, manifest: Manifest) -> None:
         del manifest
@@ -141,9 +147,10 @@ class ModuleTarget:
 
     def commit(self) -> None:
         """Overwrite in place, so that whoever holds a tensor sees it."""
-        with torch.no_grad():
-            for name, tensor in self._staged:
-                self._tensors[name].copy_(tensor)
+        if self._staged:
+            places = [self._tensors[name] for name, _ in self._staged]
+            with torch.no_grad():  # one call: a call a tensor adds up
+                torch._foreach_copy_(places, [tensor for _, tensor in self._staged])
         self._staged = []
 
     def rollback(self) -> None:

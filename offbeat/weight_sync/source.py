@@ -59,6 +59,7 @@ class ModuleSource:
             ),
             chunk_bytes,
         )
+        self._chunks = list(walk(self.manifest))
 
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
@@ -68,7 +69,7 @@ class ModuleSource:
         Args:
             room: ``(chunk index, bytes)`` -> where it is to be packed; new memory unless told.
         """
-        tensors = dict(named_weights(self._module))
-        for chunk in walk(self.manifest):
+        tensors = self._module.state_dict(keep_vars=True)  # tied ones too; nobody asks for them
+        for chunk in self._chunks:
             into = room(chunk.index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
             yield into, pack(chunk, tensors, into)

@@ -56,6 +56,7 @@ class Transaction:
         self.dropped_late = 0  # chunks of a transfer that is not open
         self.dropped_twice = 0  # chunks that had come before
         self._manifest: Manifest | None = None
+        self._fitting: tuple[Manifest, Held] | None = None  # seen to fit: not looked at again
         self._got: list[str] = []  # digests of the chunks taken
         self._release = ""  # verified
         self._torn = False  # what is held is a mixture, until a commit
@@ -82,7 +83,10 @@ class Transaction:
             raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self.epoch}")
         self._need("begin", not self.open and self.phase is not Phase.ABORTING, "one is open")
         self.epoch = epoch
-        _check_coverage(epoch, manifest, held)
+        known = self._fitting
+        if known is None or known[1] is not held or not known[0].describes_as(manifest):
+            _check_coverage(epoch, manifest, held)
+            self._fitting = manifest, held
         self._manifest, self._got, self._release = manifest, [], ""
         self.phase = Phase.PREPARED
 
