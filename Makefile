@@ -60,7 +60,7 @@ run-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/offbeat train recipes/quickstart-vllm.yaml $(ARGS)
 
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm_engine $(ARGS)
 
 check: lint types layers
 

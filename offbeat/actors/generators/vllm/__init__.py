@@ -3,11 +3,12 @@
     actor process                     engine core (vLLM)        worker, one a device (vLLM)
     VllmEngineActor   fence, acks
     VllmEngine        requests ------> scheduler --------------> model
-    WeightUpdate      transaction ---> pause, resume
+    WeightUpdates     transaction ---> pause, resume
     StagingArea       shared memory ---------------------------> ShmTransferEngine: digests, load
+    Verdicts          pipe <------------------------------------ Twin: new layers beside the old
                                                                  WorkerExtension: abort
 
 Modules that run inside vLLM's processes, and only those, import vllm at their top:
-``transfer_engine`` and ``worker_extension``. The others import it when an engine is made, so that a
+``transfer_engine``, ``twin`` and ``worker_extension``. The others import it when an engine is made, so that a
 driver without it can set a run up.
 """

@@ -16,13 +16,14 @@ from offbeat.actors.generators.vllm.arguments import (
     engine_arguments,
     fields_of,
 )
+from offbeat.actors.generators.vllm.calls import CallRefused
 from offbeat.actors.generators.vllm.coverage import coverage_of
 from offbeat.actors.generators.vllm.engine import VllmEngine
 from offbeat.actors.generators.vllm.lazy_import import Library, load_library
 from offbeat.actors.generators.vllm.owner_watch import own_engine_processes
 from offbeat.actors.generators.vllm.process_environment import prepare_environment
 from offbeat.actors.generators.vllm.staging import StagingArea
-from offbeat.actors.generators.vllm.weights import CallRefused, WeightUpdates
+from offbeat.actors.generators.vllm.weights import WeightUpdates
 from offbeat.actors.generators.vllm.workarounds import untried
 from offbeat.actors.process import incarnation, prepare
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed

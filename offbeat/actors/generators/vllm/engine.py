@@ -8,7 +8,7 @@ a request      its answer                     vLLM's output handler
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -21,6 +21,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult
 
 T = TypeVar("T")
 _WARM_UP_TOKENS: Final = 3
+_DIED: Final = "the engine core has died"
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +95,40 @@ class VllmEngine:
             EngineUnavailable: They are gone, hung, or were given up.
         """
         if not self._gone and self.llm.errored:
-            self._gone = "the engine core has died"
+            self._gone = _DIED
         if not self._gone:
             self._gone = self._heartbeat_problem()
+        self.check_not_gone(during)
+
+    def check_not_gone(self, during: str) -> None:
+        """Pass unless it is known that nothing comes of this engine any more.
+
+        Raises:
+            EngineUnavailable: Its processes are gone, hung, or were given up.
+        """
         if self._gone:
             raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
+
+    async def answered(self, during: str, reply: Awaitable[T]) -> T:
+        """What the engine core answers, if it lives that long.
+
+        A call to a core that dies is never answered: vLLM ends its output handler then, and whoever
+        waits for tokens, but not who waits for this.
+
+        Raises:
+            EngineUnavailable: The core has died.
+        """
+        call, core_lives = asyncio.ensure_future(reply), self.llm.output_handler
+        try:
+            await asyncio.wait((call, core_lives), return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+        except self._vllm.EngineDeadError:
+            pass  # as below
+        finally:
+            call.cancel()
+        self._gone = self._gone or _DIED
+        raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -202,7 +232,7 @@ class VllmEngine:
 
     def open_gate(self) -> None:
         """What waited goes on, or learns that there is nothing to go on with."""
-        self._busy_since = self._clock()
+        self._account()
         self._gate.set()
 
     def serve(self, version: int, epoch: int) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.manifest import ALIGNMENT
 
 
@@ -37,18 +36,17 @@ class StagingArea:
         self._memory = np.frombuffer(mmap.mmap(self._file, nbytes), np.uint8)
         return True
 
-    def fill(self, chunks: Sequence[NDArray[np.uint8]]) -> list[tuple[int, int, str]]:
-        """Copy chunks in, one after the other: ``(offset, bytes, digest)`` of each.
+    def fill(self, chunks: Sequence[NDArray[np.uint8]]) -> list[int]:
+        """Copy chunks in, one after the other; the offset of each.
 
-        The digest is of what arrived here, read back.
+        Nothing is hashed here: whoever reads from this memory hashes what it reads.
         """
-        placed, offset = list[tuple[int, int, str]](), 0
+        offsets, end = list[int](), 0
         for chunk in chunks:
-            here = self._memory[offset : offset + chunk.nbytes]
-            np.copyto(here, chunk)
-            placed.append((offset, chunk.nbytes, digest_of(here)))
-            offset += -(-chunk.nbytes // ALIGNMENT) * ALIGNMENT
-        return placed
+            offsets.append(end)
+            np.copyto(self._memory[end : end + chunk.nbytes], chunk)
+            end += -(-chunk.nbytes // ALIGNMENT) * ALIGNMENT
+        return offsets
 
     def close(self) -> None:
         """Give the memory back; what workers have mapped stays theirs."""

@@ -1,55 +1,59 @@
 """One release into a vLLM engine: wholly, or not at all, or STALE until a whole one comes.
 
     stage    coverage, copy into shared memory, digests     decoding goes on    failure: untouched
+    then beside decoding, where the workers can:
+    prepare  start, update by each chunk                    decoding goes on    failure: untouched
     pause    the scheduler stands still                                         failure: untouched
-    start    the workers' own digests agree; layers open                        failure: untouched
+    finish   the new layers take the place of the old                           failure: STALE
+    else in place:
+    pause    the scheduler stands still                                         failure: untouched
+    start    layers open                                                        failure: STALE
     update   each chunk                                                         failure: STALE
-    finish   layers closed, version named, and read back                        failure: STALE
+    finish   layers closed                                                      failure: STALE
+    and at last:
+    name     version named, and read back                                       failure: STALE
     resume   decoding goes on
 
-STALE: the layers that were open are put back, the engine lives and stays paused, its weights are a
+STALE: layers that were open are put back, the engine lives and stays paused, its weights are a
 mixture of no version. A worker that cannot even do that takes the engine with it.
 """
 
 import asyncio
+import enum
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from offbeat.actors.call import first_line
+from offbeat.actors.generators.vllm.calls import Calls
 from offbeat.actors.generators.vllm.coverage import Coverage
 from offbeat.actors.generators.vllm.engine import VllmEngine
 from offbeat.actors.generators.vllm.lazy_import import Library
 from offbeat.actors.generators.vllm.outputs import NO_VERSION, label_of
 from offbeat.actors.generators.vllm.staging import StagingArea, room_for
+from offbeat.actors.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.actors.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.config.rollouts import VllmConfig
-from offbeat.messages.failures import DeadlineExceeded, EngineUnavailable, OffbeatError
+from offbeat.messages.failures import OffbeatError
+from offbeat.weight_sync.chunks import Chunk as Described
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
-T = TypeVar("T")
 Chunk = NDArray[np.uint8]
-Placed = list[tuple[int, int, str]]
 log = structlog.stdlib.get_logger()
 
-_CALLS: Final = "a call of the weight sync"
 
+class _Reached(enum.IntEnum):
+    """How far an update has come: what has to be undone."""
 
-class CallRefused(OffbeatError):
-    """vLLM raised in a call of a weight sync."""
-
-    def __init__(self, call: str, detail: str) -> None:
-        super().__init__(call, detail)
-        self.call, self.detail = call, detail
-
-    def __str__(self) -> str:
-        return f"vLLM refused {self.call}: {self.detail}"
+    STAGED = 0  # nothing is open
+    OPEN = 1  # the workers have begun; what the engine serves is as it was
+    PAUSED = 2
+    TOUCHED = 3  # or nobody knows
 
 
 class WeightUpdates:
@@ -67,8 +71,15 @@ class WeightUpdates:
     ) -> None:
         self._engine, self._vllm, self._llm = engine, library, engine.llm
         self.coverage, self._config = coverage, config
+        self._call = Calls(engine, config.call_deadline_s)
         self._sleepless = PAUSE_SLEEP.applies_to(vllm_version)
-        self.area = area
+        self.area, self._verdicts = area, Verdicts()
+        self.in_place = False
+        """Never prepare beside decoding. To be set before the first release."""
+        self._workers, self._beside = 0, False
+        self._planned: Manifest | None = None  # as the workers know it
+        self._chunks: list[Described] = []  # of that
+        self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
 
@@ -88,8 +99,8 @@ class WeightUpdates:
             if epoch < self._newest:
                 raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._newest}")
             self._engine.check_usable("take weights")
-            placed = await self._stage(epoch, digest, manifest, chunks)
-            return await self._swap(epoch, version, manifest, placed)
+            await self._stage(epoch, digest, manifest, chunks)
+            return await self._update(epoch, version)
 
     async def idle(self) -> None:
         """Return once no release is being taken."""
@@ -98,27 +109,34 @@ class WeightUpdates:
 
     def close(self) -> None:
         self.area.close()
+        self._verdicts.close()
 
-    # --- before the pause -------------------------------------------------------------------------
+    # --- staging ----------------------------------------------------------------------------------
 
     async def _stage(
         self, epoch: int, digest: str, manifest: Manifest, chunks: Sequence[Chunk]
-    ) -> Placed:
-        self.coverage.check(epoch, manifest)  # work-around: silent_coverage
+    ) -> None:
+        """Have the workers see the release, and find it to be what was sent.
+
+        The only hashing of it is theirs, of what they will load: here its digests are only shown to
+        be those of the release.
+        """
+        known = self._planned is not None and self._planned.describes_as(manifest)
+        if not known:
+            self.coverage.check(epoch, manifest)  # work-around: silent_coverage
         _check_sizes(epoch, manifest, chunks)
-        grown = self.area.reserve(room_for(manifest.chunk_nbytes))
-        placed = await self._filled(chunks)
-        got = release_digest(manifest, [digest for _, _, digest in placed])
+        got = release_digest(manifest, manifest.chunk_digests)
         if got != digest:
             raise TransferRefused(epoch, "digest", got, digest)
-        if grown:
-            where = {"path": self.area.path, "nbytes": self.area.nbytes}
-            request = self._vllm.WeightTransferInitRequest(where)
-            await self._call("init", self._llm.init_weight_transfer_engine(request))
-        await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, placed)))
-        return placed
+        grown = self.area.reserve(room_for(manifest.chunk_nbytes))
+        offsets = await self._filled(chunks)
+        if grown or not known:
+            await self._introduce(manifest, offsets)
+        staged = list(zip(offsets, manifest.chunk_nbytes, manifest.chunk_digests, strict=True))
+        await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
+        await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
 
-    async def _filled(self, chunks: Sequence[Chunk]) -> Placed:
+    async def _filled(self, chunks: Sequence[Chunk]) -> list[int]:
         filling = asyncio.ensure_future(asyncio.to_thread(self.area.fill, chunks))
         try:
             return await asyncio.shield(filling)
@@ -126,31 +144,64 @@ class WeightUpdates:
             await asyncio.wait((filling,))  # nobody else may write there meanwhile
             raise
 
-    # --- the swap ---------------------------------------------------------------------------------
+    async def _introduce(self, manifest: Manifest, offsets: Sequence[int]) -> None:
+        """Show the workers the memory and what lies where; hear how they will load it."""
+        self._planned, area = None, self.area
+        where = {"path": area.path, "nbytes": area.nbytes, "verdicts": self._verdicts.path}
+        request = self._vllm.WeightTransferInitRequest(where)
+        await self._call("init", self._llm.init_weight_transfer_engine(request))
+        self._chunks = list(walk(manifest))
+        tensors = [
+            [
+                (spec.name, list(spec.shape), spec.dtype, start + spec.offset, spec.nbytes)
+                for spec in chunk.specs
+            ]
+            for start, chunk in zip(offsets, self._chunks, strict=True)
+        ]
+        asked = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
+        obstacles = await self._call("plan", asked)
+        self._workers, self._beside = len(obstacles), not any(obstacles)
+        self._planned = manifest
+        if not self._beside:
+            log.info("engine.updates_in_place", engine=self._engine.name, because=obstacles)
 
-    async def _swap(self, epoch: int, version: int, manifest: Manifest, placed: Placed) -> float:
-        pause, started_s = self._config.pause, time.perf_counter()
-        self._engine.close_gate(start_anew=pause == "abort")
-        touched = False
+    # --- the update -------------------------------------------------------------------------------
+
+    async def _update(self, epoch: int, version: int) -> float:
+        self._reached = _Reached.STAGED
         try:
-            await self._pause()
-            if pause == "wait":
-                started_s = time.perf_counter()  # until here it decoded
-            try:
-                await self._call("start", self._llm.start_weight_update())
-            except CallRefused:
-                raise  # the workers' digests differ: no layer was opened
-            except BaseException:
-                touched = True  # nobody knows
-                raise
-            touched = True
-            await self._load(epoch, version, manifest, placed)
-            self._engine.serve(version, epoch)
-            await self._call("resume", self._llm.resume_generation())
+            if self._beside:
+                await self._prepare(epoch)
+            pause_s = await self._swap(epoch, version)
         except BaseException as failure:
-            await self._undo(str(failure) or type(failure).__name__, touched=touched)
+            await self._undo(str(failure) or type(failure).__name__)
+            if isinstance(failure, Exception):
+                self._engine.check_not_gone("take weights")
             raise
         self._engine.open_gate()
+        return pause_s
+
+    async def _prepare(self, epoch: int) -> None:
+        self._reached = _Reached.OPEN
+        await self._call("start", self._llm.start_weight_update())
+        await self._hand_over(epoch)
+        await self._call("prepare", self._verdicts.of(epoch, PREPARED, self._workers))
+
+    async def _swap(self, epoch: int, version: int) -> float:
+        """The part during which decoding stands still; how long it did."""
+        pause, started_s = self._config.pause, time.perf_counter()
+        self._reached = max(self._reached, _Reached.PAUSED)
+        self._engine.close_gate(start_anew=pause == "abort")
+        await self._pause()
+        if pause == "wait":
+            started_s = time.perf_counter()  # until here it decoded
+        self._reached = _Reached.TOUCHED
+        if not self._beside:
+            await self._call("start", self._llm.start_weight_update())
+            await self._hand_over(epoch)
+        await self._finish(epoch, version)
+        self._engine.serve(version, epoch)
+        await self._call("resume", self._llm.resume_generation())
         return time.perf_counter() - started_s
 
     async def _pause(self) -> None:
@@ -159,42 +210,35 @@ class WeightUpdates:
             pausing = self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear)
         else:
             pausing = self._llm.pause_generation(mode=mode, clear_cache=clear)
-        if mode == "wait":  # as long as the longest sample takes: the caller's deadline bounds it
-            await pausing
+        if mode == "wait":
+            await self._call.however_long("pause", pausing)
         else:
             await self._call("pause", pausing)
 
-    async def _load(self, epoch: int, version: int, manifest: Manifest, placed: Placed) -> None:
-        for chunk in walk(manifest):
-            info = {
-                "epoch": epoch,
-                "index": chunk.index,
-                "offset": placed[chunk.index][0],
-                "tensors": [
-                    (spec.name, list(spec.shape), spec.dtype, spec.offset, spec.nbytes)
-                    for spec in chunk.specs
-                ],
-            }
+    async def _hand_over(self, epoch: int) -> None:
+        for chunk in self._chunks:
+            info = {"epoch": epoch, "index": chunk.index}
             request = self._vllm.WeightTransferUpdateRequest(info)
-            await self._call(
-                f"chunk {chunk.index} ({chunk.tensors})", self._llm.update_weights(request)
-            )
+            what = f"chunk {chunk.index} ({chunk.tensors})"
+            await self._call(what, self._llm.update_weights(request))
+
+    async def _finish(self, epoch: int, version: int) -> None:
         label = label_of(version)
         await self._call("finish", self._llm.finish_weight_update(weight_version=label))
         held = await self._call("version", self._llm.get_weight_version())
         if held != label:
             raise TransferRefused(epoch, "version after the update", held, label)
 
-    async def _undo(self, problem: str, *, touched: bool) -> None:
+    async def _undo(self, problem: str) -> None:
         """Back to the old weights if nothing was touched, else STALE; the engine lives, if it can."""
-        engine = self._engine
+        engine, reached = self._engine, self._reached
         try:
-            if touched:
-                opened = await self._call("abort", self._llm.collective_rpc("ws_abort"))
+            opened = await self._call("abort", self._llm.collective_rpc("ws_abort"))
+            if reached is _Reached.TOUCHED:
                 await self._call("unname", self._llm.update_weight_version(NO_VERSION))
                 log.warning("engine.stale", engine=engine.name, layers=opened, problem=problem)
                 await engine.lose(f"a weight sync failed half-way ({problem})")
-            elif engine.serving:
+            elif reached is _Reached.PAUSED and engine.serving:
                 await self._call("resume", self._llm.resume_generation())
         except (OffbeatError, self._vllm.EngineDeadError) as failure:
             engine.give_up(
@@ -202,21 +246,6 @@ class WeightUpdates:
             )
             await engine.lose("a weight sync failed half-way")
         engine.open_gate()
-
-    async def _call(self, what: str, reply: Awaitable[T]) -> T:
-        deadline_s = self._config.call_deadline_s
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await reply
-        except TimeoutError:
-            raise DeadlineExceeded(_CALLS, f"{what} of {self._engine.name}", deadline_s) from None
-        except self._vllm.EngineDeadError as dead:
-            problem, fix = "the engine core has died", "Start another engine"
-            raise EngineUnavailable(self._engine.name, what, problem, fix) from dead
-        except OffbeatError:
-            raise
-        except Exception as error:  # a worker's error arrives as text in a plain Exception
-            raise CallRefused(what, first_line(error)) from error
 
 
 def _check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Any]) -> None:
@@ -226,3 +255,6 @@ def _check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Any]) -> None:
             raise TransferRefused(epoch, f"size of chunk {index}", str(size), str(expected))
     if len(got) != len(want):
         raise TransferRefused(epoch, "chunks received", str(len(got)), str(len(want)))
+    if len(manifest.chunk_digests) != len(want):
+        hashed = str(len(manifest.chunk_digests))
+        raise TransferRefused(epoch, "digests of chunks", hashed, str(len(want)))

@@ -1,6 +1,6 @@
 """Everything done only because of how vLLM is in certain versions: one entry each, none elsewhere.
 
-An entry names the versions it was needed in when last looked at. ``tests/vllm/test_workarounds.py``
+An entry names the versions it was needed in when last looked at. ``tests/vllm_engine/test_workarounds.py``
 shows of each, on the vLLM that is installed, that it still is; when upstream repairs it that test
 fails, and the entry goes with its code.
 """
@@ -57,6 +57,14 @@ SILENT_COVERAGE: Final = Workaround(
     "vllm/model_executor/model_loader/reload/layerwise.py, finalize_layerwise_processing",
     "0.32..0.32",
 )
+TIED_HEAD: Final = Workaround(
+    "tied_head",
+    "on CPU an output head that is the embedding is packed once, and not again by an update: "
+    "logits are of the first weights for ever",
+    "it is packed anew after its embedding was loaded",
+    "vllm/model_executor/model_loader/reload/layerwise.py, finalize_layerwise_processing",
+    "0.32..0.32",
+)
 SURVIVING_CORE: Final = Workaround(
     "surviving_core",
     "the engine core and its workers outlive an owner that is killed",
@@ -78,6 +86,7 @@ WORKAROUNDS: Final = (
     NO_ACCELERATOR,
     ABORT_UPDATE,
     SILENT_COVERAGE,
+    TIED_HEAD,
     SURVIVING_CORE,
     SEEDED_CHUNKED_PREFILL,
 )

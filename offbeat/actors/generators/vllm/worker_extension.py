@@ -12,7 +12,12 @@ from typing import Any
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from offbeat.actors.generators.vllm.arguments import TRANSFER_BACKEND
-from offbeat.actors.generators.vllm.transfer_engine import ShmTransferEngine, place_back
+from offbeat.actors.generators.vllm.transfer_engine import (
+    Placed,
+    ShmTransferEngine,
+    Staged,
+    place_back,
+)
 
 
 class WorkerExtension:
@@ -21,15 +26,23 @@ class WorkerExtension:
     weight_transfer_engine: Any
     _weight_update_active: bool
 
-    def ws_stage(self, epoch: int, chunks: list[tuple[int, int, str]]) -> None:
-        """Begin to verify ``(offset, bytes, digest)`` of each chunk, beside the decoding."""
+    def ws_stage(self, epoch: int, chunks: Staged) -> None:
+        """Begin to verify the chunks, beside decoding."""
         self.weight_transfer_engine.stage(epoch, chunks)
 
-    def ws_abort(self) -> int:
-        """End an update that cannot be finished; the worker lives, on mixed weights.
+    def ws_plan(self, chunks: list[list[Placed]], in_place: bool) -> str:  # noqa: FBT001 - a remote call
+        """Learn what lies where, until told anew.
 
         Returns:
-            How many layers were open.
+            Why updates cannot be prepared beside decoding; empty if they will be.
+        """
+        return self.weight_transfer_engine.plan(chunks, in_place=in_place)
+
+    def ws_abort(self) -> int:
+        """End an update that cannot be finished; the worker lives.
+
+        Returns:
+            How many layers of the model were open: if any was, its weights may be mixed.
         """
         engine = self.weight_transfer_engine
         opened = place_back(engine.model)

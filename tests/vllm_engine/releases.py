@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import WeightRelease
@@ -18,7 +19,7 @@ from offbeat.weight_sync.source import ModuleSource
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
 CHUNK_BYTES = 200_000  # eight chunks
-THREE_CHUNKS = 500_000
+TWO_CHUNKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,43 @@ class Weights:
 
 
 @cache
-def weights(version: int, chunk_bytes: int = CHUNK_BYTES) -> Weights:
+def weights(version: int, chunk_bytes: int = CHUNK_BYTES, model: Path = TINY) -> Weights:
     """Version 0 is the model of the repository; each other one is far from it, and from the rest."""
-    model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True, dtype=torch.float32)
+    module = AutoModelForCausalLM.from_pretrained(model, local_files_only=True, dtype=torch.float32)
     noise = torch.Generator().manual_seed(version)
     if version:
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in module.parameters():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
-    source = ModuleSource(model.eval(), chunk_bytes)
-    packed = [(chunk.copy(), digest) for chunk, digest in source.chunks()]
-    return Weights(model, released(version, source.manifest, [chunk for chunk, _ in packed]))
+    source = ModuleSource(module.eval(), chunk_bytes)
+    packed = [chunk.copy() for chunk, _ in source.chunks()]
+    return Weights(module, released(version, source.manifest, packed))
 
 
 def released(version: int, manifest: Manifest, chunks: list[NDArray[np.uint8]]) -> WeightRelease:
     """A release of exactly these bytes."""
-    digest = release_digest(manifest, map(digest_of, chunks))
-    return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
+    sealed = manifest.sealed([digest_of(chunk) for chunk in chunks])
+    digest = release_digest(sealed, sealed.chunk_digests)
+    return WeightRelease(version, digest, sealed, tuple(chunks), sealed.nbytes)
+
+
+def tied_model(folder: Path) -> Path:
+    """A tiny model with biases whose output head is its embedding, and without an end."""
+    if not folder.is_dir():
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+        }
+        heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        config = Qwen2Config(
+            vocab_size=100, **sizes, **heads, tie_word_embeddings=True, eos_token_id=None
+        )
+        model = Qwen2ForCausalLM(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias"):
+                    parameter.normal_()
+        model.save_pretrained(folder)
+    return folder

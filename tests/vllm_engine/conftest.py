@@ -15,12 +15,11 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "contract"))
 pytest.register_assert_rewrite("generator_contract", "shared_engine", "outcomes")
 
-_found = importlib.util.find_spec("vllm")
-HAS_VLLM = _found is not None and _found.origin is not None  # this folder itself has no origin
-if not HAS_VLLM:
+if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
     from own_logging import own_logging
+    from releases import tied_model
     from shared_engine import Shared, spec_in
 
     _own_logging = pytest.fixture(autouse=True)(own_logging)
@@ -32,6 +31,15 @@ else:
             shared = Shared(spec_in(tmp_path_factory.mktemp("engine")), runner)
             yield shared
             shared.close()
+
+    @pytest.fixture(scope="session")
+    def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+        """An engine of a model whose output head is its embedding."""
+        folder = tmp_path_factory.mktemp("tied")
+        with asyncio.Runner() as runner:
+            tied = Shared(spec_in(folder, tied_model(folder / "model")), runner)
+            yield tied
+            tied.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 import pytest
 from faulty_llm import FaultyLlm
+from outcomes import is_exact
 from releases import weights
 from shared_engine import END, PROMPT, Shared, TakenOver, ask, load, refused, serve
 
@@ -147,12 +148,34 @@ def test_requests_during_a_swap_wait_and_get_the_new_weights(shared: Shared) -> 
         await serve(actor, 1, 5)
         asked = list[asyncio.Future[GenerateResult]]()
 
-        async def between_chunks() -> None:
+        async def paused() -> None:
             asked.append(asyncio.ensure_future(ask(actor, "during")))
 
-        faulty.before["update_weights", 2] = between_chunks
+        faulty.before["finish_weight_update", 0] = paused
         await load(actor, 2, weights(6).release)
         result = await asked[0]
         assert {v for spans in result.version_spans for v, _ in spans} == {6}
 
-    shared.play_through(faulty, story)
+    shared.play(story, llm=faulty)
+
+
+def test_requests_are_answered_with_the_old_weights_while_new_ones_are_prepared(
+    shared: Shared,
+) -> None:
+    """Between two chunks: the sync goes on when the whole answer is there."""
+    faulty = FaultyLlm(shared.llm)
+
+    async def story(actor: TakenOver) -> None:
+        held = await serve(actor, 1, 5)
+        answers = list[GenerateResult]()
+
+        async def beside() -> None:
+            answers.append(await ask(actor, "meanwhile"))
+
+        faulty.before["update_weights", 2] = beside
+        await load(actor, 2, weights(6).release)
+        assert {v for spans in answers[0].version_spans for v, _ in spans} == {5}
+        assert held.worst_error(PROMPT, answers[0]) < FP32_NATS
+        await is_exact(actor, weights(6), 6)
+
+    shared.play(story, llm=faulty)

@@ -7,18 +7,19 @@ import msgspec
 import numpy as np
 import pytest
 from faulty_llm import Fault, FaultyLlm
-from outcomes import heals, is_exact, is_stale, still_serves
+from outcomes import FP32_NATS, heals, is_exact, is_stale, still_serves
 from releases import released, weights
-from shared_engine import ANYTHING, Shared, TakenOver, ask, load, serve
+from shared_engine import ANYTHING, PROMPT, Shared, TakenOver, ask, load, serve
 
 from offbeat.actors.generators.vllm.staging import StagingArea
-from offbeat.messages.failures import WeightSyncFailed
+from offbeat.messages.failures import EngineUnavailable, WeightSyncFailed
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.manifest import plan
 
 CHUNKS = len(weights(1).release.chunks)
 _DEADLINE_S = 5.0  # only where a call hangs: the others may be slow
+PLACES = pytest.mark.parametrize("in_place", [False, True], ids=["beside", "in place"])
 
 
 def with_tensors(release: WeightRelease, change: Any) -> WeightRelease:
@@ -75,44 +76,88 @@ def test_a_flipped_bit_in_any_chunk_touches_nothing(shared: Shared, chunk: int) 
         chunks = [each.copy() for each in weights(2).release.chunks]
         chunks[chunk][7] ^= 1
         torn = msgspec.structs.replace(weights(2).release, chunks=tuple(chunks))
-        with pytest.raises(WeightSyncFailed, match="digest"):
+        with pytest.raises(WeightSyncFailed, match=f"digest of chunk {chunk} in worker 0"):
             await load(actor, 2, torn)
         await still_serves(actor, held, 1)
-
-    shared.play(story)
-
-
-class Corrupting(StagingArea):
-    """Memory that loses a bit after the actor has hashed it, while it is told to."""
-
-    corrupt = False
-
-    def fill(self, chunks: Any) -> list[tuple[int, int, str]]:
-        placed = super().fill(chunks)
-        self._memory[placed[-1][0]] ^= self.corrupt
-        return placed
-
-
-def test_memory_that_differs_in_the_worker_is_found_there_before_a_layer_opens(
-    shared: Shared,
-) -> None:
-    async def story(actor: TakenOver) -> None:
-        actor.updates.area = area = Corrupting()
-        held = await serve(actor, 1, 1)
-        area.corrupt = True
-        with pytest.raises(WeightSyncFailed, match="in the worker"):
-            await load(actor, 2, weights(2).release)
-        await still_serves(actor, held, 1)
-        area.corrupt = False
         await heals(actor, 3)
 
     shared.play(story)
 
 
-BROKEN: list[tuple[str, int, Fault]] = [
+def test_a_release_whose_digest_is_another_touches_nothing(shared: Shared) -> None:
+    """Chunks and their digests fit each other, but not what the controller was told."""
+
+    async def story(actor: TakenOver) -> None:
+        held = await serve(actor, 1, 1)
+        other = msgspec.structs.replace(weights(2).release, digest=weights(3).release.digest)
+        with pytest.raises(WeightSyncFailed, match="digest is"):
+            await load(actor, 2, other)
+        await still_serves(actor, held, 1)
+        await heals(actor, 3)
+
+    shared.play(story)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda chunks: chunks[:-1], f"chunks received is {CHUNKS - 1}"),
+        (lambda chunks: chunks[::-1], "size of chunk|digest of chunk 0"),
+        (lambda chunks: (chunks[0][:-1], *chunks[1:]), "size of chunk 0"),
+    ],
+    ids=["missing", "in another order", "too short"],
+)
+def test_chunks_that_are_not_those_of_the_manifest_touch_nothing(
+    shared: Shared, change: Any, said: str
+) -> None:
+    async def story(actor: TakenOver) -> None:
+        held = await serve(actor, 1, 1)
+        release = weights(2).release
+        torn = msgspec.structs.replace(release, chunks=change(release.chunks))
+        with pytest.raises(WeightSyncFailed, match=said):
+            await load(actor, 2, torn)
+        await still_serves(actor, held, 1)
+        await heals(actor, 3)
+
+    shared.play(story)
+
+
+class Corrupting(StagingArea):
+    """Memory that loses a bit on the way to the workers, while it is told to."""
+
+    corrupt = False
+
+    def fill(self, chunks: Any) -> list[int]:
+        offsets = super().fill(chunks)
+        self._memory[offsets[-1]] ^= self.corrupt
+        return offsets
+
+
+@PLACES
+def test_memory_that_differs_in_the_worker_is_found_there_before_a_layer_opens(
+    shared: Shared, in_place: bool
+) -> None:
+    async def story(actor: TakenOver) -> None:
+        actor.updates.area = area = Corrupting()
+        held = await serve(actor, 1, 1)
+        area.corrupt = True
+        with pytest.raises(WeightSyncFailed, match=f"digest of chunk {CHUNKS - 1} in worker 0"):
+            await load(actor, 2, weights(2).release)
+        await still_serves(actor, held, 1)
+        area.corrupt = False
+        await heals(actor, 3)
+
+    shared.play(story, in_place=in_place)
+
+
+UPDATES: list[tuple[str, int, Fault]] = [
+    ("start_weight_update", 0, "is lost"),
+    ("start_weight_update", 0, "answer is lost"),
     *(("update_weights", chunk, "is lost") for chunk in range(CHUNKS)),
     *(("update_weights", chunk, "answer is lost") for chunk in range(CHUNKS)),
     ("update_weights", CHUNKS - 1, "hangs"),
+]
+SWAPS: list[tuple[str, int, Fault]] = [
     ("finish_weight_update", 0, "is lost"),
     ("finish_weight_update", 0, "answer is lost"),
     ("get_weight_version", 1, "raises"),  # 0 is a heartbeat
@@ -120,9 +165,12 @@ BROKEN: list[tuple[str, int, Fault]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "turn", "fault"), BROKEN)
+@pytest.mark.parametrize(
+    ("in_place", "call", "turn", "fault"),
+    [*((False, *swap) for swap in SWAPS), *((True, *each) for each in (*UPDATES, *SWAPS))],
+)
 def test_a_sync_that_breaks_half_way_leaves_the_engine_stale_until_a_whole_one(
-    shared: Shared, call: str, turn: int, fault: Fault
+    shared: Shared, in_place: bool, call: str, turn: int, fault: Fault
 ) -> None:
     """Every chunk, and what follows; ``hangs`` ends by the call's deadline."""
     faulty = FaultyLlm(shared.llm)
@@ -136,21 +184,46 @@ def test_a_sync_that_breaks_half_way_leaves_the_engine_stale_until_a_whole_one(
         await is_stale(actor)
         await heals(actor, 3)
 
-    limits = {"call_deadline_s": _DEADLINE_S} if fault == "hangs" else {}
-    shared.play_through(faulty, story, **limits)
+    limits: dict[str, Any] = {"call_deadline_s": _DEADLINE_S} if fault == "hangs" else {}
+    shared.play(story, llm=faulty, in_place=in_place, **limits)
 
 
-@pytest.mark.parametrize("chunk", [0, CHUNKS // 2, CHUNKS - 1])
-def test_a_tensor_that_the_loader_refuses_leaves_a_mixture_that_a_whole_sync_heals(
-    shared: Shared, chunk: int
+@pytest.mark.parametrize(("call", "turn", "fault"), UPDATES)
+def test_a_sync_that_breaks_while_it_is_prepared_touches_nothing(
+    shared: Shared, call: str, turn: int, fault: Fault
 ) -> None:
-    """vLLM's own loader raises inside a chunk: coverage is told to let it through."""
+    """Beside decoding, every chunk: what runs goes on, to its end, on the weights of before."""
+    faulty = FaultyLlm(shared.llm)
 
     async def story(actor: TakenOver) -> None:
         held = await serve(actor, 1, 1)
-        victim = next(
-            walk_spec for walk_spec in walk(held.release.manifest) if walk_spec.index == chunk
-        )
+        running = asyncio.ensure_future(ask(actor, "long", samples=2, tokens=60))
+        await shared.tokens_of("long", at_least=1)
+        faulty.faults[call, turn] = fault
+        with pytest.raises(WeightSyncFailed):
+            await load(actor, 2, weights(2).release)
+        assert not faulty.faults, "the fault did not strike"
+        assert held.worst_error(PROMPT, await running) < FP32_NATS
+        await still_serves(actor, held, 1)
+        await heals(actor, 3)
+
+    limits: dict[str, Any] = {"call_deadline_s": _DEADLINE_S} if fault == "hangs" else {}
+    shared.play(story, llm=faulty, **limits)
+
+
+@PLACES
+@pytest.mark.parametrize("chunk", [0, CHUNKS // 2, CHUNKS - 1])
+def test_a_tensor_that_the_loader_refuses_is_named_and_a_whole_sync_heals(
+    shared: Shared, in_place: bool, chunk: int
+) -> None:
+    """vLLM's own loader raises inside a chunk: coverage is told to let it through.
+
+    In place that leaves a mixture, beside decoding nothing.
+    """
+
+    async def story(actor: TakenOver) -> None:
+        held = await serve(actor, 1, 1)
+        victim = next(each for each in walk(held.release.manifest) if each.index == chunk)
         name = victim.specs[-1].name
 
         def misshapen(spec: Any) -> Any:
@@ -160,51 +233,67 @@ def test_a_tensor_that_the_loader_refuses_leaves_a_mixture_that_a_whole_sync_hea
         coverage, actor.updates.coverage = actor.updates.coverage, ANYTHING
         with pytest.raises(WeightSyncFailed, match=name):
             await load(actor, 2, with_tensors(held.release, misshapen))
-        await is_stale(actor)
+        await (is_stale(actor) if in_place else still_serves(actor, held, 1))
         actor.updates.coverage = coverage
         await heals(actor, 3)
 
-    shared.play(story)
+    shared.play(story, in_place=in_place)
 
 
-def test_what_ran_while_a_sync_failed_is_told_to_go_elsewhere(shared: Shared) -> None:
+@pytest.mark.parametrize(
+    ("in_place", "call"), [(False, "finish_weight_update"), (True, "update_weights")]
+)
+def test_what_ran_while_a_sync_failed_half_way_is_told_to_go_elsewhere(
+    shared: Shared, in_place: bool, call: str
+) -> None:
     faulty = FaultyLlm(shared.llm)
 
     async def story(actor: TakenOver) -> None:
         await serve(actor, 1, 1)
         running = asyncio.ensure_future(ask(actor, "long", samples=8, tokens=400))
         await shared.tokens_of("long", at_least=10)
-        faulty.faults["update_weights", 0] = "raises"
+        faulty.faults[call, 0] = "raises"
         with pytest.raises(WeightSyncFailed):
             await load(actor, 2, weights(2).release)
-        with pytest.raises(Exception, match="failed half-way"):
+        with pytest.raises(EngineUnavailable, match=r"failed half-way|failed while this ran"):
             await running
         await heals(actor, 3)
 
-    shared.play_through(faulty, story)
+    shared.play(story, llm=faulty, in_place=in_place)
 
 
-def test_a_cancelled_sync_ends_as_a_failed_one(shared: Shared) -> None:
+@pytest.mark.parametrize(
+    ("in_place", "call", "turn"),
+    [
+        (False, "update_weights", 3),
+        (False, "finish_weight_update", 0),
+        (True, "update_weights", 3),
+    ],
+)
+def test_a_cancelled_sync_ends_as_a_failed_one(
+    shared: Shared, in_place: bool, call: str, turn: int
+) -> None:
     faulty = FaultyLlm(shared.llm)
 
     async def story(actor: TakenOver) -> None:
-        await serve(actor, 1, 1)
+        held = await serve(actor, 1, 1)
         reached = asyncio.Event()
 
         async def strike() -> None:
             reached.set()
             await asyncio.Event().wait()
 
-        faulty.before["update_weights", 3] = strike
+        faulty.before[call, turn] = strike
         sync = asyncio.ensure_future(load(actor, 2, weights(2).release))
         await reached.wait()
         sync.cancel()
         await asyncio.wait([sync])
         assert sync.cancelled()
-        await is_stale(actor)
+        prepared = call == "update_weights" and not in_place
+        await (still_serves(actor, held, 1) if prepared else is_stale(actor))
         await heals(actor, 3)
 
-    shared.play_through(faulty, story)
+    shared.play(story, llm=faulty, in_place=in_place)
 
 
 def test_a_sync_whose_ack_was_lost_is_given_once_more_in_a_new_epoch(shared: Shared) -> None:
@@ -220,5 +309,6 @@ def test_a_sync_whose_ack_was_lost_is_given_once_more_in_a_new_epoch(shared: Sha
             with pytest.raises(WeightSyncFailed, match="a newer transfer was begun"):
                 await load(actor, late, weights(1).release)
         await still_serves(actor, weights(2), 2)
+        await heals(actor, 4)
 
     shared.play(story)

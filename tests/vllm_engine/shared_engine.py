@@ -42,9 +42,9 @@ def endless_model(folder: Path) -> Path:
     return copy
 
 
-def spec_in(run_dir: Path, **vllm: Any) -> EngineSpec:
-    """The tiny model; ``vllm`` goes into ``generator.vllm``."""
-    model = endless_model(run_dir)
+def spec_in(run_dir: Path, model: Path | None = None, **vllm: Any) -> EngineSpec:
+    """The tiny model, or another; ``vllm`` goes into ``generator.vllm``."""
+    model = model or endless_model(run_dir)
     config = RunConfig.model_validate(
         {
             "steps": 1,
@@ -111,19 +111,24 @@ class Shared:
         """An actor that has taken over, without weights of the run."""
         return TakenOver(self.spec, self.started)
 
-    def play(self, story: Callable[[TakenOver], Awaitable[None]], **vllm: Any) -> None:
-        """Tell a story on an actor that has taken over."""
-
-        self.play_through(self.llm, story, **vllm)
-
-    def play_through(
-        self, llm: Any, story: Callable[[TakenOver], Awaitable[None]], **vllm: Any
+    def play(
+        self,
+        story: Callable[[TakenOver], Awaitable[None]],
+        *,
+        llm: Any = None,
+        in_place: bool = False,
+        **vllm: Any,
     ) -> None:
-        """As ``play``, with something between the actor and the engine."""
+        """Tell a story on an actor that has taken over.
+
+        ``llm`` stands between the actor and the engine; ``in_place``: weights are never prepared
+        beside decoding.
+        """
 
         async def told() -> None:
-            spec = spec_in(Path(self.spec.run_dir), **vllm)
-            actor = TakenOver(spec, (self.started[0], llm))
+            spec = spec_in(Path(self.spec.run_dir), Path(self.spec.model_path), **vllm)
+            actor = TakenOver(spec, (self.started[0], llm or self.llm))
+            actor.updates.in_place = in_place
             try:
                 await story(actor)
             finally:

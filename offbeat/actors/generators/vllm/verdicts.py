@@ -1,0 +1,103 @@
+"""What workers say when work of theirs that goes on beside decoding is done.
+
+A call of vLLM holds a worker up until it is answered, so work that takes long is only begun by one,
+and its end is told here: over a pipe of the actor's, which workers of the same machine open by its
+path. Like the staging area it has no name in any file system, and ends with the actor.
+"""
+
+import asyncio
+import os
+from typing import Final
+
+import msgspec
+
+from offbeat.weight_sync.errors import TransferRefused
+
+VERIFIED: Final = "verified"
+"""Every chunk is what was sent, as this worker reads it."""
+PREPARED: Final = "prepared"
+"""Every tensor is loaded and packed, beside the model."""
+
+_LONGEST: Final = 200  # letters of what is said: a write of less than PIPE_BUF is never torn
+_READ: Final = 1 << 16
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one kind of work of a transfer at one worker."""
+
+    epoch: int
+    work: str
+    worker: int
+    refused: tuple[str, str, str] | None = None  # what it is about, what was there, what should be
+
+
+_decode = msgspec.json.Decoder(Verdict).decode
+
+
+class Verdicts:
+    """The actor's end. One wait at a time, in the order the work was begun."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._rest = b""
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._write}"
+
+    async def of(self, epoch: int, work: str, workers: int) -> None:
+        """Return once so many workers have done this work; what older transfers say is dropped.
+
+        Raises:
+            TransferRefused: One of them could not; the others may be at it still.
+        """
+        done = set[int]()
+        while len(done) < workers:
+            for verdict in await self._some():
+                if (verdict.epoch, verdict.work) != (epoch, work):
+                    continue
+                if verdict.refused is not None:
+                    what, got, want = verdict.refused
+                    raise TransferRefused(epoch, what, got, want)
+                done.add(verdict.worker)
+
+    def close(self) -> None:
+        """Workers that say something yet are not heard."""
+        os.close(self._read)
+        os.close(self._write)
+
+    async def _some(self) -> list[Verdict]:
+        await _readable(self._read)
+        *lines, self._rest = (self._rest + os.read(self._read, _READ)).split(b"\n")
+        return [_decode(line) for line in lines]
+
+
+class Telling:
+    """A worker's end. Any thread of it may tell."""
+
+    def __init__(self, path: str, worker: int) -> None:
+        self._write, self._worker = os.open(path, os.O_WRONLY | os.O_CLOEXEC), worker
+
+    def done(self, epoch: int, work: str) -> None:
+        self._tell(Verdict(epoch, work, self._worker))
+
+    def refused(self, epoch: int, work: str, refused: TransferRefused) -> None:
+        about = refused.what, refused.got, refused.want
+        what, got, want = (said[:_LONGEST] for said in about)
+        self._tell(Verdict(epoch, work, self._worker, (what, got, want)))
+
+    def close(self) -> None:
+        os.close(self._write)
+
+    def _tell(self, verdict: Verdict) -> None:
+        os.write(self._write, msgspec.json.encode(verdict) + b"\n")
+
+
+async def _readable(file: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(file, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(file)
