@@ -278,3 +278,4 @@ def test_weights_that_change_while_they_are_sent_are_sent_as_they_were() -> None
         model.embed.weight.add_(1)
     served.take(1, whole)
     assert equal(weights(served.model), weights(SENT))
+    served.heals(2)

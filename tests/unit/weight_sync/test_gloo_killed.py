@@ -114,6 +114,10 @@ def test_an_engine_that_is_stopped_is_left_at_the_limits_and_the_others_get_all(
     together(*(partial(each.take, published, 1, names(3)) for each in others))
     assert all(isinstance(each.outcome, Received) for each in others)
     assert all(equal(weights(model), weights(bench.model)) for model in models)
+    bench.model.embed.weight.data += 1
+    published = bench.sender.publish(2)
+    together(*(partial(each.take, published, 2, ("g1", "g2")) for each in others))
+    assert all(equal(weights(model), weights(bench.model)) for model in models)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
