@@ -4,13 +4,12 @@ from contextlib import ExitStack
 
 import torch
 
-from offbeat.actors.trainers.gathered_source import GatheredSource
 from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
 from offbeat.actors.trainers.peers import Peers
+from offbeat.actors.trainers.rank_parts import source_of, trainer_of
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.actors.trainers.trainer_actor import TrainerActor
-from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.transport import Source
 
 
@@ -28,15 +27,5 @@ class MegatronTrainerActor(TrainerActor):
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple[MegatronTrainer, Source]:
     """The trainer of a rank, and what sends its weights."""
-    config = spec.config
-    trainer = MegatronTrainer(
-        spec.model_path,
-        trainer=config.trainer,
-        model=config.model,
-        total_steps=config.steps,
-        seed=config.seed,
-        peers=peers,
-    )
-    policy = WirePolicy(config.sync.wire_dtype, config.sync.keep_float32)
-    chunk_bytes = int(config.sync.chunk_mb * 2**20)
-    return trainer, GatheredSource(trainer.metas(), trainer.named_weights, chunk_bytes, policy)
+    trainer = trainer_of(MegatronTrainer, spec, peers)
+    return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

@@ -1,0 +1,117 @@
+"""The experts of a layer apart, as files hold them, or together, as transformers computes with them.
+
+    apart       ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
+    together    ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
+
+A trainer knows one of the two, an engine one of the two. Both functions of a pair go through the
+tensors in the same order, leave alone what is no expert or is as it should be, and hold the experts
+of one layer at a time.
+
+Legend: E experts, I columns of one, H hidden.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+Meta = tuple[str, tuple[int, ...], str]
+"""Name, shape and type of a tensor."""
+
+Named = tuple[str, Tensor]
+
+_APART: Final = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_TOGETHER: Final = re.compile(r"(.+\.experts)\.(gate_up|down)_proj")
+
+
+def files_hold_experts_apart(directory: str | Path) -> bool:
+    """Whether a Hugging Face directory's safetensors files name each expert."""
+    for file in sorted(Path(directory).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            if any(_APART.fullmatch(name) for name in opened.keys()):  # noqa: SIM118 -- no mapping
+                return True
+    return False
+
+
+def metas_together(metas: Iterable[Meta]) -> Iterator[Meta]:
+    """Name, shape and type of what ``named_together`` yields."""
+    for experts, group in groupby(metas, key=lambda meta: _experts_of(meta[0])):
+        if not experts:
+            yield from group
+            continue
+        shapes = {_place(name): (shape, dtype) for name, shape, dtype in group}
+        count = 1 + max(number for _, number in shapes)
+        (columns, hidden), dtype = shapes["gate", 0]
+        yield f"{experts}.gate_up_proj", (count, 2 * columns, hidden), dtype
+        yield f"{experts}.down_proj", (count, hidden, columns), dtype
+
+
+def named_together(named: Iterable[Named]) -> Iterator[Named]:
+    """Every layer's experts in two tensors."""
+    for experts, group in groupby(named, key=lambda each: _experts_of(each[0])):
+        if not experts:
+            yield from group
+            continue
+        held = {_place(name): tensor for name, tensor in group}
+        numbers = range(1 + max(number for _, number in held))
+        halves = [torch.cat([held["gate", each], held["up", each]]) for each in numbers]
+        yield f"{experts}.gate_up_proj", torch.stack(halves)
+        yield f"{experts}.down_proj", torch.stack([held["down", each] for each in numbers])
+
+
+def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
+    """Name, shape and type of what ``named_apart`` yields."""
+    for name, shape, dtype in metas:
+        if (found := _TOGETHER.fullmatch(name)) is None:
+            yield name, shape, dtype
+            continue
+        experts, rows, columns = shape
+        for number in range(experts):
+            for kind in _KINDS[found[2]]:
+                part = rows // len(_KINDS[found[2]])
+                yield f"{found[1]}.{number}.{kind}_proj.weight", (part, columns), dtype
+
+
+def named_apart(named: Iterable[Named]) -> Iterator[Named]:
+    """Every expert's matrices by themselves."""
+    for name, tensor in named:
+        if (found := _TOGETHER.fullmatch(name)) is None:
+            yield name, tensor
+            continue
+        kinds = _KINDS[found[2]]
+        for number, expert in enumerate(tensor):
+            for kind, part in zip(kinds, expert.chunk(len(kinds)), strict=True):
+                yield f"{found[1]}.{number}.{kind}_proj.weight", part
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """One way to name experts: what it does to a list of tensors, and to the tensors themselves."""
+
+    metas: Callable[[Iterable[Meta]], Iterator[Meta]]
+    named: Callable[[Iterable[Named]], Iterator[Named]]
+
+
+AS_THEY_ARE: Final = ExpertNames(iter, iter)
+APART: Final = ExpertNames(metas_apart, named_apart)
+TOGETHER: Final = ExpertNames(metas_together, named_together)
+
+_KINDS: Final = {"gate_up": ("gate", "up"), "down": ("down",)}
+
+
+def _experts_of(name: str) -> str:
+    """Of which layer this is an expert's matrix; empty of none."""
+    found = _APART.fullmatch(name)
+    return "" if found is None else found[1]
+
+
+def _place(name: str) -> tuple[str, int]:
+    found = _APART.fullmatch(name)
+    assert found is not None  # noqa: S101 -- ``_experts_of`` has said so
+    return found[3], int(found[2])

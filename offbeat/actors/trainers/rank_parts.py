@@ -1,0 +1,74 @@
+"""What the actor of a rank is put together from, whatever the backend."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from offbeat.actors.trainers.expert_names import (
+    APART,
+    AS_THEY_ARE,
+    TOGETHER,
+    Meta,
+    Named,
+    files_hold_experts_apart,
+)
+from offbeat.actors.trainers.gathered_source import GatheredSource
+from offbeat.actors.trainers.peers import Peers
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import TrainerConfig
+from offbeat.weight_sync.dtypes import WirePolicy
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class MakesTrainer(Protocol[T_co]):
+    """The constructor that trainers of all backends have."""
+
+    def __call__(
+        self,
+        model_path: str | Path,
+        *,
+        trainer: TrainerConfig,
+        model: ModelConfig,
+        total_steps: int,
+        seed: int,
+        peers: Peers,
+    ) -> T_co: ...
+
+
+def trainer_of(kind: MakesTrainer[T_co], spec: TrainerSpec, peers: Peers) -> T_co:
+    """The trainer of one rank."""
+    config = spec.config
+    return kind(
+        spec.model_path,
+        trainer=config.trainer,
+        model=config.model,
+        total_steps=config.steps,
+        seed=config.seed,
+        peers=peers,
+    )
+
+
+def source_of(
+    spec: TrainerSpec, metas: Iterable[Meta], named: Callable[[], Iterator[Named]]
+) -> GatheredSource:
+    """What sends the weights of one rank, under the names that the run's engines hold them by.
+
+    An embedded engine is a module of transformers, which holds the experts of a layer together; a vLLM
+    engine goes by the names of the model's files.
+
+    Args:
+        spec: Of the rank.
+        metas: Name, shape and type of every weight, in the order of ``named``.
+        named: Goes through the whole weights, on all ranks together.
+    """
+    sync, names = spec.config.sync, TOGETHER
+    if spec.config.generator.backend == "vllm":
+        names = APART if files_hold_experts_apart(spec.model_path) else AS_THEY_ARE
+    return GatheredSource(
+        names.metas(metas),
+        lambda: names.named(named()),
+        int(sync.chunk_mb * 2**20),
+        WirePolicy(sync.wire_dtype, sync.keep_float32),
+    )

@@ -1,0 +1,120 @@
+"""Experts apart, as files hold them, and together, as transformers computes with them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from offbeat.actors.trainers.expert_names import APART, TOGETHER, ExpertNames, Meta
+
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "moe_intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "num_experts": 12,
+}
+
+
+def metas_of(named: list[tuple[str, Tensor]]) -> list[Meta]:
+    return [(name, tuple(each.shape), str(each.dtype)) for name, each in named]
+
+
+def by_name(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """In order of the names, as a megatron trainer gathers them: expert 10 before expert 2."""
+    return sorted(module.state_dict().items())
+
+
+def same(got: Iterator[tuple[str, Tensor]], want: list[tuple[str, Tensor]]) -> bool:
+    found, wanted = dict(got), dict(want)
+    return found.keys() == wanted.keys() and all(torch.equal(found[n], wanted[n]) for n in wanted)
+
+
+@pytest.fixture(scope="module")
+def held() -> list[tuple[str, Tensor]]:
+    """The tensors of a small model as transformers has them in memory."""
+    torch.manual_seed(0)
+    return by_name(Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)))  # pyright: ignore[reportArgumentType]
+
+
+def test_transformers_holds_the_experts_of_a_layer_together(
+    held: list[tuple[str, Tensor]],
+) -> None:
+    names = dict(metas_of_shapes(held))
+    assert names["model.layers.1.mlp.experts.gate_up_proj"] == (12, 24, 8)
+    assert names["model.layers.1.mlp.experts.down_proj"] == (12, 8, 12)
+
+
+def metas_of_shapes(named: list[tuple[str, Tensor]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, shape) for name, shape, _ in metas_of(named)]
+
+
+def test_mixtral_is_held_under_the_same_names() -> None:
+    sizes = {n: v for n, v in SIZES.items() if n not in ("num_experts", "moe_intermediate_size")}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4))  # pyright: ignore[reportArgumentType]
+    names = dict(metas_of_shapes(by_name(model)))
+    assert names["model.layers.1.mlp.experts.gate_up_proj"] == (4, 24, 8)
+    assert names["model.layers.1.mlp.experts.down_proj"] == (4, 8, 12)
+
+
+def test_experts_that_were_parted_and_joined_are_the_same(
+    held: list[tuple[str, Tensor]],
+) -> None:
+    parted = sorted(APART.named(held))
+    assert "model.layers.0.mlp.experts.11.up_proj.weight" in dict(parted)
+    assert not any(name.endswith("gate_up_proj") for name, _ in parted)
+    assert same(TOGETHER.named(parted), held)
+
+
+@pytest.mark.parametrize("names", [APART, TOGETHER])
+@pytest.mark.parametrize("given_apart", [True, False])
+def test_the_list_of_tensors_is_of_those_that_come_in_their_order(
+    held: list[tuple[str, Tensor]], names: ExpertNames, given_apart: bool
+) -> None:
+    named = sorted(APART.named(held)) if given_apart else held
+    come = list(names.named(named))
+    assert list(names.metas(metas_of(named))) == metas_of(come)
+
+
+@pytest.mark.parametrize("names", [APART, TOGETHER])
+def test_what_is_named_as_it_should_be_is_left_alone(
+    held: list[tuple[str, Tensor]], names: ExpertNames
+) -> None:
+    once = list(names.named(held))
+    assert [name for name, _ in names.named(once)] == [name for name, _ in once]
+    assert same(names.named(once), once)
+
+
+@given(st.integers(1, 13), st.integers(1, 3), st.integers(1, 3))
+def test_any_number_of_experts_of_any_size(experts: int, columns: int, hidden: int) -> None:
+    gate_up = torch.arange(float(experts * 2 * columns * hidden)).view(experts, -1, hidden)
+    held = [
+        ("a.experts.down_proj", -gate_up[:, columns:].mT),
+        ("a.experts.gate_up_proj", gate_up),
+        ("b.weight", torch.ones(1)),
+    ]
+    parted = dict(APART.named(held))
+    assert torch.equal(parted[f"a.experts.{experts - 1}.gate_proj.weight"], gate_up[-1, :columns])
+    assert torch.equal(parted[f"a.experts.{experts - 1}.up_proj.weight"], gate_up[-1, columns:])
+    assert same(TOGETHER.named(sorted(parted.items())), held)
+
+
+def test_experts_are_held_one_layer_at_a_time(held: list[tuple[str, Tensor]]) -> None:
+    drawn = list[str]()
+
+    def source() -> Iterator[tuple[str, Tensor]]:
+        for name, each in sorted(APART.named(held)):
+            drawn.append(name)
+            yield name, each
+
+    for name, _ in TOGETHER.named(source()):
+        if ".0.mlp.experts." in name:
+            assert not any(each.startswith("model.layers.1") for each in drawn[:-1])
