@@ -310,6 +310,26 @@ def _torch_cuts_over_data_parallel_ranks(config: RunConfig) -> Iterator[Clash]:
             )
 
 
+def _tensor_parallel_ranks_share_the_tokens(config: RunConfig) -> Iterator[Clash]:
+    trainer = config.trainer
+    if trainer.sequence_parallel and trainer.backend == "torch":
+        yield Clash(
+            ("trainer.sequence_parallel", "trainer.backend"),
+            "trainer.sequence_parallel is not available with trainer.backend=torch, which has no "
+            "tensor-parallel ranks",
+            "Set it to false, or use trainer.backend=megatron.",
+        )
+    elif (
+        trainer.sequence_parallel and trainer.backend == "megatron" and trainer.tensor_parallel == 1
+    ):
+        yield Clash(
+            ("trainer.sequence_parallel", "trainer.tensor_parallel"),
+            "trainer.sequence_parallel does nothing with trainer.tensor_parallel=1: it is "
+            "tensor-parallel ranks that share the tokens",
+            "Set it to false, or trainer.tensor_parallel to 2 or more.",
+        )
+
+
 def _devices_and_gpus_agree(config: RunConfig) -> Iterator[Clash]:
     yield from _device_and_gpus("generator", config.generator)
     yield from _device_and_gpus("trainer", config.trainer)
@@ -366,5 +386,6 @@ _REAL_RUNS = (
     _stubs_come_together,
     vllm_clashes,
     _torch_cuts_over_data_parallel_ranks,
+    _tensor_parallel_ranks_share_the_tokens,
     _devices_and_gpus_agree,
 )

@@ -33,7 +33,7 @@ SMALL = Architecture(
 def cuts(draw: st.DrawFn) -> tuple[Architecture, int, int, int]:
     """An architecture, and tensor-parallel, pipeline and expert-parallel sizes that can cut it."""
     experts = draw(st.sampled_from([0, 4]))
-    tensor = 1 if experts else draw(st.sampled_from([1, 2, 4]))
+    tensor = draw(st.sampled_from([1, 2, 4]))
     pipeline, expert = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
     groups = tensor * draw(st.integers(1, 2))
     architecture = Architecture(

@@ -36,6 +36,9 @@ def test_inside_cuda_means_the_cpu_and_outside_nothing_is_left(
         assert torch.zeros(2, device="cuda").device.type == "cpu"
         assert torch.zeros(2).to("cuda").device.type == "cpu"
         assert torch.cuda.current_device() == torch.device("cpu")
+        assert torch.zeros(2).type() == "torch.cuda.FloatTensor"
+        assert torch.zeros(2).type(torch.int).dtype == torch.int
     assert (dict(vars(torch.cuda)), torch.Tensor.cuda) == before
+    assert torch.zeros(2).type() == "torch.FloatTensor"
     with pytest.raises((AssertionError, RuntimeError)):
         torch.zeros(2, device="cuda")

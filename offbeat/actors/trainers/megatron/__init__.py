@@ -7,7 +7,10 @@ Needs the extra ``megatron``; nothing outside this room imports it.
     forward       microbatches through the library's schedules -> log-probabilities
     microbatches  rows of a chunk, cut alike on all ranks
     optimizer     AdamW over the gradient buffers
+    sharded_optimizer   the same, dealt over data-parallel ranks by the library: on CUDA
+    parts         what a trainer is put together from
     model         architecture -> GPTModel
+    layers        what its layers are built from
     architecture  Hugging Face config -> sizes, or a refusal
     mapping       where every element of a parameter is in Hugging Face's tensors    (pure)
     layout        the cut of a world and a rank's place in it                        (pure)

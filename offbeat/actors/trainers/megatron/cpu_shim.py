@@ -1,8 +1,9 @@
 """Megatron-core on a machine without CUDA, for tests: what it asks of ``torch.cuda`` is answered by the CPU.
 
 The library names the device "cuda" in many places and never asks. Inside ``cpu_stands_in`` those names
-mean the CPU, and streams and random states are the CPU's own. Collectives run over gloo. Kernels that
-only exist for CUDA stay out of reach: the distributed optimizer, Transformer Engine, Apex.
+mean the CPU, streams and random states are the CPU's own, and a tensor that is asked for its type says
+"torch.cuda.FloatTensor". Collectives run over gloo. Kernels that only exist for CUDA stay out of reach:
+Transformer Engine, Apex.
 """
 
 import contextlib
@@ -11,8 +12,9 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 import torch
+from megatron.core.fusions import fused_softmax
 from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from torch.overrides import TorchFunctionMode
 
 from offbeat.actors.trainers.megatron.errors import UnsupportedLayout
@@ -51,7 +53,8 @@ class _Stream:
     def wait_stream(self, _: object) -> None: ...
     def wait_event(self, _: object) -> None: ...
     def synchronize(self) -> None: ...
-    def record_event(self, *_: object) -> None: ...
+    def record_event(self, *_: object) -> "_Stream":
+        return self
 
 
 class _CudaMeansCpu(TorchFunctionMode):
@@ -66,6 +69,8 @@ class _CudaMeansCpu(TorchFunctionMode):
         keywords = dict(kwargs or {})
         if _is_cuda(keywords.get("device")):
             keywords["device"] = _CPU
+        if func is torch.Tensor.type and len(args) == 1 and not keywords:
+            return func(*args).replace("torch.", "torch.cuda.")  # the library compares these names
         if func is torch.Tensor.to:
             args = tuple(_CPU if _is_cuda(each) else each for each in args)
         return func(*args, **keywords)
@@ -89,6 +94,14 @@ def _set_rng_state(state: torch.Tensor, *_: object, **__: object) -> None:
     torch.set_rng_state(state)
 
 
+def _causal_mask(tokens: int) -> torch.Tensor:
+    return torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+
+
+def _numbers(tensor: Any, as_numpy: bool = False, **_: object) -> Any:  # noqa: ANN401, FBT001, FBT002 -- the library's
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
 def _replacements() -> list[tuple[ModuleType | type, Mapping[str, object]]]:
     cuda: dict[str, object] = {
         "current_device": lambda: _CPU,
@@ -109,8 +122,12 @@ def _replacements() -> list[tuple[ModuleType | type, Mapping[str, object]]]:
         (torch.cuda.random, rng),
         # It would queue the call until CUDA starts, which is never.
         (megatron_random, {"_lazy_call": _nothing}),
+        # It leaves tensors of the CPU as they are, where numbers were asked for.
+        (token_dispatcher, {"maybe_move_tensor_to_cpu": _numbers}),
         # 0.16.1 reads this name without Transformer Engine, too, and never defines it.
         (moe_utils, {"te_general_gemm": None}),
+        # Layers that are computed again ask for it in backward, where no function mode reaches.
+        (fused_softmax, {"get_default_causal_mask": _causal_mask}),
         (torch.Tensor, {"cuda": lambda tensor, *_, **__: tensor}),
     ]
 

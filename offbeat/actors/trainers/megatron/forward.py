@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -44,6 +45,7 @@ class Forward:
         self._wrapped, self._model = wrapped, model
         self._layout, self._vocabulary = layout, vocabulary
         self._device = next(model.parameters()).device
+        self._sequence_parallel = model.config.sequence_parallel
 
     def run(
         self,
@@ -109,6 +111,12 @@ class Forward:
 
         def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_TRH = inputs[0]
+            if self._sequence_parallel:
+                # The head's backward adds up the ranks' gradients of the chosen places: whole ones
+                # come back here, and each rank takes those of its own tokens.
+                hidden_TRH = gather_from_sequence_parallel_region(
+                    hidden_TRH, tensor_parallel_output_grad=False, group=tensor_group()
+                )
             flat = hidden_TRH.transpose(0, 1).reshape(-1, 1, hidden_TRH.shape[-1])
             return (flat.index_select(0, places_U), *inputs[1:])
 

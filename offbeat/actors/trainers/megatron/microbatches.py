@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.transformer import TransformerConfig
 
 from offbeat.actors.trainers.batches.packing import PADDING, Batch, Ints, Packed, pack
 from offbeat.actors.trainers.batches.rows import (
@@ -36,29 +37,41 @@ class Cutting:
         return [pack(batch, each) for each in plan_microbatches(rows, self.max_tokens)]
 
 
-def aligned(
-    microbatches: Sequence[Packed], *, with_experts: bool, at_least: int = 0
-) -> list[Packed]:
-    """The same microbatches, and empty ones behind them, so that no rank waits for another.
+def aligned(microbatches: Sequence[Packed], config: TransformerConfig) -> list[Packed]:
+    """The same microbatches, padded and with empty ones behind, so that no rank waits for another.
 
-    Ranks that share experts exchange the tokens of every microbatch: they need as many of them, and
-    of the same shape, as the others. All of them call this together. Ranks that only share gradients
-    need neither.
+    Ranks that share experts exchange the tokens of every microbatch. They need as many of them as the
+    others, and of the same shape if they gather the tokens of all; they call this together. Ranks that
+    only share gradients need not be even. Ranks that share each row need its length to be a multiple.
     """
-    if not with_experts:
-        return [*microbatches, *[_EMPTY] * (at_least - len(microbatches))]
-    shapes = [each.input_ids_RT.shape for each in microbatches] or [(1, 1)]
-    rows, tokens = (max(each) for each in zip(*shapes, strict=True))
-    wanted = torch.tensor([max(at_least, len(microbatches)), rows, tokens])
-    wanted = wanted.to(torch.cuda.current_device())
-    dist.all_reduce(wanted, dist.ReduceOp.MAX, group=expert_group())
-    count, rows, tokens = wanted.tolist()
-    padded = [_padded(each, rows, tokens) for each in microbatches]
-    return padded + [_padded(_EMPTY, rows, tokens)] * (count - len(padded))
+    multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    has_experts = config.num_moe_experts is not None
+    gathers = has_experts and config.moe_token_dispatcher_type == "allgather"  # noqa: S105 -- no secret
+    shapes: list[tuple[int, int]] = [each.input_ids_RT.shape for each in microbatches]
+    count, rows, tokens = len(shapes), 1, 1
+    if has_experts:
+        every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
+        count, rows, tokens = _most([count, max(every_rows), max(every_tokens)])
+    even: list[Packed] = []
+    for each in [*microbatches, *[_EMPTY] * (count - len(shapes))]:
+        own_rows, own_tokens = each.input_ids_RT.shape
+        shape = (rows, tokens) if gathers else (own_rows, own_tokens)
+        even.append(_padded(each, *shape, multiple))
+    return even
 
 
-def _padded(packed: Packed, rows: int, tokens: int) -> Packed:
-    """The same with more rows and longer ones; nothing is read from what is added."""
+def _most(values: Sequence[int]) -> list[int]:
+    """The largest of each on any rank that this one shares experts with."""
+    most = torch.tensor(values).to(torch.cuda.current_device())
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=expert_group())
+    return most.tolist()
+
+
+def _padded(packed: Packed, rows: int, tokens: int, multiple: int) -> Packed:
+    """The same with so many rows, and so long ones or a little longer; none of it is read."""
+    tokens = -(-tokens // multiple) * multiple
+    if packed.input_ids_RT.shape == (rows, tokens):
+        return packed
     width = packed.input_ids_RT.shape[1]
     row_U, column_U = np.divmod(packed.predicts_U, width)
 

@@ -9,7 +9,6 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
@@ -18,20 +17,30 @@ from torch.nn import functional
 
 from offbeat.actors.trainers.megatron.architecture import Architecture
 from offbeat.actors.trainers.megatron.errors import UnsupportedLayout
+from offbeat.actors.trainers.megatron.layers import block_of, mark_what_is_dealt
 from offbeat.actors.trainers.megatron.layout import Layout
 from offbeat.actors.trainers.megatron.mapping import padded_vocabulary
 
 
 def transformer_config(
-    architecture: Architecture, layout: Layout, dtype: torch.dtype
+    architecture: Architecture,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool = False,
+    recompute: bool = False,
 ) -> TransformerConfig:
     """The library's description of one rank's share.
 
     Raises:
         UnsupportedLayout: The model cannot be cut like this.
     """
-    _check(architecture, layout)
+    _check(architecture, layout, sequence_parallel=sequence_parallel)
     a = architecture
+    # A token travels to its experts. With tensor parallelism that takes gathers of uneven parts, which
+    # gloo does not have, and the tests could not run what is trained with: there every rank gathers the
+    # tokens of all that it shares experts with, whose rows are made alike.
+    gathers = a.experts > 0 and layout.tensor > 1
     options: dict[str, Any] = {
         "num_layers": a.layers,
         "hidden_size": a.hidden,
@@ -51,19 +60,25 @@ def transformer_config(
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
         "expert_model_parallel_size": layout.expert,
+        "sequence_parallel": sequence_parallel,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        # Microbatches are as long as their longest row. With experts they are made alike instead:
-        # the dispatcher that gloo can carry wants that, and refuses the option.
-        "variable_seq_lengths": layout.pipeline > 1 and not a.experts,
-        "moe_token_dispatcher_type": "allgather" if a.experts else "alltoall",
+        # Microbatches are as long as their longest row.
+        "variable_seq_lengths": layout.pipeline > 1 and not gathers,
+        "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
         "use_cpu_initialization": True,  # of weights that are about to be loaded
         "perform_initialization": False,
         "gradient_accumulation_fusion": False,  # a CUDA kernel of Apex
         # Else the schedule divides the loss by the number of its microbatches.
         "calculate_per_token_loss": True,
     }
+    if recompute:  # each layer by itself
+        options |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     if a.experts:
         options |= {
             "num_moe_experts": a.experts,
@@ -81,14 +96,9 @@ def build_model(
 ) -> GPTModel:
     """One rank's share of the model, on the device the library takes for its own."""
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-    spec = get_gpt_layer_local_spec(
-        num_experts=architecture.experts or None,
-        qk_layernorm=architecture.qk_norm,
-        normalization="RMSNorm",
-    )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=block_of(architecture, layout),
         vocab_size=padded_vocabulary(architecture, layout),
         max_sequence_length=architecture.max_positions,
         pre_process=layout.is_first_stage,
@@ -100,18 +110,28 @@ def build_model(
     model.rotary_pos_emb = PackedRotary(
         architecture.head_dim, architecture.rope_theta, model.pg_collection.cp
     )
-    for module in model.modules():
-        if isinstance(module, torch.nn.RMSNorm):  # built in torch's default type
-            module.to(config.params_dtype)
+    mark_what_is_dealt(model)
+    if layout.is_last_stage:
+        # ``Forward`` gathers what the head sees, which is less than the head itself would.
+        model.output_layer.sequence_parallel = False
     return model.to(torch.cuda.current_device())
 
 
 def in_data_parallel(
-    model: GPTModel, config: TransformerConfig, *, overlap: bool
+    model: GPTModel, config: TransformerConfig, *, overlap: bool, sharded: bool
 ) -> DistributedDataParallel:
-    """The model with buffers for its gradients. Sums of many microbatches need more than 16 bits."""
+    """The model with buffers for its gradients. Sums of many microbatches need more than 16 bits.
+
+    Args:
+        model: One rank's share.
+        config: Its description.
+        overlap: Reductions may start while backward passes still run.
+        sharded: Reduced gradients are dealt to data-parallel ranks, for an optimizer that is, too.
+    """
     options = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=config.params_dtype != torch.float64, overlap_grad_reduce=overlap
+        grad_reduce_in_fp32=config.params_dtype != torch.float64,
+        overlap_grad_reduce=overlap,
+        use_distributed_optimizer=sharded,
     )
     return DistributedDataParallel(config, options, model)
 
@@ -139,7 +159,7 @@ class PackedRotary(RotaryEmbedding):
         return torch.cat((angles_TRD, angles_TRD), dim=-1)[:, :, None, :]
 
 
-def _check(a: Architecture, layout: Layout) -> None:
+def _check(a: Architecture, layout: Layout, *, sequence_parallel: bool) -> None:
     divisible = (
         ("trainer.tensor_parallel", layout.tensor, "key-value heads", a.groups),
         ("trainer.tensor_parallel", layout.tensor, "heads", a.heads),
@@ -150,6 +170,9 @@ def _check(a: Architecture, layout: Layout) -> None:
     for setting, ranks, what, count in divisible:
         if count % ranks:
             raise UnsupportedLayout(setting, str(ranks), f"a divisor of the model's {count} {what}")
-    if a.experts and layout.tensor > 1:
-        want = "1: experts with tensor parallelism need sequence parallelism, which is not wired up"
-        raise UnsupportedLayout("trainer.tensor_parallel", str(layout.tensor), want)
+    if a.experts and layout.tensor > 1 and not sequence_parallel:
+        want = "true: the library trains experts with tensor parallelism in no other way"
+        raise UnsupportedLayout("trainer.sequence_parallel", "false", want)
+    if sequence_parallel and layout.tensor == 1:
+        want = "false, or trainer.tensor_parallel to 2 or more: its ranks share the tokens"
+        raise UnsupportedLayout("trainer.sequence_parallel", "true", want)

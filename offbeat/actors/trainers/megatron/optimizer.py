@@ -1,15 +1,17 @@
 """AdamW over the library's gradient buffers: every rank updates all it holds.
 
 Half-precision parameters get a float32 master each. Moments are as large as the share of the model
-this rank holds: for less, there is the library's distributed optimizer, which needs CUDA.
+this rank holds: for less, on CUDA, there is ``sharded_optimizer``, which keeps the same promises.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
 from offbeat.actors.trainers.megatron.hf_files import view_of
@@ -21,20 +23,94 @@ MASTER: Final = "master"
 _HALF: Final = (torch.bfloat16, torch.float16)
 
 
-class MainGradAdamW:
-    """AdamW on this rank's parameters. Weight decay is for matrices only.
+def has_master(parameter: Tensor) -> bool:
+    """Its updates would be lost in rounding: a float32 copy of it is what is trained."""
+    return parameter.dtype in _HALF
 
-    Args:
-        module: Its parameters, each with a ``main_grad``.
-        config: Rates and bounds.
-        owned: What this rank answers for: every element of the model is in one box of one rank.
+
+class RankOptimizer(ABC):
+    """AdamW on what one rank holds. Weight decay is for matrices only.
+
+    Its state has the same form whoever keeps it, and is as large as this rank's share of the model.
     """
 
-    def __init__(self, module: nn.Module, config: OptimizerConfig, owned: Sequence[Box]) -> None:
+    sharded: ClassVar[bool]
+    """It wants gradients that are dealt to data-parallel ranks, not whole ones on each."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+    ) -> None:
+        """Start with no moments, from the weights as they are.
+
+        Args:
+            ddp: A module whose parameters have a ``main_grad`` each.
+            config: Rates and bounds.
+            owned: What this rank answers for: every element of the model is in one box of one rank.
+        """
         self._config, self._owned = config, owned
-        self._parameters = dict(module.named_parameters())
-        self._masters = {
-            name: each.detach().float().requires_grad_() if each.dtype in _HALF else each
+        self._parameters: dict[str, nn.Parameter] = dict(ddp.module.named_parameters())
+
+    @abstractmethod
+    def grad_norm(self) -> float:
+        """Of the whole model's reduced gradients, nothing counted twice; all ranks call it."""
+
+    @abstractmethod
+    def step(self, grad_norm: float, learning_rate: float) -> None:
+        """Clip by this norm, which is finite, and update; all ranks call it."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Updates since the state was new."""
+
+    @abstractmethod
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """By kind, then by the parameter's name: moments, and masters where there are any.
+
+        All ranks call it.
+        """
+
+    @abstractmethod
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        """Take up a ``state`` of the same parameters; the weights are somebody else's business."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Be as new, after somebody else wrote the weights."""
+
+    def kinds(self, steps: int) -> tuple[str, ...]:
+        """The kinds of a ``state`` after so many updates."""
+        masters = (MASTER,) if self._has_masters else ()
+        return (*MOMENTS, *masters) if steps else masters
+
+    def like(self, name: str) -> Tensor:
+        """Room for one parameter's moment or master, filled with zeros."""
+        parameter = self._parameters[name].detach()
+        dtype = torch.float32 if has_master(parameter) else parameter.dtype
+        return torch.zeros_like(parameter, dtype=dtype)
+
+    @property
+    def bytes_a_weight(self) -> int:
+        """Of ``state``, once there are moments."""
+        room = self.like(next(iter(self._parameters)))
+        return room.element_size() * (2 + self._has_masters)
+
+    @property
+    def _has_masters(self) -> bool:
+        return any(has_master(each) for each in self._parameters.values())
+
+
+class MainGradAdamW(RankOptimizer):
+    """torch's AdamW on all of this rank's parameters."""
+
+    sharded: ClassVar[bool] = False
+
+    def __init__(
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+    ) -> None:
+        super().__init__(ddp, config, owned)
+        self._masters: dict[str, Tensor] = {
+            name: each.detach().float().requires_grad_() if has_master(each) else each
             for name, each in self._parameters.items()
         }
         masters = self._masters.values()
@@ -53,11 +129,7 @@ class MainGradAdamW:
         )
 
     def grad_norm(self) -> float:
-        """Of the whole model's reduced gradients; all ranks call it.
-
-        Summed over owned boxes, so that nothing counts twice: not what tensor-parallel ranks hold
-        alike, nor a tied embedding on two stages, nor replicas.
-        """
+        """Summed over owned boxes: neither replicas count twice nor tied embeddings on two stages."""
         gradients = {name: _gradient(each) for name, each in self._parameters.items()}
         device = next(iter(gradients.values())).device
         squares = torch.zeros((), dtype=torch.float64, device=device)
@@ -67,7 +139,6 @@ class MainGradAdamW:
         return math.sqrt(float(squares))
 
     def step(self, grad_norm: float, learning_rate: float) -> None:
-        """Clip by this norm, which is finite, and update."""
         limit = self._config.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
         for name, master in self._masters.items():
@@ -85,12 +156,10 @@ class MainGradAdamW:
 
     @property
     def steps(self) -> int:
-        """Updates since the state was new."""
         taken = [int(each["step"]) for each in self._adamw.state.values()]
         return max(taken, default=0)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """By kind, then by the parameter's name: moments, and masters where there are any."""
         kinds = {
             kind: {name: self._adamw.state[each][kind] for name, each in self._masters.items()}
             for kind in (MOMENTS if self.steps else ())
@@ -101,7 +170,6 @@ class MainGradAdamW:
 
     @torch.no_grad()
     def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Take up a ``state`` of the same parameters; the weights are somebody else's business."""
         self._adamw.state.clear()
         for name, master in self._own_masters():
             master.copy_(kinds[MASTER][name])
@@ -113,28 +181,11 @@ class MainGradAdamW:
                 **{kind: kinds[kind][name].to(master.device) for kind in MOMENTS},
             }
 
-    def kinds(self, steps: int) -> tuple[str, ...]:
-        """The kinds of a ``state`` after so many updates."""
-        masters = (MASTER,) if any(True for _ in self._own_masters()) else ()
-        return ((*MOMENTS, *masters)) if steps else masters
-
-    def like(self, name: str) -> Tensor:
-        """Room for one parameter's moment or master, filled with zeros."""
-        return torch.zeros_like(self._masters[name], requires_grad=False)
-
     @torch.no_grad()
     def reset(self) -> None:
-        """Be as new, after somebody else wrote the weights."""
         self._adamw.state.clear()
         for name, master in self._own_masters():
             master.copy_(self._parameters[name])
-
-    @property
-    def bytes_a_weight(self) -> int:
-        """Of ``state``, once there are moments."""
-        name = next(iter(self._masters))
-        has_master = self._masters[name] is not self._parameters[name]
-        return self._masters[name].element_size() * (2 + has_master)
 
     def _own_masters(self) -> Iterator[tuple[str, Tensor]]:
         for name, master in self._masters.items():

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, cast
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from numpy.typing import NDArray
@@ -29,14 +27,13 @@ from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.megatron.architecture import read_architecture
 from offbeat.actors.trainers.megatron.forward import Forward
 from offbeat.actors.trainers.megatron.gathering import Gathering
-from offbeat.actors.trainers.megatron.gradients import Gradients
 from offbeat.actors.trainers.megatron.groups import pipeline_group, start_groups
 from offbeat.actors.trainers.megatron.hf_directory import save_directory
 from offbeat.actors.trainers.megatron.hf_files import load_boxes
 from offbeat.actors.trainers.megatron.mapping import Box, boxes_of
 from offbeat.actors.trainers.megatron.microbatches import Cutting, aligned
 from offbeat.actors.trainers.megatron.model import build_model, in_data_parallel, transformer_config
-from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW
+from offbeat.actors.trainers.megatron.parts import Parts, optimizer_for
 from offbeat.actors.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, agreed_most
 from offbeat.actors.trainers.process_group import line_of
@@ -46,21 +43,12 @@ from offbeat.actors.trainers.step_sums import StepSums, StepTotals
 from offbeat.actors.trainers.weights import torch_dtype, weights_digest
 from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.run import ModelConfig
-from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
 
 T = TypeVar("T")
 MakeTokens = Callable[[Packed, Tensor], LossTokens]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a trainer is put together from; tests exchange them."""
-
-    gradients: Callable[[DistributedDataParallel, TransformerConfig], Gradients] = Gradients
-    optimizer: Callable[[nn.Module, OptimizerConfig, Sequence[Box]], MainGradAdamW] = MainGradAdamW
-    overlap_grad_reduce: bool = False
 
 
 class MegatronTrainer(SplitStep):
@@ -102,18 +90,20 @@ class MegatronTrainer(SplitStep):
         self._dtype = torch_dtype(model.dtype)
         self.architecture = read_architecture(model_path)
         self.layout = start_groups(trainer, self._peers)
-        self.transformer = transformer_config(self.architecture, self.layout, self._dtype)
+        self.transformer = self._description()
         self.model = self._build(self.transformer, self.model_path)
+        optimizer = self._parts.optimizer or optimizer_for(self._device, self._dtype)
         self.ddp = in_data_parallel(
-            self.model, self.transformer, overlap=self._parts.overlap_grad_reduce
+            self.model,
+            self.transformer,
+            overlap=self._parts.overlap_grad_reduce,
+            sharded=optimizer.sharded,
         )
         self._forward = self._forward_of(self.ddp, self.model)
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
         self.boxes = self._boxes_of(self.model)
         self.gathering = Gathering(self.boxes)
-        self.optimizer = self._parts.optimizer(
-            self.model, trainer.optimizer, self.gathering.owned()
-        )
+        self.optimizer = optimizer(self.ddp, trainer.optimizer, self.gathering.owned())
         a = self.architecture
         self._cutting = Cutting(
             trainer.max_tokens_per_microbatch,
@@ -292,7 +282,7 @@ class MegatronTrainer(SplitStep):
             failure = error
         agreed_most(self._peers, during, 0, failure)
         batch, own, made = cast("tuple[Batch | None, list[Packed], T]", found)
-        return batch, aligned(own, with_experts=self.architecture.experts > 0), made
+        return batch, aligned(own, self.transformer), made
 
     def _finish(self) -> StepResult:
         started, sums = time.perf_counter(), self._step
@@ -373,6 +363,15 @@ class MegatronTrainer(SplitStep):
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def _description(self) -> TransformerConfig:
+        return transformer_config(
+            self.architecture,
+            self.layout,
+            self._dtype,
+            sequence_parallel=self._config.sequence_parallel,
+            recompute=self._config.activation_checkpointing,
+        )
+
     def _build(self, config: TransformerConfig, path: Path) -> GPTModel:
         model = build_model(self.architecture, config, self.layout, self._seed)
         parameters = {name: each.detach() for name, each in model.named_parameters()}
@@ -388,8 +387,7 @@ class MegatronTrainer(SplitStep):
 
     @cached_property
     def _reference(self) -> Forward:
-        config = transformer_config(self.architecture, self.layout, self._dtype)
-        model = self._build(config, self._reference_path)
+        model = self._build(self._description(), self._reference_path)
         model.requires_grad_(requires_grad=False)
         return self._forward_of(model, model)
 
