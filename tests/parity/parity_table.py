@@ -3,20 +3,26 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from parity_cases import PAGE_CASES, Case
+
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEAD = """# Parity of the trainers
 
 The split train step gives the gradient of the single-shot step, however a batch is cut into chunks, laid out in rows and dealt to ranks.
 Below is the largest relative error of any tensor of the gradient: the largest difference to the reference, over the largest value of that
 tensor. The reference is the `torch` trainer on one rank with the whole batch in one chunk, which is itself held against plain autograd, one
-sequence after another (`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10.
+sequence after another (`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10. With experts they
+allow 1e-5: transformers and megatron-core both round the router's probabilities to float32, whatever they are given.
 
-Written by `python -m pytest tests/parity --write-parity`; the rows of a backend that did not run stay as they were.
+dp: data-parallel ranks, tp: tensor-parallel ones, pp: pipeline stages, ep: ranks that share the experts; *sequence*: tensor-parallel ranks
+share the tokens, too; *overlap*: reductions start while backward passes run. Ranks are processes over gloo.
+
+Written by `python -m pytest tests/parity -m long --write-parity`, in one run over one world of ranks for all backends; a row that was not
+run stays as it was.
 
 """
 BACKENDS = ("torch", "megatron")
 NAMES = ("backend", "layout", "rows", "loss")
-Case = tuple[str, str, str, str]
 
 
 class ParityTable:
@@ -29,15 +35,15 @@ class ParityTable:
     def add(
         self, backend: str, layout: str, loss: str, chunks: int, error: float, rows: str = "packed"
     ) -> None:
-        """One measurement; of several of the same, the largest error counts."""
+        """One measurement of a case of the page; of several of the same, the largest error counts."""
         case = backend, layout, rows, loss
+        assert case in PAGE_CASES, f"{case} is no row of the page"
         worst = self._worst[case, chunks] = max(error, self._worst.get((case, chunks), 0.0))
         self._errors.setdefault(case, {})[chunks] = f"{worst:.1e}"
 
     def write(self, page: Path = PAGE) -> None:
         """Put what was measured into the page."""
-        ran = {case[0] for case in self._errors}
-        errors = {case: each for case, each in read(page).items() if case[0] not in ran}
+        errors = {case: each for case, each in read(page).items() if case in PAGE_CASES}
         errors |= self._errors
         chunks = sorted({count for each in errors.values() for count in each})
         heads = (*NAMES, *(f"{count} chunk{'s' * (count > 1)}" for count in chunks))

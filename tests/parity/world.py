@@ -4,6 +4,7 @@ A job is a function of an importable module, ``"torch_jobs:split"``; every rank 
 with the world's peers and the same arguments.
 """
 
+import gc
 import importlib
 import multiprocessing
 import tempfile
@@ -94,6 +95,7 @@ def work(rank: int, connection: Connection) -> None:
             reply = False, run_job(rank, ranks, store, job, arguments)
         except Exception:  # noqa: BLE001 -- the test process judges it
             reply = True, traceback.format_exc()
+        gc.collect()  # a trainer is a cycle, and holds process groups of three threads each
         connection.send(reply)
 
 

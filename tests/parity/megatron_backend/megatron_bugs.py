@@ -9,7 +9,8 @@ import msgspec
 from torch import Tensor
 
 from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
-from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW
+from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
+from offbeat.actors.trainers.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.messages.training import StepResult
@@ -72,10 +73,56 @@ class Averaged(Recording):
         super().scale(factor / self._ddp.dp_group.size())
 
 
+class NormsNotAdded(Recording):
+    """Ranks that share the tokens keep their parts of the norms' gradients to themselves."""
+
+    def begin(self) -> None:
+        super().begin()
+        for each in self._ddp.module.parameters():
+            setattr(each, "sequence_parallel", False)  # noqa: B010 -- no attribute of torch's
+
+
 GRADIENTS: dict[str, Callable[..., Gradients]] = {
     each.__name__: each
-    for each in (Recording, ReducedTwice, FinalizeHookLeft, NoSyncLeaked, NoSyncHookLeft, Averaged)
+    for each in (
+        Recording,
+        ReducedTwice,
+        FinalizeHookLeft,
+        NoSyncLeaked,
+        NoSyncHookLeft,
+        Averaged,
+        NormsNotAdded,
+    )
 }
+
+
+class UnmarkedMatrices(ShardedAdamW):
+    """The library takes what tensor-parallel ranks hold for copies, and measures the first rank's."""
+
+    def grad_norm(self) -> float:
+        for each in self._chained:
+            for main in each.get_parameters():
+                setattr(main, "tensor_model_parallel", False)  # noqa: B010 -- as above
+        return super().grad_norm()
+
+
+class DecaysVectors(ShardedAdamW):
+    """Weight decay as the library's optimizer has it without the library's scheduler."""
+
+    def step(self, grad_norm: float, learning_rate: float) -> None:
+        for group in self._library.param_groups:
+            group["wd_mult"] = 1.0
+        super().step(grad_norm, learning_rate)
+
+
+class StatesOfParts(ShardedAdamW):
+    """A moment is read where this rank keeps its part, and not from the others."""
+
+    def _whole(self, place: Any, kind: str) -> Tensor:
+        whole = super()._whole(place, kind)
+        own = whole.new_zeros(whole.numel())
+        own[place.part] = whole.view(-1)[place.part]
+        return own.view(whole.shape)
 
 
 class LateRate(MegatronTrainer):
@@ -135,3 +182,9 @@ class FaultyAdamW(MainGradAdamW):
         if self.site == "step":
             raise Injected(self.site)
         super().step(grad_norm, learning_rate)
+
+
+OPTIMIZERS: dict[str, type[RankOptimizer]] = {
+    each.__name__: each
+    for each in (FaultyAdamW, ShardedAdamW, UnmarkedMatrices, DecaysVectors, StatesOfParts)
+}

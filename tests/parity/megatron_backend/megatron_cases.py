@@ -1,48 +1,57 @@
 """What tests ask of a world, and what they are told: knows neither torch nor the library."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
+from parity_cases import Arrays, Outcome, Step
 
 from offbeat.messages.training import LossSpec, StepResult
 
-Arrays = dict[str, NDArray[Any]]
-
 
 @dataclass(frozen=True)
-class Cut:
-    """A layout and what is trained under it."""
+class JobStep(Step):
+    """A step with its loss."""
 
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-    dtype: str = "float64"
-    max_tokens: int = 150
-    shared_prompt: bool = True
-    overlap: bool = False
-    optimizer: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 1e-2})
-
-    @property
-    def ranks(self) -> int:
-        return self.data * self.tensor * self.pipeline
-
-
-@dataclass(frozen=True)
-class Step:
-    """Groups with their advantages."""
-
-    groups: list[dict[str, Any]]
-    advantages: list[tuple[float, ...]]
     loss: LossSpec
 
+    @classmethod
+    def of(cls, step: Step, loss: LossSpec, groups: int | None = None) -> "JobStep":
+        return cls(step.groups[:groups], step.advantages[:groups], loss)
+
 
 @dataclass(frozen=True)
-class Outcome:
+class Told:
     """What a step did, on one rank."""
 
     result: StepResult
     gradients: Arrays = field(repr=False)  # of the whole model, reduced, before clipping
     weights: Arrays = field(repr=False)
     in_step: bool  # this rank's share is what the others say it is
+
+
+def told(outcome: Outcome, loss: LossSpec) -> Told:
+    """The torch trainer's outcome in the terms of this one."""
+    result, sums = outcome.result, outcome.gradients[1]
+    divisor = result.tokens if loss.normalize == "tokens" else result.sequences
+    gradients = {name: each / divisor for name, each in apart(sums).items()}
+    return Told(result, gradients, apart(outcome.weights), in_step=True)
+
+
+def apart(tensors: Mapping[str, Any]) -> Arrays:
+    """transformers holds the experts of a layer in two tensors, megatron-core each by itself."""
+    named = Arrays()
+    for name, tensor in tensors.items():
+        prefix, _, kind = name.rpartition(".")
+        if not prefix.endswith("mlp.experts"):
+            named[name] = tensor
+            continue
+        for expert, each in enumerate(tensor):
+            inside = f"{prefix}.{expert}"
+            if kind == "down_proj":
+                named[f"{inside}.down_proj.weight"] = each
+            else:
+                gate, up = np.split(each, 2)
+                named |= {f"{inside}.gate_proj.weight": gate, f"{inside}.up_proj.weight": up}
+    return named

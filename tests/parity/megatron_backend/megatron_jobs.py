@@ -7,31 +7,47 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron_bugs import GRADIENTS, Faulty, FaultyAdamW, Injected, LateRate, Recording, main_grads
-from megatron_cases import Arrays, Cut, Outcome, Step
+from megatron_bugs import (
+    GRADIENTS,
+    OPTIMIZERS,
+    Faulty,
+    FaultyAdamW,
+    Injected,
+    LateRate,
+    Recording,
+    main_grads,
+)
+from megatron_cases import JobStep, Told
+from parity_cases import Arrays, chunked
+from parity_cases import MegatronCut as Cut
 from torch import Tensor
 
 from offbeat.actors.trainers.dispatch import Replicas, shares
-from offbeat.actors.trainers.gathered_source import GatheredSource
 from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in
+from offbeat.actors.trainers.megatron.errors import UnsupportedLayout
 from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
 from offbeat.actors.trainers.megatron.hf_files import view_of, where
-from offbeat.actors.trainers.megatron.split_step import MegatronTrainer, Parts
+from offbeat.actors.trainers.megatron.parts import Parts
+from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
 from offbeat.actors.trainers.peers import Peers, WorldBroken
-from offbeat.config.run import ModelConfig
+from offbeat.actors.trainers.rank_parts import source_of
+from offbeat.actors.trainers.spec import TrainerSpec
+from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
-from offbeat.weight_sync.chunks import tensor_views, walk
+from offbeat.weight_sync.manifest import Manifest, release_digest
 
 # --- jobs --------------------------------------------------------------------------------------------
 
 
 PEERS: list[Peers] = []
 """Of the job that is being run."""
+
+TRAINERS: list[MegatronTrainer] = []
+"""That it has made."""
 
 
 def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
@@ -41,6 +57,7 @@ def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
             return globals()[name](**arguments)
         finally:
             forget_groups()
+            take_apart()
             if peers.size == 1 and dist.is_initialized():
                 dist.destroy_process_group()
 
@@ -48,6 +65,16 @@ def run(peers: Peers, name: str, arguments: dict[str, Any]) -> Any:
 def forget_groups() -> None:
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
+
+
+def take_apart() -> None:
+    """Gradient hooks hold a model, and the graph that its experts' dispatcher keeps holds the hooks.
+
+    No collector sees that circle, and every model in it has process groups with threads of their own.
+    """
+    for trainer in TRAINERS:
+        vars(trainer.ddp).clear()
+    TRAINERS.clear()
 
 
 def make(
@@ -58,7 +85,7 @@ def make(
     **keywords: Any,
 ) -> MegatronTrainer:
     forget_groups()
-    return kind(
+    trainer = kind(
         path,
         trainer=TrainerConfig(
             backend="megatron",
@@ -66,52 +93,56 @@ def make(
             tensor_parallel=cut.tensor,
             pipeline_parallel=cut.pipeline,
             expert_parallel=cut.expert,
+            sequence_parallel=cut.sequence,
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
+            activation_checkpointing=cut.recompute,
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
         total_steps=10,
         peers=PEERS[0],
-        parts=Parts(gradients, FaultyAdamW, cut.overlap),
+        parts=Parts(gradients, OPTIMIZERS[cut.updates], cut.overlap),
         **keywords,
     )
+    TRAINERS.append(trainer)
+    return trainer
 
 
-def mine(trainer: MegatronTrainer, step: Step, groups: Sequence[int]) -> list[int]:
+def mine(trainer: MegatronTrainer, step: JobStep, groups: Sequence[int]) -> list[int]:
     """Those of these groups that this rank is dealt, as the driver deals them; maybe none."""
     tokens = {int(i): len(step.groups[i]["response_ids"]) for i in groups}
     return list(shares(tokens, trainer.layout.data)[trainer.layout.data_rank])
 
 
 def calls_of(
-    trainer: MegatronTrainer, step: Step, chunks: int, key: StepKey
+    trainer: MegatronTrainer, step: JobStep, chunks: int, key: StepKey
 ) -> list[Callable[[], Any]]:
     """The calls of a split step, in order."""
     calls: list[Callable[[], Any]] = [partial(trainer.begin_train_step, key, step.loss)]
-    for part in np.array_split(np.arange(len(step.groups)), chunks):
+    for part in chunked(len(step.groups), chunks):
         key = key.next()
-        own = mine(trainer, step, list(part))
+        own = mine(trainer, step, part)
         groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
         calls.append(partial(trainer.train_microbatch, key, groups, advantages))
     calls.append(partial(trainer.finish_train_step, key.next()))
     return calls
 
 
-def run_step(trainer: MegatronTrainer, step: Step, chunks: int, key: StepKey) -> Outcome:
+def run_step(trainer: MegatronTrainer, step: JobStep, chunks: int, key: StepKey) -> Told:
     *calls, finish = calls_of(trainer, step, chunks, key)
     for call in calls:
         call()
     return outcome(trainer, finish())
 
 
-def outcome(trainer: MegatronTrainer, result: StepResult) -> Outcome:
+def outcome(trainer: MegatronTrainer, result: StepResult) -> Told:
     recording = trainer.gradients
     assert isinstance(recording, Recording)
     reduced = recording.reduced or {}
     gradients = arrays(trainer, reduced) if reduced else {}
     weights = dict(trainer.named_weights())
-    return Outcome(result, gradients, as_arrays(weights), agrees(trainer, weights))
+    return Told(result, gradients, as_arrays(weights), agrees(trainer, weights))
 
 
 def arrays(trainer: MegatronTrainer, values: dict[str, Tensor]) -> Arrays:
@@ -132,16 +163,27 @@ def agrees(trainer: MegatronTrainer, weights: dict[str, Tensor]) -> bool:
     )
 
 
-def split(path: Path, cut: Cut, step: Step, chunks: Sequence[int]) -> list[Outcome]:
+def split(path: Path, cut: Cut, step: JobStep, chunks: Sequence[int]) -> list[Told]:
     """The same step cut into so many chunks, by a new trainer each time."""
-    outcomes = list[Outcome]()
+    outcomes = list[Told]()
     for count in chunks:
         trainer = make(path, cut)
         outcomes.append(run_step(trainer, step, count, StepKey(1, 1, 0)))
     return outcomes
 
 
-def planted(path: Path, cut: Cut, step: Step, bug: str, count: int) -> Outcome | str:
+def recomputed(path: Path, cut: Cut, step: JobStep) -> list[tuple[Told, int]]:
+    """A step that keeps activations, and one that does not; passes through a layer in each."""
+    outcomes = list[tuple[Told, int]]()
+    for recompute in (False, True):
+        trainer, passes = make(path, replace(cut, recompute=recompute)), list[None]()
+        attention: Any = trainer.model.decoder.layers[0].self_attention  # pyright: ignore[reportAttributeAccessIssue]
+        attention.register_forward_pre_hook(lambda *_, told=passes: told.append(None))
+        outcomes.append((run_step(trainer, step, 2, StepKey(1, 1, 0)), len(passes)))
+    return outcomes
+
+
+def planted(path: Path, cut: Cut, step: JobStep, bug: str, count: int) -> Told | str:
     """The last of several equal steps of a trainer with a bug; or what the library said to it."""
     trainer = make(path, cut, GRADIENTS[bug])
     last = None
@@ -154,7 +196,7 @@ def planted(path: Path, cut: Cut, step: Step, bug: str, count: int) -> Outcome |
     return last
 
 
-def single(path: Path, cut: Cut, step: Step) -> Outcome:
+def single(path: Path, cut: Cut, step: JobStep) -> Told:
     trainer = make(path, cut)
     own = mine(trainer, step, range(len(step.groups)))
     groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
@@ -162,16 +204,30 @@ def single(path: Path, cut: Cut, step: Step) -> Outcome:
     return outcome(trainer, result)
 
 
-def steps(path: Path, cut: Cut, step: Step, count: int, *, late: bool = False) -> list[Outcome]:
+def steps(path: Path, cut: Cut, step: JobStep, count: int, *, late: bool = False) -> list[Told]:
     """Several steps on the same data."""
     trainer = make(path, cut, kind=LateRate if late else MegatronTrainer)
-    outcomes = list[Outcome]()
+    outcomes = list[Told]()
     for number in range(1, count + 1):
         outcomes.append(run_step(trainer, step, 2, StepKey(number, number, 0)))
     return outcomes
 
 
-def logprobs(path: Path, cut: Cut, step: Step, temperature: float) -> list[Arrays]:
+def aborted(path: Path, cut: Cut, step: JobStep) -> tuple[Told, Told]:
+    """Two steps with one between them that is given up, and without."""
+    outcomes = list[Told]()
+    for disturbed in (True, False):
+        trainer = make(path, cut)
+        run_step(trainer, step, 2, StepKey(1, 1, 0))
+        if disturbed:
+            for call in calls_of(trainer, step, 2, StepKey(2, 2, 0))[:-1]:
+                call()
+            trainer.abort_train_step(StepKey(2, 2, 9))
+        outcomes.append(run_step(trainer, step, 2, StepKey(2, 3, 0)))
+    return outcomes[0], outcomes[1]
+
+
+def logprobs(path: Path, cut: Cut, step: JobStep, temperature: float) -> list[Arrays]:
     trainer = make(path, cut)
     groups = [step.groups[i] for i in mine(trainer, step, range(len(step.groups)))]
     return list(
@@ -186,7 +242,7 @@ def exported(path: Path, cut: Cut, target: Path) -> tuple[Arrays, str, int]:
     return weights, trainer.weights_digest(), trainer.parameters
 
 
-def saved(path: Path, cut: Cut, step: Step, directory: Path) -> tuple[Outcome, str]:
+def saved(path: Path, cut: Cut, step: JobStep, directory: Path) -> tuple[Told, str]:
     """Two steps, the state after the first saved; what the second did."""
     trainer = make(path, cut)
     run_step(trainer, step, 2, StepKey(1, 1, 0))
@@ -196,7 +252,7 @@ def saved(path: Path, cut: Cut, step: Step, directory: Path) -> tuple[Outcome, s
     return run_step(trainer, step, 2, StepKey(2, 2, 0)), digest
 
 
-def loaded(path: Path, cut: Cut, step: Step, directory: Path) -> tuple[Outcome, str, str, int, Any]:
+def loaded(path: Path, cut: Cut, step: JobStep, directory: Path) -> tuple[Told, str, str, int, Any]:
     """The second of those steps, by a trainer that took up the state; then all is set back."""
     trainer = make(path, cut)
     initial = trainer.weights_digest()
@@ -206,6 +262,23 @@ def loaded(path: Path, cut: Cut, step: Step, directory: Path) -> tuple[Outcome, 
     second = run_step(trainer, step, 2, StepKey(2, 2, 0))
     trainer.reset()
     return second, digest, initial, applied, (trainer.weights_digest(), trainer.steps_applied)
+
+
+def refused(path: Path, cut: Cut, step: JobStep, options: dict[str, Any]) -> str:
+    """What is raised where the library's description of a model has other options."""
+
+    class Otherwise(MegatronTrainer):
+        def _description(self) -> Any:
+            config = super()._description()
+            for name, value in options.items():
+                setattr(config, name, value)
+            return config
+
+    try:
+        run_step(make(path, cut, kind=Otherwise), step, 1, StepKey(1, 1, 0))
+    except (AssertionError, RuntimeError, ValueError, UnsupportedLayout) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def places(path: Path, cut: Cut) -> tuple[bool, bool]:
@@ -222,23 +295,34 @@ def identities(path: Path, cut: Cut) -> tuple[Any, int]:
     return trainer.identity, trainer.state_nbytes
 
 
-def sent(path: Path, cut: Cut, chunk_bytes: int) -> tuple[Arrays, int]:
-    """What an engine receives: the release's tensors, unpacked from the first rank's chunks."""
+def released(
+    path: Path, cut: Cut, step: JobStep, generator: str, target: Path
+) -> tuple[Manifest, list[Any], str]:
+    """What the engines of a run are sent after a step, from the first rank; the model is saved, too."""
     trainer = make(path, cut)
-    source = GatheredSource(trainer.metas(), trainer.named_weights, chunk_bytes)
+    run_step(trainer, step, 1, StepKey(1, 1, 0))
+    trainer.save(target)
+    config = RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(path), "dtype": cut.dtype},
+            "generator": {"backend": generator},
+            "sync": {"chunk_mb": 0.02},
+        }
+    )
+    spec = TrainerSpec(config, str(path), run_dir="")
+    source = source_of(spec, trainer.metas(), trainer.named_weights)
     if dist.get_rank():
         source.take_part()
-        return {}, 0
-    tensors = dict[str, Any]()
-    packed = [data for data, _ in source.chunks()]
-    for chunk in walk(source.manifest):
-        tensors |= dict(tensor_views(chunk, packed[chunk.index]))
-    return as_arrays(tensors), len(packed)
+        return source.manifest, [], ""
+    chunks = list(source.chunks())
+    digest = release_digest(source.manifest, [each for _, each in chunks])
+    return source.manifest, [data for data, _ in chunks], digest
 
 
 def fault(
-    path: Path, cut: Cut, step: Step, site: str, failing: Sequence[int]
-) -> tuple[str, list[str], Outcome]:
+    path: Path, cut: Cut, step: JobStep, site: str, failing: Sequence[int]
+) -> tuple[str, list[str], Told]:
     """A step that fails at ``site`` on some ranks, is aborted on all, and is then done again.
 
     Returns:
@@ -271,7 +355,7 @@ def fault(
     return raised, changed, run_step(trainer, step, 3, StepKey(1, 2, 0))
 
 
-def pipeline_fault(path: Path, cut: Cut, step: Step) -> tuple[str, list[str]]:
+def pipeline_fault(path: Path, cut: Cut, step: JobStep) -> tuple[str, list[str]]:
     """A chunk that fails on every stage: what was raised, and what it left behind."""
     trainer = make(path, cut, Faulty)
     assert isinstance(trainer.gradients, Faulty)

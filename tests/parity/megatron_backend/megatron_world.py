@@ -1,4 +1,8 @@
-"""The shared world of ranks, with megatron-core on the CPU: through a shim, inside the workers only."""
+"""The shared world of ranks, with megatron-core on the CPU: through a shim, inside a job only.
+
+A worker enters the shim when a job begins and leaves it when it ends, so that the same processes
+serve the other suites.
+"""
 
 from typing import Any
 

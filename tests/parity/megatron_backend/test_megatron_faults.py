@@ -8,15 +8,16 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
-from megatron_cases import Cut, Outcome
-from megatron_cases import Step as JobStep
-from megatron_reference import FULL, Step, torch_step, worst_relative_error
+from megatron_cases import JobStep, Told
 from megatron_world import MegatronWorld
+from parity_cases import TOKENS, Step, worst_relative_error
+from parity_cases import MegatronCut as Cut
 
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.config.training import OptimizerConfig
 
 Models = Callable[[str], Path]
+TorchStep = Callable[..., Told]
 TIGHT = 1e-12
 IN_A_CHUNK = ("no_sync", "forward", "backward", "loss")
 OBJECTIONS = {
@@ -36,16 +37,17 @@ AT_THE_END = ("scale", "finalize", "synchronize", "grad_norm", "step")
 def test_a_chunk_that_fails_can_be_aborted_and_the_step_tried_again(
     megatron_world: MegatronWorld,
     models: Models,
-    step_data: Step,
+    torch_step: TorchStep,
+    step: Step,
     site: str,
     cut: Cut,
     ranks: tuple[int, ...],
 ) -> None:
-    path, step = models("qwen3"), JobStep(*step_data, FULL)
-    want = torch_step(path, step_data, FULL)
+    path, job_step = models("qwen3"), JobStep.of(step, TOKENS)
+    want = torch_step(TOKENS, "qwen3")
     everywhere = (0, 1) if site == "loss" else ranks
     replies = megatron_world.run(
-        cut.ranks, "fault", path=path, cut=cut, step=step, site=site, failing=everywhere
+        cut.ranks, "fault", path=path, cut=cut, step=job_step, site=site, failing=everywhere
     )
     for rank, (raised, changed, again) in enumerate(replies):
         assert bool(raised) == (rank in everywhere)
@@ -54,10 +56,12 @@ def test_a_chunk_that_fails_can_be_aborted_and_the_step_tried_again(
 
 
 def test_a_pipeline_that_fails_midway_asks_for_new_processes(
-    megatron_world: MegatronWorld, models: Models, step_data: Step
+    megatron_world: MegatronWorld, models: Models, step: Step
 ) -> None:
-    path, cut, step = models("qwen3"), Cut(pipeline=2), JobStep(*step_data, FULL)
-    for raised, changed in megatron_world.run(2, "pipeline_fault", path=path, cut=cut, step=step):
+    path, cut, job_step = models("qwen3"), Cut(pipeline=2), JobStep.of(step, TOKENS)
+    for raised, changed in megatron_world.run(
+        2, "pipeline_fault", path=path, cut=cut, step=job_step
+    ):
         assert raised.startswith("WorldBroken")
         assert "Injected: no_sync" in raised
         assert changed == []
@@ -68,12 +72,17 @@ def test_a_pipeline_that_fails_midway_asks_for_new_processes(
     "cut", [Cut(data=2), Cut(pipeline=2), Cut(tensor=2, data=2)], ids=["d2", "p2", "t2d2"]
 )
 def test_a_finish_that_fails_before_the_update_can_be_tried_again(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, site: str, cut: Cut
+    megatron_world: MegatronWorld,
+    models: Models,
+    torch_step: TorchStep,
+    step: Step,
+    site: str,
+    cut: Cut,
 ) -> None:
-    path, step = models("qwen3-tied"), JobStep(*step_data, FULL)
-    want = torch_step(path, step_data, FULL)
+    path, job_step = models("qwen3-tied"), JobStep.of(step, TOKENS)
+    want = torch_step(TOKENS, "qwen3-tied")
     for raised, changed, again in megatron_world.run(
-        cut.ranks, "fault", path=path, cut=cut, step=step, site=site, failing=range(cut.ranks)
+        cut.ranks, "fault", path=path, cut=cut, step=job_step, site=site, failing=range(cut.ranks)
     ):
         assert raised == f"Injected: {site}"
         assert changed == []
@@ -81,14 +90,14 @@ def test_a_finish_that_fails_before_the_update_can_be_tried_again(
 
 
 def test_a_finish_that_fails_around_its_overlapped_reduction_can_be_tried_again(
-    megatron_world: MegatronWorld, models: Models, step_data: Step
+    megatron_world: MegatronWorld, models: Models, torch_step: TorchStep, step: Step
 ) -> None:
-    path, step = models("qwen3"), JobStep(*step_data, FULL)
+    path, job_step = models("qwen3"), JobStep.of(step, TOKENS)
     cut = Cut(data=2, overlap=True)
-    want = torch_step(path, step_data, FULL)
+    want = torch_step(TOKENS, "qwen3")
     for site in ("start", "finalize", "synchronize"):  # before, while and after it is under way
         for raised, changed, again in megatron_world.run(
-            2, "fault", path=path, cut=cut, step=step, site=site, failing=(0, 1)
+            2, "fault", path=path, cut=cut, step=job_step, site=site, failing=(0, 1)
         ):
             assert (raised, changed) == (f"Injected: {site}", [])
             assert worst_relative_error(again.gradients, want.gradients) <= TIGHT
@@ -103,47 +112,54 @@ def test_a_finish_that_fails_around_its_overlapped_reduction_can_be_tried_again(
         ("NoSyncLeaked", Cut(data=2, overlap=True)),
         ("NoSyncHookLeft", Cut(data=2, overlap=True)),
         ("Averaged", Cut(data=2)),
+        ("NormsNotAdded", Cut(tensor=2, sequence=True)),
     ],
     ids=lambda each: each if isinstance(each, str) else f"d{each.data}t{each.tensor}",
 )
 def test_the_parity_tests_see_each_known_bug(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, bug: str, cut: Cut
+    megatron_world: MegatronWorld,
+    models: Models,
+    torch_step: TorchStep,
+    step: Step,
+    bug: str,
+    cut: Cut,
 ) -> None:
-    groups, advantages = step_data
-    even = groups[:6], advantages[:6]  # ranks with unequal work would wait for ever instead
-    path, step = models("qwen3-tied"), JobStep(*even, FULL)
-    want = torch_step(path, even, FULL)
+    # Six groups: ranks with unequal work would wait for ever instead.
+    path, job_step = models("qwen3-tied"), JobStep.of(step, TOKENS, groups=6)
+    want = torch_step(TOKENS, "qwen3-tied", groups=6)
     still = replace(cut, optimizer={"learning_rate": 1e-30})  # the second step is as the first
-    for got in megatron_world.run(2, "planted", path=path, cut=still, step=step, bug=bug, count=2):
-        if isinstance(got, Outcome):
+    for got in megatron_world.run(
+        2, "planted", path=path, cut=still, step=job_step, bug=bug, count=2
+    ):
+        if isinstance(got, Told):
             assert worst_relative_error(got.gradients, want.gradients) > 0.1, "unseen"
         else:
             assert got == OBJECTIONS[bug]
 
 
 def test_without_a_bug_the_same_test_sees_nothing(
-    megatron_world: MegatronWorld, models: Models, step_data: Step
+    megatron_world: MegatronWorld, models: Models, torch_step: TorchStep, step: Step
 ) -> None:
-    path, step = models("qwen3-tied"), JobStep(*step_data, FULL)
-    want = torch_step(path, step_data, FULL)
+    path, job_step = models("qwen3-tied"), JobStep.of(step, TOKENS)
+    want = torch_step(TOKENS, "qwen3-tied")
     for cut in (Cut(data=2), Cut(tensor=2), Cut(data=2, overlap=True)):
         still = replace(cut, optimizer={"learning_rate": 1e-30})
         for got in megatron_world.run(
-            2, "planted", path=path, cut=still, step=step, bug="Recording", count=2
+            2, "planted", path=path, cut=still, step=job_step, bug="Recording", count=2
         ):
             assert worst_relative_error(got.gradients, want.gradients) <= TIGHT
 
 
 def test_a_learning_rate_read_after_the_schedule_moved_is_seen(
-    megatron_world: MegatronWorld, models: Models, step_data: Step
+    megatron_world: MegatronWorld, models: Models, step: Step
 ) -> None:
     options = {"learning_rate": 1e-2, "warmup_steps": 3}
-    cut, step = Cut(optimizer=options), JobStep(*step_data, FULL)
+    cut, job_step = Cut(optimizer=options), JobStep.of(step, TOKENS)
     rates = [learning_rate(OptimizerConfig.model_validate(options), n, 10) for n in range(3)]
 
     def reported(late: bool) -> list[float]:
         (outcomes,) = megatron_world.run(
-            1, "steps", path=models("qwen3"), cut=cut, step=step, count=3, late=late
+            1, "steps", path=models("qwen3"), cut=cut, step=job_step, count=3, late=late
         )
         return [each.result.learning_rate for each in outcomes]
 
@@ -152,13 +168,13 @@ def test_a_learning_rate_read_after_the_schedule_moved_is_seen(
 
 
 def test_a_step_without_a_valid_token_is_refused_on_every_rank(
-    megatron_world: MegatronWorld, models: Models, step_data: Step
+    megatron_world: MegatronWorld, models: Models, step: Step
 ) -> None:
-    groups, advantages = step_data
+    groups, advantages = step.groups, step.advantages
     masked = [each | {"loss_mask": each["loss_mask"] & False} for each in groups]
-    step, cut = JobStep(masked, advantages, FULL), Cut(data=2)
+    job_step, cut = JobStep(masked, advantages, TOKENS), Cut(data=2)
     for (refused,) in megatron_world.run(
-        2, "split", path=models("qwen3"), cut=cut, step=step, chunks=(2,)
+        2, "split", path=models("qwen3"), cut=cut, step=job_step, chunks=(2,)
     ):
         assert not refused.result.applied
         assert refused.result.reason == "no valid tokens"
@@ -166,13 +182,13 @@ def test_a_step_without_a_valid_token_is_refused_on_every_rank(
 
 
 def test_a_loss_or_a_gradient_that_is_not_finite_leaves_the_weights_alone(
-    megatron_world: MegatronWorld, models: Models, step_data: Step
+    megatron_world: MegatronWorld, models: Models, step: Step
 ) -> None:
-    groups, advantages = step_data
+    groups, advantages = step.groups, step.advantages
     broken = [*advantages[:-1], (float("nan"), *advantages[-1][1:])]
     cut, path = Cut(data=2), models("qwen3")
     replies = megatron_world.run(
-        2, "split", path=path, cut=cut, step=JobStep(groups, broken, FULL), chunks=(2,)
+        2, "split", path=path, cut=cut, step=JobStep(groups, broken, TOKENS), chunks=(2,)
     )
     for (refused,) in replies:
         assert not refused.result.applied

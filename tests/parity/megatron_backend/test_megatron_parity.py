@@ -2,230 +2,191 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
-from megatron_cases import Cut, Outcome
-from megatron_cases import Step as JobStep
-from megatron_reference import (
-    BY_SEQUENCES,
-    FULL,
+from megatron_cases import JobStep, Told
+from megatron_world import MegatronWorld
+from parity_cases import (
+    BOUND,
+    CHUNKS,
+    EXPERT_LAYOUTS,
+    EXPERTS_BOUND,
+    LAYOUTS,
+    LOSSES,
+    MEGATRON_CASES,
+    TIED_LAYOUTS,
+    TOKENS,
+    Cut,
+    Outcome,
     Step,
-    hf_model,
-    reference,
-    torch_step,
+    rowed,
     worst_relative_error,
 )
-from megatron_world import MegatronWorld
-from safetensors.torch import load_file
+from parity_cases import MegatronCut as Ranks
+from parity_table import ParityTable
+from world import World
 
 Models = Callable[[str], Path]
-TIGHT = 1e-12
-"""Largest relative error in float64. Measured: 6e-15."""
-EXPERTS = 1e-5
-"""The same with experts: both sides round the router to float32."""
-LAYOUTS = {
-    "one-rank": Cut(),
-    "data2": Cut(data=2),
-    "tensor2": Cut(tensor=2),
-    "pipeline2": Cut(pipeline=2),
-    "tensor2-data2": Cut(tensor=2, data=2),
-    "pipeline2-data2": Cut(pipeline=2, data=2),
-    "tensor2-pipeline2": Cut(tensor=2, pipeline=2),
-    "data2-overlap": Cut(data=2, overlap=True),
-}
-LOSSES = {"tokens": FULL, "sequences": BY_SEQUENCES}
+TorchStep = Callable[..., Told]
 
 
-def check(outcomes: Sequence[Outcome], want: Outcome, tolerance: float = TIGHT) -> None:
+@pytest.fixture
+def compare(
+    megatron_world: MegatronWorld,
+    models: Models,
+    step: Step,
+    torch_step: TorchStep,
+    parity_table: ParityTable,
+) -> Callable[..., None]:
+    """One layout in every number of chunks beside the torch trainer; a row of the page."""
+
+    def run(layout: str, cut: Ranks, model: str, loss: str, rows: str = "packed") -> None:
+        spec = LOSSES[loss]
+        want = torch_step(spec, model)
+        bound = EXPERTS_BOUND if model == "moe" else BOUND
+        replies = megatron_world.run(
+            cut.ranks,
+            "split",
+            path=models(model),
+            cut=cut,
+            step=JobStep.of(step, spec),
+            chunks=CHUNKS,
+        )
+        for outcomes in replies:
+            for count, each in zip(CHUNKS, outcomes, strict=True):
+                error = worst_relative_error(each.gradients, want.gradients)
+                parity_table.add("megatron", layout, loss, count, error, rows)
+            check(outcomes, want, bound)
+
+    return run
+
+
+def check(outcomes: Sequence[Told], want: Told, bound: float = BOUND) -> None:
     for each in outcomes:
         assert each.in_step, "replicas or tied copies differ"
-        assert worst_relative_error(each.gradients, want.gradients) <= tolerance
+        assert worst_relative_error(each.gradients, want.gradients) <= bound
         got, wanted = each.result, want.result
         assert (got.applied, got.tokens, got.sequences) == (True, wanted.tokens, wanted.sequences)
-        assert got.loss == pytest.approx(wanted.loss, rel=tolerance)
-        assert got.grad_norm == pytest.approx(wanted.grad_norm, rel=tolerance)
+        assert got.loss == pytest.approx(wanted.loss, rel=bound)
+        assert got.grad_norm == pytest.approx(wanted.grad_norm, rel=bound)
         assert got.learning_rate == wanted.learning_rate
-        assert got.metrics == pytest.approx(wanted.metrics, rel=max(tolerance, 1e-6))
+        assert got.metrics == pytest.approx(wanted.metrics, rel=max(bound, 1e-6))
 
 
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-@pytest.mark.parametrize("cut", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize(("layout", "rows", "loss"), MEGATRON_CASES)
 def test_a_step_in_any_chunks_under_any_layout_is_the_torch_trainers(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, cut: Cut, loss: Any
+    compare: Callable[..., None], layout: str, rows: str, loss: str
 ) -> None:
-    path = models("qwen3")
-    want = torch_step(path, step_data, loss)
-    step = JobStep(*step_data, loss)
-    for outcomes in megatron_world.run(
-        cut.ranks, "split", path=path, cut=cut, step=step, chunks=(1, 2, 8)
-    ):
-        check(outcomes, want)
+    compare(layout, rowed(LAYOUTS[layout], rows), "qwen3", loss, rows)
+
+
+@pytest.mark.parametrize("layout", TIED_LAYOUTS)
+def test_a_tied_embedding_on_two_stages_is_one_weight(
+    compare: Callable[..., None], layout: str
+) -> None:
+    compare(layout, TIED_LAYOUTS[layout], "qwen3-tied", "tokens")
+
+
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+def test_experts_train_as_in_the_torch_trainer(compare: Callable[..., None], layout: str) -> None:
+    compare(layout, EXPERT_LAYOUTS[layout], "moe", "tokens")
 
 
 @pytest.mark.parametrize("cut", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_split_step_and_the_single_shot_move_the_weights_alike(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, cut: Cut
+    megatron_world: MegatronWorld, models: Models, step: Step, cut: Ranks
 ) -> None:
-    step, path = JobStep(*step_data, FULL), models("qwen3")
-    singles = megatron_world.run(cut.ranks, "single", path=path, cut=cut, step=step)
-    splits = megatron_world.run(cut.ranks, "split", path=path, cut=cut, step=step, chunks=(3,))
+    given = {"path": models("qwen3"), "cut": cut, "step": JobStep.of(step, TOKENS)}
+    singles = megatron_world.run(cut.ranks, "single", **given)
+    splits = megatron_world.run(cut.ranks, "split", chunks=(3,), **given)
     for one, (several,) in zip(singles, splits, strict=True):
         check([several], one)
-        assert worst_relative_error(several.weights, one.weights) <= TIGHT
+        assert worst_relative_error(several.weights, one.weights) <= BOUND
 
 
 @pytest.mark.parametrize(
     ("name", "cut"),
     [
-        ("qwen3-tied", Cut(pipeline=2)),
-        ("qwen3-tied", Cut(pipeline=2, tensor=2)),
-        ("llama", Cut(tensor=2)),
-        ("qwen2", Cut(tensor=2)),
-        ("qwen2", Cut(pipeline=2)),
-        ("qwen2", Cut(shared_prompt=False, max_tokens=40)),
+        ("llama-tied", Ranks(tensor=2)),
+        ("qwen2", Ranks(tensor=2)),
+        ("qwen2", Ranks(tensor=2, sequence=True)),
+        ("qwen2", Ranks(pipeline=2)),
+        ("qwen2", Ranks(shared_prompt=False, max_tokens=40)),
     ],
     ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
 )
-def test_every_family_and_tied_embeddings_train_alike(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, name: str, cut: Cut
+def test_every_family_trains_alike(
+    megatron_world: MegatronWorld,
+    models: Models,
+    torch_step: TorchStep,
+    step: Step,
+    name: str,
+    cut: Ranks,
 ) -> None:
-    path = models(name)
-    want = torch_step(path, step_data, FULL)
-    step = JobStep(*step_data, FULL)
     for outcomes in megatron_world.run(
-        cut.ranks, "split", path=path, cut=cut, step=step, chunks=(2,)
-    ):
-        check(outcomes, want)
-
-
-@pytest.mark.parametrize("cut", [Cut(tensor=2, data=2), Cut(pipeline=2)], ids=["t2d2", "p2"])
-def test_three_clipped_steps_of_a_warm_up_end_at_the_torch_trainers_weights(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, cut: Cut
-) -> None:
-    path = models("qwen3-tied")
-    # Without a large eps, Adam's first steps are signs of the gradient: they would hide its scale.
-    options = {
-        "learning_rate": 1e-2,
-        "warmup_steps": 2,
-        "schedule": "linear",
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "eps": 1e-2,
-    }
-    trainer = reference(path, **options)
-    wanted = [trainer.train(*step_data, FULL) for _ in range(3)]
-    weights = {name: each.numpy() for name, each in trainer.named_weights()}
-    assert wanted[0].grad_norm > 0.5, "nothing was clipped"
-    step = JobStep(*step_data, FULL)
-    for outcomes in megatron_world.run(
-        cut.ranks, "steps", path=path, cut=replace(cut, optimizer=options), step=step, count=3
-    ):
-        for got, want in zip(outcomes, wanted, strict=True):
-            assert got.result.learning_rate == want.learning_rate
-            assert got.result.grad_norm == pytest.approx(want.grad_norm, rel=TIGHT)
-            assert got.in_step
-        assert worst_relative_error(outcomes[-1].weights, weights) <= TIGHT
-
-
-@pytest.mark.parametrize(
-    ("name", "cut"),
-    [
-        ("qwen3", Cut()),
-        ("qwen3", Cut(tensor=2)),
-        ("qwen3", Cut(pipeline=2)),
-        ("qwen3", Cut(tensor=2, pipeline=2)),
-        ("qwen3-tied", Cut(pipeline=2)),
-        ("qwen2", Cut(tensor=2)),
-        ("llama", Cut(tensor=2)),
-    ],
-    ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
-)
-def test_log_probabilities_are_those_of_transformers(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, name: str, cut: Cut
-) -> None:
-    path = models(name)
-    model = hf_model(path)
-    replies = megatron_world.run(
         cut.ranks,
-        "logprobs",
-        path=path,
-        cut=replace(cut, dtype="float32"),
-        step=JobStep(*step_data, FULL),
-        temperature=0.7,
+        "split",
+        path=models(name),
+        cut=cut,
+        step=JobStep.of(step, TOKENS),
+        chunks=(2,),
+    ):
+        check(outcomes, torch_step(TOKENS, name))
+
+
+# Without a large eps, Adam's first steps are signs of the gradient: they would hide its scale.
+WARM_UP = {
+    "learning_rate": 1e-2,
+    "warmup_steps": 2,
+    "schedule": "linear",
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "eps": 1e-2,
+}
+
+
+@pytest.fixture(scope="module")
+def three_steps(world: World, models: Models, step: Step) -> list[Outcome]:
+    """What the torch trainer makes of three clipped steps of a warm-up."""
+    (outcomes,) = world.run(
+        1,
+        "torch_backend.torch_jobs:trained",
+        path=models("qwen3-tied"),
+        cut=Cut(optimizer=WARM_UP),
+        step=step,
+        loss=TOKENS,
+        count=3,
     )
-    for group, *columns in zip(step_data[0], *replies, strict=True):
-        want = plain_logprobs(model, group, 0.7)
-        for each in columns:
-            np.testing.assert_allclose(each["policy_logprobs"], want, atol=2e-5)
-            np.testing.assert_array_equal(each["policy_logprobs"], each["reference_logprobs"])
-
-
-def plain_logprobs(model: Any, group: dict[str, Any], temperature: float) -> Any:
-    """One unpadded sequence at a time."""
-    values = list[Any]()
-    offsets, prompt = group["response_offsets"], group["prompt_ids"]
-    for start, end in pairwise(offsets):
-        ids = torch.tensor(np.concatenate([prompt, group["response_ids"][start:end]])).long()
-        with torch.no_grad():
-            logits = model(input_ids=ids[None]).logits[0]
-        every = torch.log_softmax(logits / temperature, -1)
-        places = torch.arange(len(prompt) - 1, len(ids) - 1)
-        values.append(every[places, ids[len(prompt) :]].numpy())
-    return np.concatenate(values)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-tied", "qwen2", "llama", "moe"])
-def test_weights_come_out_as_they_went_in(
-    megatron_world: MegatronWorld, models: Models, tmp_path: Path, name: str, dtype: str
-) -> None:
-    path = models(name)
-    model = hf_model(path).to(getattr(torch, dtype))
-    want = {n: each.float().numpy() for n, each in saved_names(model, tmp_path / "hf").items()}
-    cuts = [Cut(), Cut(pipeline=2)]
-    cuts += [Cut(data=2, expert=2)] if name == "moe" else [Cut(tensor=2), Cut(tensor=2, pipeline=2)]
-    digests = set[str]()
-    for index, cut in enumerate(cuts):
-        target = tmp_path / str(index)
-        for weights, digest, parameters in megatron_world.run(
-            cut.ranks, "exported", path=path, cut=replace(cut, dtype=dtype), target=target
-        ):
-            assert weights.keys() == want.keys()
-            assert all((weights[n] == want[n]).all() for n in want)
-            assert parameters == sum(each.numel() for each in model.parameters())
-            digests.add(digest)
-        again = saved_names(hf_model(target), tmp_path / f"again{index}")
-        assert all((again[n].float().numpy() == want[n]).all() for n in want)
-        assert (target / "tokenizer.json").exists()
-    assert len(digests) == 1, "the digest depends on the layout"
-
-
-def saved_names(model: Any, directory: Path) -> dict[str, torch.Tensor]:
-    """The tensors as transformers writes them: experts one by one."""
-    model.save_pretrained(directory)
-    return load_file(directory / "model.safetensors")
+    assert outcomes[0].result.grad_norm > 0.5, "nothing was clipped"
+    return outcomes
 
 
 @pytest.mark.parametrize(
     "cut",
-    [Cut(), Cut(data=2, expert=2), Cut(data=2), Cut(pipeline=2), Cut(data=4, expert=2)],
-    ids=["one-rank", "expert2", "data2", "pipeline2", "data4-expert2"],
+    [Ranks(tensor=2, data=2), Ranks(tensor=2, sequence=True), Ranks(pipeline=2)],
+    ids=["t2d2", "t2-sequence", "p2"],
 )
-def test_experts_train_as_in_the_torch_trainer(
-    megatron_world: MegatronWorld, models: Models, step_data: Step, cut: Cut
+def test_three_clipped_steps_of_a_warm_up_end_at_the_torch_trainers_weights(
+    megatron_world: MegatronWorld,
+    models: Models,
+    step: Step,
+    three_steps: list[Outcome],
+    cut: Ranks,
 ) -> None:
-    path = models("moe")
-    want = torch_step(path, step_data, FULL)
-    step = JobStep(*step_data, FULL)
     for outcomes in megatron_world.run(
-        cut.ranks, "split", path=path, cut=cut, step=step, chunks=(1, 2, 8)
+        cut.ranks,
+        "steps",
+        path=models("qwen3-tied"),
+        cut=replace(cut, optimizer=WARM_UP),
+        step=JobStep.of(step, TOKENS),
+        count=3,
     ):
-        check(outcomes, want, tolerance=EXPERTS)
+        for got, want in zip(outcomes, three_steps, strict=True):
+            assert got.result.learning_rate == want.result.learning_rate
+            assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=BOUND)
+            assert got.in_step
+        assert worst_relative_error(outcomes[-1].weights, three_steps[-1].weights) <= BOUND

@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from parity_cases import (
+    BOUND,
+    CHUNKS,
     LOSSES,
+    RECOMPUTE,
+    ROWS,
     SEQUENCES,
+    TIED,
+    TIED_DP2,
     TOKENS,
+    TORCH_CASES,
     Arrays,
     Cut,
     Outcome,
@@ -19,31 +25,7 @@ from parity_cases import (
 from parity_table import ParityTable
 from world import World
 
-from offbeat.messages.training import LossSpec
-
 Models = Callable[[str], Path]
-Runs = Callable[..., list[Outcome]]
-CHUNKS = (1, 2, 8)
-BOUND = 1e-10
-ROWS = {"packed": Cut(), "padded": Cut(shared_prompt=False, max_tokens=100)}
-
-
-@pytest.fixture(scope="module")
-def want(world: World, models: Models, step: Step) -> Callable[..., Outcome]:
-    """The single-shot step on one rank, with its gradient; made once a loss, model and cut."""
-    made = dict[Any, Outcome]()
-
-    def of(loss: LossSpec, model: str = "qwen3", cut: Cut | None = None) -> Outcome:
-        cut = cut or Cut()
-        key = loss, model, str(cut)
-        if key not in made:
-            given = {"path": models(model), "cut": cut, "step": step, "loss": loss}
-            (shot,) = world.run(1, "torch_jobs:single", **given)
-            (whole,) = world.run(1, "torch_jobs:split", chunks=(1,), **given)
-            made[key] = Outcome(shot.result, whole.gradients, shot.weights, shot.digest)
-        return made[key]
-
-    return of
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +56,7 @@ def same_numbers(got: Outcome, want: Outcome) -> None:
     assert got.result.metrics == pytest.approx(want.result.metrics, rel=BOUND)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("ranks", "rows", "loss"), TORCH_CASES)
 def test_a_step_is_the_single_shot_one_however_it_is_cut(  # noqa: PLR0917 -- fixtures, by name
     world: World,
     models: Models,
@@ -93,7 +73,7 @@ def test_a_step_is_the_single_shot_one_however_it_is_cut(  # noqa: PLR0917 -- fi
         ranks,
         "torch_jobs:split",
         path=models("qwen3"),
-        cut=ROWS[rows],
+        cut=Cut(**ROWS[rows]),
         step=step,
         loss=LOSSES[loss],
         chunks=CHUNKS,
@@ -129,11 +109,11 @@ def test_tied_embeddings_are_one_weight_with_one_gradient(
     want: Callable[..., Outcome],
     parity_table: ParityTable,
 ) -> None:
-    single = want(TOKENS, "llama-tied")
+    single = want(TOKENS, TIED)
     outcomes = world.run(
         2,
         "torch_jobs:split",
-        path=models("llama-tied"),
+        path=models(TIED),
         cut=Cut(),
         step=step,
         loss=TOKENS,
@@ -143,9 +123,41 @@ def test_tied_embeddings_are_one_weight_with_one_gradient(
     for each in outcomes:
         for chunks in CHUNKS:
             error = worst_relative_error(each.gradients[chunks], single.gradients[1])
-            parity_table.add("torch", "dp2, tied", "tokens", chunks, error)
+            parity_table.add("torch", TIED_DP2, "tokens", chunks, error)
             assert error <= BOUND
         same_numbers(each, single)
+
+
+@pytest.mark.parametrize("layout", RECOMPUTE)
+@pytest.mark.parametrize("rows", ROWS)
+def test_layers_that_are_computed_again_give_the_same_gradient_to_the_last_bit(
+    world: World,
+    models: Models,
+    step: Step,
+    want: Callable[..., Outcome],
+    parity_table: ParityTable,
+    layout: str,
+    rows: str,
+) -> None:
+    given = {"path": models("qwen3"), "step": step, "loss": TOKENS, "chunks": CHUNKS}
+    kept, recomputed = (
+        world.run(
+            RECOMPUTE[layout],
+            "torch_jobs:split",
+            cut=Cut(**ROWS[rows], recompute=recompute),
+            **given,
+        )
+        for recompute in (False, True)
+    )
+    for one, other in zip(kept, recomputed, strict=True):
+        assert one.digest == other.digest
+        assert one.result.metrics == other.result.metrics
+        for chunks in CHUNKS:
+            for name, gradient in one.gradients[chunks].items():
+                assert (gradient == other.gradients[chunks][name]).all(), (chunks, name)
+            error = worst_relative_error(other.gradients[chunks], want(TOKENS).gradients[1])
+            parity_table.add("torch", layout, "tokens", chunks, error, rows)
+            assert error <= BOUND
 
 
 def test_the_whole_gradient_is_clipped_not_each_ranks_part(

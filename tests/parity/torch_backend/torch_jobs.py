@@ -8,10 +8,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 from parity_cases import Arrays, Cut, Outcome, Step, chunked
+from tiny_models import compute_in_float64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from offbeat.actors.trainers.dispatch import shares
 from offbeat.actors.trainers.gathered_source import GatheredSource
@@ -30,22 +29,13 @@ from offbeat.weight_sync.dtypes import WirePolicy
 
 
 class Exact(TorchTrainer):
-    """transformers rounds the input of every RMS norm to float32: 1e-7 of noise in the gradient."""
+    """Computes in float64 what transformers does not."""
 
     def _load_model(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
         model = super()._load_model(load, path)
         if self._dtype == torch.float64:
-            compute_norms_in_float64(model)
+            compute_in_float64(model)
         return model
-
-
-def compute_norms_in_float64(model: nn.Module) -> None:
-    for parent in list(model.modules()):
-        for name, norm in list(parent.named_children()):
-            if isinstance(norm, (LlamaRMSNorm, Qwen3RMSNorm)):
-                exact = nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
-                exact.weight = norm.weight
-                setattr(parent, name, exact)
 
 
 # --- bugs of others, planted ----------------------------------------------------------------------
@@ -122,6 +112,7 @@ def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -
         trainer=TrainerConfig(
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
+            activation_checkpointing=cut.recompute,
             optimizer=OptimizerConfig.model_validate(cut.optimizer),
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
@@ -193,6 +184,16 @@ def single(peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec) -> Ou
     own = mine(trainer, step, range(len(step.groups)))
     result = trainer.train([step.groups[i] for i in own], [step.advantages[i] for i in own], loss)
     return outcome(trainer, result, {})
+
+
+def trained(
+    peers: Peers, path: Path, cut: Cut, step: Step, loss: LossSpec, count: int
+) -> list[Outcome]:
+    """Several steps on the same data."""
+    trainer = make(peers, path, cut)
+    own = mine(trainer, step, range(len(step.groups)))
+    groups, advantages = [step.groups[i] for i in own], [step.advantages[i] for i in own]
+    return [outcome(trainer, trainer.train(groups, advantages, loss), {}) for _ in range(count)]
 
 
 def outcome(trainer: TorchTrainer, result: StepResult, seen: dict[int, Arrays]) -> Outcome:

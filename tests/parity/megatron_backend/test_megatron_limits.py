@@ -1,0 +1,85 @@
+"""What the library, or gloo, does not do: each limit of docs/megatron.md is still there.
+
+A test that fails here says that something has become possible.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs the extra megatron")
+
+from megatron_cases import JobStep
+from megatron_world import MegatronWorld
+from parity_cases import TOKENS, Step
+from parity_cases import MegatronCut as Cut
+
+Models = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "options", "said"),
+    [
+        (
+            "qwen3",
+            Cut(),
+            {"context_parallel_size": 2},
+            "AssertionError: Context parallelism is only supported by TEDotProductAttention!",
+        ),
+        (
+            "moe",
+            Cut(tensor=2, sequence=True),
+            {"sequence_parallel": False},
+            "ValueError: During training, performance may degrade if MoE and tensor parallelism",
+        ),
+    ],
+    ids=["context parallel", "experts, tp2 without sequence"],
+)
+def test_what_is_not_offered_is_refused_below(
+    megatron_world: MegatronWorld,
+    models: Models,
+    step: Step,
+    model: str,
+    cut: Cut,
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    for answer in megatron_world.run(
+        cut.ranks,
+        "refused",
+        path=models(model),
+        cut=cut,
+        step=JobStep.of(step, TOKENS),
+        options=options,
+    ):
+        assert answer.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("model", "cut", "said"),
+    [
+        ("moe", Cut(tensor=2), "trainer.sequence_parallel is false. Set it to true"),
+        ("qwen3", Cut(sequence=True), "trainer.sequence_parallel is true. Set it to false"),
+        (
+            "qwen3",
+            Cut(tensor=4),
+            "trainer.tensor_parallel is 4. Set it to a divisor of the model's",
+        ),
+        ("qwen3", Cut(data=2, expert=2), "trainer.expert_parallel is 2. Set it to a divisor of"),
+    ],
+    ids=["experts, tp2", "sequence of one", "tp4 of two key-value heads", "experts of none"],
+)
+def test_a_layout_that_cannot_be_is_refused_before_anything_is_built(
+    megatron_world: MegatronWorld, models: Models, step: Step, model: str, cut: Cut, said: str
+) -> None:
+    for answer in megatron_world.run(
+        cut.ranks,
+        "refused",
+        path=models(model),
+        cut=cut,
+        step=JobStep.of(step, TOKENS),
+        options={},
+    ):
+        assert answer.startswith(f"UnsupportedLayout: {said}")

@@ -1,0 +1,185 @@
+"""Weights of a world: computed with as transformers does, in from a directory, out to one, and to engines."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="needs the extra megatron")
+
+from megatron_cases import JobStep
+from megatron_world import MegatronWorld
+from parity_cases import TOKENS, Step
+from parity_cases import MegatronCut as Cut
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from offbeat.weight_sync.receiver import ModuleReceiver
+
+Models = Callable[[str], Path]
+
+
+def hf_model(path: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("qwen3", Cut()),
+        ("qwen3", Cut(tensor=2)),
+        ("qwen3", Cut(tensor=2, sequence=True)),
+        ("qwen3", Cut(pipeline=2)),
+        ("qwen3", Cut(tensor=2, pipeline=2)),
+        ("qwen3-tied", Cut(pipeline=2)),
+        ("qwen2", Cut(tensor=2)),
+        ("llama-tied", Cut(tensor=2)),
+        ("moe", Cut()),
+    ],
+    ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
+)
+def test_log_probabilities_are_those_of_transformers(
+    megatron_world: MegatronWorld, models: Models, step: Step, name: str, cut: Cut
+) -> None:
+    path = models(name)
+    model = hf_model(path)
+    replies = megatron_world.run(
+        cut.ranks,
+        "logprobs",
+        path=path,
+        cut=replace(cut, dtype="float32"),
+        step=JobStep.of(step, TOKENS),
+        temperature=0.7,
+    )
+    for group, *columns in zip(step.groups, *replies, strict=True):
+        want = plain_logprobs(model, group, 0.7)
+        for each in columns:
+            np.testing.assert_allclose(each["policy_logprobs"], want, atol=2e-5)
+            np.testing.assert_array_equal(each["policy_logprobs"], each["reference_logprobs"])
+
+
+def plain_logprobs(model: Any, group: dict[str, Any], temperature: float) -> Any:
+    """One unpadded sequence at a time."""
+    values = list[Any]()
+    offsets, prompt = group["response_offsets"], group["prompt_ids"]
+    for start, end in pairwise(offsets):
+        ids = torch.tensor(np.concatenate([prompt, group["response_ids"][start:end]])).long()
+        with torch.no_grad():
+            logits = model(input_ids=ids[None]).logits[0]
+        every = torch.log_softmax(logits / temperature, -1)
+        places = torch.arange(len(prompt) - 1, len(ids) - 1)
+        values.append(every[places, ids[len(prompt) :]].numpy())
+    return np.concatenate(values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-tied", "qwen2", "llama-tied", "moe"])
+def test_weights_come_out_as_they_went_in(
+    megatron_world: MegatronWorld, models: Models, tmp_path: Path, name: str, dtype: str
+) -> None:
+    path = models(name)
+    model = hf_model(path).to(getattr(torch, dtype))
+    want = {n: each.float().numpy() for n, each in saved_names(model, tmp_path / "hf").items()}
+    cuts = [Cut(), Cut(pipeline=2)]
+    cuts += [Cut(tensor=2, sequence=name == "moe")]
+    cuts += [Cut(data=2, expert=2)] if name == "moe" else [Cut(tensor=2, pipeline=2)]
+    digests = set[str]()
+    for index, cut in enumerate(cuts):
+        target = tmp_path / str(index)
+        for weights, digest, parameters in megatron_world.run(
+            cut.ranks, "exported", path=path, cut=replace(cut, dtype=dtype), target=target
+        ):
+            assert weights.keys() == want.keys()
+            assert all((weights[n] == want[n]).all() for n in want)
+            assert parameters == sum(each.numel() for each in model.parameters())
+            digests.add(digest)
+        again = saved_names(hf_model(target), tmp_path / f"again{index}")
+        assert all((again[n].float().numpy() == want[n]).all() for n in want)
+        assert (target / "tokenizer.json").exists()
+    assert len(digests) == 1, "the digest depends on the layout"
+
+
+def saved_names(model: Any, directory: Path) -> dict[str, torch.Tensor]:
+    """The tensors as transformers writes them: experts one by one."""
+    model.save_pretrained(directory)
+    return load_file(directory / "model.safetensors")
+
+
+# --- to engines -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("qwen3-tied", Cut()),
+        ("qwen3-tied", Cut(tensor=2)),
+        ("qwen3-tied", Cut(pipeline=2, data=2)),
+        ("moe", Cut(data=2, expert=2)),
+    ],
+    ids=["1", "t2", "p2d2", "moe-e2"],
+)
+def test_an_embedded_engine_computes_with_the_weights_it_received(
+    megatron_world: MegatronWorld,
+    models: Models,
+    step: Step,
+    tmp_path: Path,
+    name: str,
+    cut: Cut,
+) -> None:
+    """The engine is a module of transformers: it holds the experts of a layer in two tensors."""
+    (release, *_) = megatron_world.run(
+        cut.ranks,
+        "released",
+        path=models(name),
+        cut=replace(cut, dtype="float32"),
+        step=JobStep.of(step, TOKENS),
+        generator="embedded",
+        target=tmp_path / "trained",
+    )
+    manifest, chunks, digest = release
+    assert len(chunks) > 1
+    served, trained = hf_model(models(name)), hf_model(tmp_path / "trained")
+    receiver = ModuleReceiver(served)
+    receiver.begin(1, manifest)
+    for index, chunk in enumerate(chunks):
+        assert receiver.apply(1, index, chunk)
+    receiver.verify(digest)
+    receiver.commit(1)
+    ids = torch.tensor(step.groups[0]["response_ids"]).long()[None]
+    with torch.no_grad():
+        assert torch.equal(served(input_ids=ids).logits, trained(input_ids=ids).logits)
+        assert not torch.equal(
+            served(input_ids=ids).logits, hf_model(models(name))(input_ids=ids).logits
+        )
+
+
+def test_a_vllm_engine_is_sent_the_names_of_the_models_files(
+    megatron_world: MegatronWorld, models: Models, step: Step, tmp_path: Path
+) -> None:
+    path = models("moe")
+    ((manifest, *_), *_) = megatron_world.run(
+        2,
+        "released",
+        path=path,
+        cut=Cut(data=2, expert=2, dtype="float32"),
+        step=JobStep.of(step, TOKENS),
+        generator="vllm",
+        target=tmp_path / "trained",
+    )
+    held = load_file(path / "model.safetensors")
+    assert {spec.name: tuple(spec.shape) for spec in manifest.tensors} == {
+        name: tuple(tensor.shape) for name, tensor in held.items()
+    }
+
+
+@pytest.mark.parametrize("cut", [Cut(tensor=2, data=2), Cut(pipeline=2, data=2)], ids=["t2", "p2"])
+def test_the_driver_numbers_the_ranks_as_the_library_does(
+    megatron_world: MegatronWorld, models: Models, cut: Cut
+) -> None:
+    replies = megatron_world.run(cut.ranks, "places", path=models("qwen3"), cut=cut)
+    assert replies == [(True, True)] * cut.ranks

@@ -1,0 +1,186 @@
+"""What the suites of all backends ask of a world and are told, and which rows docs/parity.md has.
+
+Knows neither torch nor a trainer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.messages.training import LossSpec, StepResult
+
+Arrays = dict[str, NDArray[Any]]
+SIZES: dict[str, Any] = {
+    "vocab_size": 63,  # odd, so that no number of ranks divides it
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+TOKENS = LossSpec(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6)
+SEQUENCES = LossSpec(normalize="sequences", temperature=0.7)
+LOSSES = {"tokens": TOKENS, "sequences": SEQUENCES}
+CHUNKS = (1, 2, 8)
+BOUND = 1e-10
+"""Largest relative error in float64."""
+
+EXPERTS_BOUND = 1e-5
+"""The same with experts: both libraries round the router's probabilities to float32."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Groups with their advantages."""
+
+    groups: list[dict[str, Any]]
+    advantages: list[tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a step is laid out."""
+
+    shared_prompt: bool = True
+    max_tokens: int = 150
+    dtype: str = "float64"
+    recompute: bool = False
+    # A large eps makes a step proportional to its gradient: errors stay as large as they are.
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {"learning_rate": 1e-2, "eps": 1.0, "max_grad_norm": None}
+    )
+
+
+@dataclass(frozen=True)
+class MegatronCut(Cut):
+    """The same, and the ranks."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    sequence: bool = False
+    overlap: bool = False
+    updates: str = "FaultyAdamW"  # the optimizer, by its name in ``megatron_bugs.OPTIMIZERS``
+
+    @property
+    def ranks(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step did, on one rank."""
+
+    result: StepResult
+    gradients: dict[int, Arrays] = field(repr=False)  # by number of chunks: raw sums, whole
+    weights: Arrays = field(repr=False)
+    digest: str
+
+
+# --- the rows of the page -------------------------------------------------------------------------
+
+Case = tuple[str, str, str, str]
+"""(backend, layout, rows, loss)"""
+
+ROWS = {"packed": {}, "padded": {"shared_prompt": False, "max_tokens": 100}}
+RANKS = (1, 2, 4)
+TIED, TIED_DP2 = "llama-tied", "dp2, tied"
+RECOMPUTE = {"dp1, recompute": 1, "dp2, recompute": 2}
+LAYOUTS = {
+    "one rank": MegatronCut(),
+    "dp2": MegatronCut(data=2),
+    "dp2, overlap": MegatronCut(data=2, overlap=True),
+    "tp2": MegatronCut(tensor=2),
+    "tp2, sequence": MegatronCut(tensor=2, sequence=True),
+    "pp2": MegatronCut(pipeline=2),
+    "tp2 x dp2": MegatronCut(tensor=2, data=2),
+    "tp2 x dp2, sequence": MegatronCut(tensor=2, data=2, sequence=True),
+    "pp2 x dp2": MegatronCut(pipeline=2, data=2),
+    "tp2 x pp2": MegatronCut(tensor=2, pipeline=2),
+    "tp2 x pp2, sequence": MegatronCut(tensor=2, pipeline=2, sequence=True),
+}
+PADDED_TOO = ("one rank", "dp2", "tp2, sequence", "pp2")
+TIED_LAYOUTS = {
+    "pp2, tied": MegatronCut(pipeline=2),
+    "tp2 x pp2, tied": MegatronCut(pipeline=2, tensor=2),
+}
+EXPERT_LAYOUTS = {
+    "experts, one rank": MegatronCut(),
+    "experts, dp2": MegatronCut(data=2),
+    "experts, ep2": MegatronCut(data=2, expert=2),
+    "experts, pp2": MegatronCut(pipeline=2),
+    "experts, tp2, sequence": MegatronCut(tensor=2, sequence=True),
+    "experts, ep2 of dp4": MegatronCut(data=4, expert=2),
+    "experts, tp2 x ep2, sequence": MegatronCut(tensor=2, data=2, expert=2, sequence=True),
+}
+TORCH_CASES: list[tuple[int, str, str]] = [
+    (ranks, rows, loss) for ranks in RANKS for rows in ROWS for loss in LOSSES
+]
+MEGATRON_CASES: list[tuple[str, str, str]] = [
+    *((layout, "packed", loss) for layout in LAYOUTS for loss in LOSSES),
+    *((layout, "padded", "tokens") for layout in PADDED_TOO),
+]
+PAGE_CASES: frozenset[Case] = frozenset(
+    {
+        *(("torch", f"dp{ranks}", rows, loss) for ranks, rows, loss in TORCH_CASES),
+        ("torch", TIED_DP2, "packed", "tokens"),
+        *(("torch", layout, rows, "tokens") for layout in RECOMPUTE for rows in ROWS),
+        *(("megatron", *case) for case in MEGATRON_CASES),
+        *(("megatron", layout, "packed", "tokens") for layout in (*TIED_LAYOUTS, *EXPERT_LAYOUTS)),
+    }
+)
+
+
+def rowed(cut: MegatronCut, rows: str) -> MegatronCut:
+    """The same layout with rows of this kind."""
+    return replace(cut, **ROWS[rows])
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def random_step() -> Step:
+    """Seven groups of uneven samples, some tokens masked, one sample without a valid token."""
+    rng = np.random.default_rng(0)
+    groups = [group(rng, int(rng.integers(1, 9)), rng.integers(1, 12, 4)) for _ in range(7)]
+    offsets = groups[3]["response_offsets"]
+    groups[3]["loss_mask"][offsets[1] : offsets[2]] = False
+    return Step(groups, [tuple(rng.normal(size=4).tolist()) for _ in groups])
+
+
+def group(rng: np.random.Generator, prompt: int, lengths: Any) -> dict[str, Any]:
+    total = int(sum(lengths))
+    logprobs = (-4 + rng.normal(0, 0.3, (3, total))).astype(np.float32)
+    return {
+        "prompt_ids": rng.integers(0, 63, prompt, dtype=np.int32),
+        "response_ids": rng.integers(0, 63, total, dtype=np.int32),
+        "response_offsets": np.cumsum([0, *lengths]).astype(np.int64),
+        "loss_mask": rng.random(total) >= 0.2,
+        "generation_logprobs": logprobs[0],
+        "policy_logprobs": logprobs[1],
+        "reference_logprobs": logprobs[2],
+        "weight_versions": np.zeros(total, np.int32),
+        "rewards": rng.random(len(lengths)).astype(np.float32),
+    }
+
+
+def worst_relative_error(got: Mapping[str, Any], want: Mapping[str, Any]) -> float:
+    """Largest difference of any tensor, over that tensor's largest value."""
+    assert got.keys() == want.keys()
+    return max(float(np.abs(got[n] - want[n]).max() / np.abs(want[n]).max()) for n in want)
+
+
+def moved(after: Arrays, before: Arrays) -> Arrays:
+    return {name: after[name] - before[name] for name in before}
+
+
+def chunked(count: int, chunks: int) -> Sequence[Any]:
+    """Indices in so many parts, uneven where they must be; some may be empty."""
+    return [part.tolist() for part in np.array_split(np.arange(count), chunks)]
