@@ -3,7 +3,8 @@
 In production these are Ray actors behind thin adapters; in tests and in the simulator, fakes on a
 virtual clock. Whoever implements a port raises the failures of ``offbeat.messages.failures``,
 classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``TrainStepFailed``,
-``WeightSyncFailed`` for work that failed in a living one. Anything else is a bug and ends the run.
+``WeightSyncFailed`` for work that failed in a living one, ``UnfitGroup`` for a group that a trainer
+cannot read. Anything else is a bug and ends the run.
 """
 
 from collections.abc import Mapping

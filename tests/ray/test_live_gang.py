@@ -19,7 +19,7 @@ from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.actors.trainers.torch_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
-from offbeat.messages.failures import ActorLost, TrainStepFailed
+from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, LossSpec, StepResult, TrainerState
 from tests.ray.conftest import ROOT
@@ -97,7 +97,7 @@ class Bench:
             chunk = Chunk(chunk.ordinals, payloads, chunk.advantages, 0, chunk.group_tokens)
             await self.trainer.train_microbatch(FENCE, key.next(), chunk)
             return await self.trainer.finish_train_step(FENCE, key.next().next())
-        except TrainStepFailed:
+        except UnfitGroup:
             await self.trainer.abort_train_step(FENCE, key)
             raise
 
@@ -158,13 +158,15 @@ def test_two_ranks_take_the_steps_of_one(gang: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["response_ids", "loss_mask"])
-def test_a_rank_that_raises_has_the_step_aborted_on_all(gang: Bench, spoil: str) -> None:
-    """One rank cannot read its share: when logprobs are prepared, or when it is trained."""
+def test_a_group_that_one_rank_cannot_read_is_named_and_the_step_aborted_on_all(
+    gang: Bench, spoil: str
+) -> None:
+    """When logprobs are prepared, or when it is trained."""
 
     async def story() -> None:
         await gang.up()
         await gang.trainer.restore(FENCE, 0)
-        with pytest.raises(TrainStepFailed, match=spoil):
+        with pytest.raises(UnfitGroup, match=spoil):
             await gang.step(1, 0, 1, 2, spoil=spoil)
         assert (await gang.step(1, 0, 1, 2)).applied
 
