@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from offbeat.actors.coalesce import Answer, Coalescer
 from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.generators.engine_actor import EngineActor
+from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.actors.trainers.trainer_actor import TrainerActor
-from offbeat.messages.failures import ActorLost
+from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -53,9 +54,12 @@ class InProcessTrainer:
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
         places, payloads = flat(chunk)
-        return self.rank.train_microbatch(
-            fence, key, chunk.ordinals, chunk.advantages, places, *payloads
-        )
+        try:
+            return self.rank.train_microbatch(
+                fence, key, chunk.ordinals, chunk.advantages, places, *payloads
+            )
+        except UnfitColumns as unfit:
+            raise UnfitGroup(0, chunk.ordinals[unfit.place], str(unfit)) from None
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         return self.rank.finish_train_step(fence, key)

@@ -143,8 +143,10 @@ def play_in_process(
     def play(story: Story) -> None:
         async def main() -> None:
             trainer = InProcessTrainer(lambda: actor(TrainerSpec(CONFIG, str(TINY), str(run_dir))))
-            await story(RealBench(trainer))
-            await trainer.close()
+            try:
+                await story(RealBench(trainer))
+            finally:
+                await trainer.close()
 
         asyncio.run(main())
 
