@@ -18,6 +18,7 @@ leaves ``Controller.run``. No pump polls; no pump catches what it cannot repair.
 """
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -55,7 +56,8 @@ from offbeat.sampler.policy import Sampler
 P = ParamSpec("P")
 _GRACE_S: Final = 1.0
 _LAST_SAVE_S: Final = 30.0  # a run that failed waits no longer for its last checkpoint
-_SHARE_OF_GRACE: Final = 0.7  # that a last checkpoint may take; the rest is for closing the actors
+_MOMENT_S: Final = 1.0  # journal and summary are written after it: no later than that
+_SHARE_OF_GRACE: Final = 0.7  # for a last checkpoint; the rest is for closing the actors
 _LOOK_S: Final = 10.0  # between two looks of the watchdog
 _DEADLOCK_LOOKS: Final = 2  # at which nobody is at work and nothing has moved since the one before
 log = structlog.stdlib.get_logger()
@@ -141,6 +143,7 @@ class Controller:
         ]
         self._inbox = deque[Command]()
         self._cause: BaseException | None = None
+        self._keep_until = 0.0  # once aborted: when a last checkpoint is given up
 
     async def run(self, on_ended: Callable[[BaseException | None], None] = lambda _: None) -> None:
         """Train to the end. Every way out of here has closed the actors.
@@ -252,8 +255,20 @@ class Controller:
                 case Stop():
                     state.stopping = True
                 case Abort():
+                    await self._hear_of_the_open_step()
                     raise RunAborted(command.reason)
             state.moved()
+
+    async def _hear_of_the_open_step(self) -> None:
+        """Give a step that is being finished a moment.
+
+        A trainer that has taken a step unknown to the books could save no version that they know.
+        """
+        state, clock = self.state, asyncio.get_running_loop().time
+        self._keep_until = clock() + _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MOMENT_S):
+                await state.changed.wait_for(lambda: state.ledger.intent is None)
 
     def _step_done(self, measures: StepMeasures) -> None:
         busy = self.progress.step_done(measures)
@@ -304,14 +319,14 @@ class Controller:
         """A run that was ended, or ends for want of engines, leaves a checkpoint: its trainer is well."""
         match self._cause:
             case RunAborted():
-                grace_s = self._config.supervision.signal_grace_s
-                await self._train_pump.keep_state(within_s=_SHARE_OF_GRACE * grace_s)
+                within_s = self._keep_until - asyncio.get_running_loop().time()
+                await self._train_pump.keep_state(within_s)
             case BudgetSpent(key=key) if key.startswith(("generator.", "rollout.")):
-                await self._train_pump.keep_state(within_s=_LAST_SAVE_S)
+                await self._train_pump.keep_state(_LAST_SAVE_S)
             case DeadlineExceeded(who=who) if (
                 who.removeprefix("start of ") in self.state.fleet.engines
             ):
-                await self._train_pump.keep_state(within_s=_LAST_SAVE_S)
+                await self._train_pump.keep_state(_LAST_SAVE_S)
             case _:
                 pass
 
