@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.trainer_cases import Groups
+from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.packing import PADDING, Packed, flatten, visible
-from offbeat.actors.trainers.torch_backend.cutting import Cutting
 from offbeat.actors.trainers.torch_backend.model import linear_to_pair_ratio
 
 PEAKS: Final = (

@@ -18,9 +18,10 @@ pytest.register_assert_rewrite("generator_contract", "shared_engine", "outcomes"
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
-    from own_logging import own_logging
     from releases import tied_model
     from shared_engine import Shared, spec_in
+
+    from tests.support.own_logging import own_logging
 
     _own_logging = pytest.fixture(autouse=True)(own_logging)
 

@@ -1,40 +1,15 @@
 """One rank's rows of a chunk, cut into microbatches that all ranks can run together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
 
-from offbeat.actors.trainers.batches.packing import PADDING, Batch, Ints, Packed, pack
-from offbeat.actors.trainers.batches.rows import (
-    best_response_tokens,
-    plan_microbatches,
-    plan_rows,
-)
+from offbeat.actors.trainers.batches.packing import PADDING, Ints, Packed
 from offbeat.actors.trainers.megatron.groups import expert_group
-
-
-@dataclass(frozen=True, slots=True)
-class Cutting:
-    """How rows are laid out."""
-
-    max_tokens: int  # of a microbatch, padding included
-    shared_prompt: bool
-    ratio_tokens: float  # cost of a token outside attention, over that of a pair of tokens inside
-
-    def cut(self, batch: Batch | None) -> list[Packed]:
-        """The microbatches of a batch; none of none."""
-        if batch is None:
-            return []
-        response_tokens = 0.0
-        if self.shared_prompt:
-            prompt_tokens = sum(map(len, batch.prompts)) / len(batch.prompts)
-            response_tokens = best_response_tokens(prompt_tokens, self.ratio_tokens)
-        rows = plan_rows(batch, response_tokens=response_tokens, max_tokens=self.max_tokens)
-        return [pack(batch, each) for each in plan_microbatches(rows, self.max_tokens)]
 
 
 def aligned(microbatches: Sequence[Packed], config: TransformerConfig) -> list[Packed]:

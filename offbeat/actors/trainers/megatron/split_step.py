@@ -21,6 +21,7 @@ from megatron.core.transformer import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens
 from offbeat.actors.trainers.batches.packing import Batch, Packed, flatten
 from offbeat.actors.trainers.checkpoint_manifest import Identity
@@ -31,7 +32,7 @@ from offbeat.actors.trainers.megatron.groups import pipeline_group, start_groups
 from offbeat.actors.trainers.megatron.hf_directory import save_directory
 from offbeat.actors.trainers.megatron.hf_files import load_boxes
 from offbeat.actors.trainers.megatron.mapping import Box, boxes_of
-from offbeat.actors.trainers.megatron.microbatches import Cutting, aligned
+from offbeat.actors.trainers.megatron.microbatches import aligned
 from offbeat.actors.trainers.megatron.model import build_model, in_data_parallel, transformer_config
 from offbeat.actors.trainers.megatron.parts import Parts, optimizer_for
 from offbeat.actors.trainers.megatron.state import WEIGHTS, SavedShares, save_share

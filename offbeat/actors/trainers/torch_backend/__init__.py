@@ -4,7 +4,7 @@ split_step     TorchTrainer: forward, backward and optimizer of a step, weights 
 forward        rows -> log-probabilities of the wanted tokens
 logprobs       log-probabilities from logits, with a lean backward
 optimizer      AdamW, clipping, master weights
-sharding       weights and gradients cut over the ranks; cutting: which modules
+sharding       weights and gradients cut over the ranks
 sharded_state  a state on disk, each rank its part
 recompute      layers that are computed again in backward
 model          load and save

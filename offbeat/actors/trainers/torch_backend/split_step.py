@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens, worthless_tokens
 from offbeat.actors.trainers.batches.packing import (
     WORTHLESS,
@@ -35,7 +36,6 @@ from offbeat.actors.trainers.peers import Alone, Peers, agreed_most, together
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
 from offbeat.actors.trainers.step_sums import StepSums, StepTotals
-from offbeat.actors.trainers.torch_backend.cutting import Cutting
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
 from offbeat.actors.trainers.torch_backend.model import (
     check_shared_prompt,

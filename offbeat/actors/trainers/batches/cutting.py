@@ -18,8 +18,10 @@ class Cutting:
     shared_prompt: bool
     ratio_tokens: float  # cost of a token outside attention, over that of a pair of tokens inside
 
-    def cut(self, batch: Batch) -> list[Packed]:
-        """Every wanted token of a batch, in one of the microbatches."""
+    def cut(self, batch: Batch | None) -> list[Packed]:
+        """Every wanted token of a batch, in one of the microbatches; none of none."""
+        if batch is None:
+            return []
         response_tokens = 0.0
         if self.shared_prompt:
             prompt_tokens = sum(map(len, batch.prompts)) / len(batch.prompts)
