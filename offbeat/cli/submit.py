@@ -118,19 +118,21 @@ def _first_line(error: Exception) -> str:
 def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> Job:
     """The job for a recipe inside ``working_dir``.
 
-    What is outside travels by name only: its absolute path has to exist on the cluster too. So does
-    the run directory, which must not lie in the copy that Ray throws away.
+    What is not packed travels by name only: its absolute path has to exist on the cluster too. So
+    does the run directory, which must not lie in the copy that Ray throws away.
 
     Raises:
-        CannotPack: The recipe is outside, or the directory is too large.
+        CannotPack: A recipe is not packed, or the directory is too large.
     """
-    try:
-        recipe = (loaded.recipe_dir / loaded.recipe.name).relative_to(working_dir)
-    except ValueError:
-        problem = (
-            f"the recipe {loaded.recipe} is outside of it. Change to a directory above the recipe"
-        )
-        raise CannotPack(str(working_dir), problem) from None
+    sources = [Path(os.path.abspath(source)) for source in loaded.sources]  # noqa: PTH100 - without `..`
+    for source in sources:
+        if not _is_packed(source, working_dir):
+            problem = (
+                f"the recipe {source} does not travel with it. Keep recipes, and what they extend, in "
+                f"this directory, outside of {', '.join(EXCLUDED)}"
+            )
+            raise CannotPack(str(working_dir), problem)
+    recipe = sources[-1].relative_to(working_dir)
     nbytes = packed_bytes(working_dir)
     if nbytes > MAX_PACKAGE_BYTES:
         problem = (
@@ -142,17 +144,28 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
     submission_id = f"{loaded.config.name}-{digest}"
     run_dir = str(Path(loaded.config.run_dir.replace("{name}", submission_id)).absolute())
     command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
-    command += [*_paths_outside(loaded, working_dir), "--run-dir", run_dir]
+    command += [*_paths_not_packed(loaded, working_dir), "--run-dir", run_dir]
     return Job(submission_id, shlex.join(command), str(working_dir), run_dir)
 
 
-def _paths_outside(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
-    paths = {"model.path": loaded.config.model.path, "data.path": loaded.config.data.path}
+def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
+    config = loaded.config
+    paths = {
+        "model.path": config.model.path,
+        "data.path": config.data.path,
+        "eval.path": config.eval.path,
+    }
     return [
         f"{key}={path}"
         for key, path in paths.items()
-        if path is not None and not Path(path).is_relative_to(working_dir)
+        if path is not None and not _is_packed(Path(path), working_dir)
     ]
+
+
+def _is_packed(path: Path, working_dir: Path) -> bool:
+    return path.is_relative_to(working_dir) and not any(
+        _is_excluded(part) for part in path.relative_to(working_dir).parts
+    )
 
 
 def packed_bytes(folder: Path) -> int:

@@ -37,10 +37,17 @@ def test_the_entrypoint_names_the_interpreter_the_recipe_and_a_lasting_run_direc
     assert ".git" in job.runtime_env["excludes"]
 
 
-def test_a_path_outside_of_what_is_packed_is_passed_in_full(project: Path) -> None:
-    loaded = load(project)
-    job = plan(loaded, [], project / "recipes", "/py")
-    assert f"model.path={project / 'models' / 'tiny'}" in shlex.split(job.entrypoint)
+def test_a_path_that_is_not_packed_is_passed_in_full(project: Path) -> None:
+    overrides = [
+        "environment.name=function",
+        "environment.target=rewards:score",
+        f"data.path={project / 'prompts.jsonl'}",
+        f"eval.path={project.parent / 'held_out.jsonl'}",
+        f"model.path={project / 'runs' / 'demo' / 'checkpoints' / 'step_9'}",
+    ]
+    passed = shlex.split(plan(load(project, *overrides), [], project, "/py").entrypoint)
+    given = [argument for argument in passed if ".path=" in argument]
+    assert given == [overrides[-1], overrides[-2]]
 
 
 def test_the_same_configuration_has_the_same_name_and_another_has_another(project: Path) -> None:
@@ -52,11 +59,19 @@ def test_the_same_configuration_has_the_same_name_and_another_has_another(projec
     assert name().startswith("demo-")
 
 
-def test_a_recipe_outside_of_the_working_directory_cannot_be_packed(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with pytest.raises(CannotPack, match="is outside of it"):
-        plan(load(project), [], tmp_path_factory.mktemp("elsewhere"), "/py")
+def test_a_recipe_that_would_not_travel_cannot_be_submitted(project: Path) -> None:
+    (project / "runs").mkdir()
+    (project / "runs" / "demo.yaml").write_text("extends: ../recipes/demo.yaml\n")
+    (project / "mine").mkdir()
+    (project / "mine" / "demo.yaml").write_text("extends: ../recipes/demo.yaml\n")
+    ways = [
+        (project / "mine", "recipes/demo.yaml", project / "mine" / "demo.yaml"),  # what it extends
+        (project / "mine", "recipes/demo.yaml", project / "recipes" / "demo.yaml"),
+        (project, "runs/demo.yaml", project / "runs" / "demo.yaml"),
+    ]
+    for working_dir, named, recipe in ways:
+        with pytest.raises(CannotPack, match=f"the recipe .*{named} does not travel with it"):
+            plan(load_recipe(recipe), [], working_dir, "/py")
 
 
 def test_a_large_directory_cannot_be_packed(project: Path) -> None:
