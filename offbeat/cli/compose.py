@@ -44,7 +44,6 @@ class RunSpec:
     config: RunConfig
     run_id: str
     run_dir: Path
-    recipe_dir: Path
     working_dir: Path  # user code is imported from here first
 
 
@@ -77,7 +76,7 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     )
     spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
     ports = Ports(
-        prompts=make_prompts(config, spec.recipe_dir),
+        prompts=make_prompts(config),
         rollouts=RayRollouts(actors.workers, spool.hold),
         generators=generators_for(config.sync.transport, actors.engines),
         trainer=RayTrainer(actors.ranks, config.trainer),
@@ -85,7 +84,7 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         telemetry=telemetry,
         trace=trace,
         payloads=spool,
-        evaluation=make_evaluation_prompts(config, spec.recipe_dir),
+        evaluation=make_evaluation_prompts(config),
     )
     controller = Controller(
         config,

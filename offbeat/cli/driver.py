@@ -102,7 +102,7 @@ def drive(
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
             errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             return BAD_CONFIG
-        spec = RunSpec(config, run_id, directory, loaded.recipe_dir, Path.cwd())
+        spec = RunSpec(config, run_id, directory, Path.cwd())
         return _driven(spec, console, errors)
 
 

@@ -28,7 +28,6 @@ class LoadedRecipe:
 
     config: RunConfig
     recipe: Path  # as asked for
-    recipe_dir: Path  # absolute
     sources: tuple[Path, ...]  # recipes read, what is extended first
     origins: Mapping[str, Location]  # of every key that was given; a key not in it has its default
     dropped: tuple[str, ...]  # inherited keys that another choice by name left behind
@@ -67,16 +66,10 @@ def load_recipe(
     return LoadedRecipe(
         config,
         recipe,
-        recipe.parent.absolute(),
         tuple(read.files),
         dict(root.locations()),
         tuple(dropped),
     )
-
-
-def resolve_path(loaded: LoadedRecipe, value: str) -> Path:
-    """A path relative to the recipe, made absolute. One that is absolute comes back as it is."""
-    return Path(os.path.normpath(loaded.recipe_dir / value))
 
 
 def resolve_run_dir(config: RunConfig) -> Path:

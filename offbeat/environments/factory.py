@@ -48,8 +48,8 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     high: int = 100
 
 
-def make_prompts(config: RunConfig, base_dir: Path) -> PromptSource:
-    """The run's prompts: ``data.path`` (relative to ``base_dir``), or the environment's own.
+def make_prompts(config: RunConfig) -> PromptSource:
+    """The run's prompts: those of ``data.path``, or the environment's own.
 
     Raises:
         PromptFileError: The file cannot be used.
@@ -60,7 +60,7 @@ def make_prompts(config: RunConfig, base_dir: Path) -> PromptSource:
     if name == "gsm8k":
         _gsm8k_options(config.environment)  # a mistake in them is told before anything starts
     if data.path is not None:
-        return _file_prompts(config, base_dir / data.path, shuffle=shuffle, epochs=epochs)
+        return _file_prompts(config, data.path, shuffle=shuffle, epochs=epochs)
     if name == "stub":
         return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
     if name == "arithmetic":
@@ -70,7 +70,7 @@ def make_prompts(config: RunConfig, base_dir: Path) -> PromptSource:
     )
 
 
-def make_evaluation_prompts(config: RunConfig, base_dir: Path) -> PromptSource | None:
+def make_evaluation_prompts(config: RunConfig) -> PromptSource | None:
     """The prompts of ``eval``, in their own order; None when nothing is to be scored.
 
     Raises:
@@ -80,8 +80,8 @@ def make_evaluation_prompts(config: RunConfig, base_dir: Path) -> PromptSource |
     if not evaluation.interval:
         return None
     if evaluation.path is not None:
-        return _file_prompts(config, base_dir / evaluation.path, shuffle=False, epochs=1)
-    return make_prompts(config, base_dir)
+        return _file_prompts(config, evaluation.path, shuffle=False, epochs=1)
+    return make_prompts(config)
 
 
 def make_environment(
@@ -117,11 +117,11 @@ def make_environment(
 
 
 def _file_prompts(
-    config: RunConfig, path: Path, *, shuffle: bool, epochs: int | None
+    config: RunConfig, path: str, *, shuffle: bool, epochs: int | None
 ) -> PromptSource:
     problem_of = _ROW_CHECKS.get(config.environment.name)
     return JsonlPrompts(
-        path, shuffle=shuffle, seed=config.seed, epochs=epochs, problem_of=problem_of
+        Path(path), shuffle=shuffle, seed=config.seed, epochs=epochs, problem_of=problem_of
     )
 
 

@@ -46,7 +46,7 @@ class Synchronous:
         self._sampling = SamplingParams(
             sampling.temperature, max_new_tokens=sampling.max_new_tokens
         )
-        self._prompts = make_prompts(config, RECIPE.parent)
+        self._prompts = make_prompts(config)
         tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
         self._environment = make_environment(config.environment, tokenizer, ROOT)
         self._trainer = TorchTrainer(

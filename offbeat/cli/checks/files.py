@@ -73,11 +73,11 @@ def check_prompts(config: RunConfig) -> Iterator[Finding]:
 
 
 def _read(
-    config: RunConfig, make: Callable[[RunConfig, Path], PromptSource | None], key: str
+    config: RunConfig, make: Callable[[RunConfig], PromptSource | None], key: str
 ) -> Generator[Finding, None, int | None]:
     """The number of rows; None, and a finding, when there are none to be had."""
     try:
-        prompts = make(config, Path())  # the paths of a loaded recipe are absolute
+        prompts = make(config)
     except PromptFileError as broken:
         fix = "Mend the line." if broken.line else f"Point {key} at a JSON Lines file."
         yield error("prompts", str(broken), fix)

@@ -57,7 +57,7 @@ def test_a_model_and_files_that_are_not_there_are_told_with_what_to_set(
 
 def test_the_sums_of_smollm2_are_all_of_one_digit_and_right() -> None:
     loaded = load_recipe(ROOT / "recipes" / "smollm2-addition.yaml")
-    source = make_prompts(loaded.config, ROOT)
+    source = make_prompts(loaded.config)
     rows = [prompt.data for place in range(100) if (prompt := source.prompt(place)) is not None]
     assert source.rows == 100
     assert sorted((row["question"], row_answer(row)) for row in rows) == sorted(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.loader import load_recipe, resolve_path, resolve_run_dir
+from offbeat.config.loader import load_recipe, resolve_run_dir
 from offbeat.config.rollouts import InOrderConfig, ReadyFirstConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
@@ -171,12 +171,6 @@ def test_a_path_in_an_override_is_relative_to_the_working_directory() -> None:
 
 def test_an_absolute_path_stays(write: Write) -> None:
     assert load_recipe(write("steps: 1\nmodel: {path: /m/x}")).config.model.path == "/m/x"
-
-
-def test_resolve_path_starts_at_the_recipe(write: Write, tmp_path: Path) -> None:
-    loaded = load_recipe(write(SMALL, "recipes/r.yaml"))
-    assert resolve_path(loaded, "../x") == tmp_path / "x"
-    assert resolve_path(loaded, loaded.config.model.path) == tmp_path / "models" / "tiny"
 
 
 def test_the_run_directory_takes_the_name_of_the_run() -> None:

@@ -36,31 +36,32 @@ def made(**section: Any) -> Environment:
 
 
 def test_arithmetic_options_span_its_prompts() -> None:
-    assert make_prompts(run_config({"options": {"low": 1, "high": 4}}), HERE).rows == 9
+    assert make_prompts(run_config({"options": {"low": 1, "high": 4}})).rows == 9
 
 
 @pytest.mark.parametrize("options", [{"lo": 1}, {"low": "x"}, {"low": 5, "high": 5}])
 def test_options_that_do_not_fit_are_told(options: dict[str, Any]) -> None:
     with pytest.raises(BadEnvironment, match=r"environment\.options"):
-        make_prompts(run_config({"options": options}), HERE)
+        make_prompts(run_config({"options": options}))
 
 
 def test_a_file_is_read_for_any_environment(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     for name in ("stub", "function", "custom", "arithmetic"):
-        config = run_config({"name": name}, {"path": "rows.jsonl", "epochs": 1})
-        source = make_prompts(config, tmp_path)
+        config = run_config({"name": name}, {"path": str(rows), "epochs": 1})
+        source = make_prompts(config)
         assert source.rows == 2
         assert source.prompt(2) is None
 
 
 def test_a_function_reward_needs_a_file_and_says_so() -> None:
     with pytest.raises(BadEnvironment, match=r"data\.path: environment 'function' has no prompts"):
-        make_prompts(run_config({"name": "function", "target": "m:f"}), HERE)
+        make_prompts(run_config({"name": "function", "target": "m:f"}))
 
 
 def test_the_stub_has_endless_prompts_and_needs_no_tokenizer() -> None:
-    prompt = make_prompts(run_config({"name": "stub"}), HERE).prompt(10**6)
+    prompt = make_prompts(run_config({"name": "stub"})).prompt(10**6)
     environment = make_environment(EnvironmentConfig(name="stub"), None, HERE)
     assert isinstance(environment, StubEnvironment)
     assert prompt is not None

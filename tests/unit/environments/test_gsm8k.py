@@ -116,23 +116,21 @@ def test_a_tokenizer_without_a_chat_template_is_told_when_the_worker_starts() ->
 # --- rows and options ----------------------------------------------------------------------------
 
 
-def run_config(options: dict[str, Any] | None = None) -> RunConfig:
+def run_config(folder: Path, options: dict[str, Any] | None = None) -> RunConfig:
     return RunConfig(
         steps=1,
         model=ModelConfig(path="model"),
         environment=EnvironmentConfig(name="gsm8k", options=options or {}),
-        data=DataConfig(path="rows.jsonl", shuffle=False),
-        eval=EvalConfig(interval=1, path="rows.jsonl"),
+        data=DataConfig(path=str(folder / "rows.jsonl"), shuffle=False),
+        eval=EvalConfig(interval=1, path=str(folder / "rows.jsonl")),
     )
 
 
 def test_rows_are_questions_in_training_and_evaluation(tmp_path: Path) -> None:
     rows = [ROW, {"question": "1+1?", "answer": 2, "level": 1}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for source in (
-        make_prompts(run_config(), tmp_path),
-        make_evaluation_prompts(run_config(), tmp_path),
-    ):
+    config = run_config(tmp_path)
+    for source in (make_prompts(config), make_evaluation_prompts(config)):
         assert source is not None
         prompts = [source.prompt(ordinal) for ordinal in range(source.rows)]
         assert [prompt.data for prompt in prompts if prompt] == rows
@@ -155,7 +153,7 @@ def test_a_row_that_cannot_be_graded_is_named(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(ROW)}\n{json.dumps(row)}\n")
     with pytest.raises(PromptFileError, match=rf"rows\.jsonl:2: {problem}"):
-        make_prompts(run_config(), tmp_path)
+        make_prompts(run_config(tmp_path))
 
 
 @pytest.mark.parametrize("options", [{"corect": 1}, {"correct": "x"}, {"format": float("nan")}])
@@ -163,4 +161,4 @@ def test_options_that_do_not_fit_are_told_before_anything_is_read(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     with pytest.raises(BadEnvironment, match=r"environment\.options: "):
-        make_prompts(run_config(options), tmp_path)
+        make_prompts(run_config(tmp_path, options))
