@@ -4,10 +4,12 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.pool import Pool
 from typing import Final
 
 import msgspec
@@ -91,17 +93,15 @@ def run_campaign(
     *,
     strikes: list[Strike] | None = None,
     workers: int | None = None,
-    on_progress: Callable[[Tally], None] = lambda _: None,
-) -> Tally:
-    """Play and audit every seed.
+) -> Iterator[Tally]:
+    """Play and audit every seed; the tally so far, again and again, the last time of all.
 
     Args:
         base: The run that episodes are drawn from.
         seeds: Of the episodes.
         profile: Which faults are drawn.
         strikes: These faults in every episode instead.
-        workers: Processes; None: one a core. 1 plays in this process.
-        on_progress: Called now and then with the tally so far.
+        workers: Processes; None: one a core. 1 plays in this process. They end with the iterator.
     """
     total = Tally()
     encoded = base.model_dump_json().encode()
@@ -111,16 +111,24 @@ def run_campaign(
     ]
     for tally in _tallies(jobs, workers or os.cpu_count() or 1):
         total.add(tally)
-        on_progress(total)
-    return total
+        yield total
 
 
 def _tallies(jobs: list[Job], workers: int) -> Iterator[Tally]:
     if workers == 1 or len(jobs) == 1:
         yield from map(run_job, jobs)
         return
-    with multiprocessing.get_context("spawn").Pool(workers, _start_worker) as pool:
+    with _pool(workers) as pool:
         yield from pool.imap(run_job, jobs)
+
+
+def _pool(workers: int) -> Pool:
+    """Processes that leave Ctrl-C, which a terminal sends to them as well, to this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they are born with it
+    try:
+        return multiprocessing.get_context("spawn").Pool(workers, _start_worker)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:

@@ -28,9 +28,11 @@ from offbeat.simulation.schedule import Strike
 HELD: Final = 0
 VIOLATED: Final = 1
 BAD_ARGUMENTS: Final = 2
+INTERRUPTED: Final = 130
 _SHOWN_FINDINGS: Final = 10
 _SHOWN_VIOLATIONS: Final = 3
 _TOLD_EVENTS: Final = 20
+_PROGRESS_S: Final = 10.0
 
 Write = Callable[[str], object]
 
@@ -90,17 +92,28 @@ def _campaign(
     replay: str,
     write: Write,
 ) -> int:
-    write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
-    began = time.perf_counter()
-    tally = run_campaign(config, seeds, faults, strikes=strikes, workers=workers)
+    began = told_at = time.perf_counter()
+    tally, interrupted = Tally(), False
+    try:
+        write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
+        for tally in run_campaign(config, seeds, faults, strikes=strikes, workers=workers):
+            if time.perf_counter() > told_at + _PROGRESS_S:
+                told_at = time.perf_counter()
+                write(f"  {tally.episodes} played, violations in {len(tally.findings)}\n")
+    except KeyboardInterrupt:
+        interrupted = True
+        write(f"interrupted after {tally.episodes} of {len(seeds)} episodes\n")
     wall_s = time.perf_counter() - began
     for finding in tally.findings[:_SHOWN_FINDINGS]:
         write(_finding_text(finding, replay))
     if more := len(tally.findings) - _SHOWN_FINDINGS:
         write(f"and {more} more\n" if more > 0 else "")
-    write(_summary(tally, wall_s))
-    write(_coverage(tally, faults))
-    return VIOLATED if tally.findings else HELD
+    if tally.episodes:
+        write(_summary(tally, wall_s))
+        write(_coverage(tally, faults))
+    if tally.findings:
+        return VIOLATED
+    return INTERRUPTED if interrupted else HELD
 
 
 def _finding_text(finding: Finding, replay: str) -> str:

@@ -125,7 +125,7 @@ def test_a_strike_needs_exactly_one_moment(when: dict[str, object]) -> None:
 
 
 def test_a_campaign_counts_its_episodes_and_what_was_reached() -> None:
-    tally = run_campaign(BASE, range(4), "none", workers=1)
+    *_, tally = run_campaign(BASE, range(4), "none", workers=1)
     assert (tally.episodes, tally.outcomes, tally.fired) == (4, {"finished": 4}, {})
     assert tally.reached["applied"] == 4
 

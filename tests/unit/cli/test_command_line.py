@@ -1,5 +1,7 @@
 """What a shell sees: exit codes, what goes to standard error, and what is not loaded on the way."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +187,21 @@ def test_a_campaign_tells_its_first_seed_and_what_was_struck() -> None:
     assert result.exit_code == 0
     assert "2 episodes from seed 7, faults: engines" in result.stdout
     assert "violations in 0 episodes" in result.stdout
+
+
+def test_a_campaign_that_is_interrupted_says_how_far_it_came_and_leaves_no_traceback() -> None:
+    command = [sys.executable, "-m", "offbeat", "simulate", QUICKSTART, "--seeds", "100000"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as campaign:  # fmt: skip
+        assert campaign.stdout is not None
+        head = campaign.stdout.readline()
+        os.killpg(campaign.pid, signal.SIGINT)  # as a terminal does: its workers get it, too
+        rest = campaign.stdout.read()
+    assert head.startswith("100000 episodes from seed")
+    assert "interrupted after" in rest and "Traceback" not in rest
+    assert campaign.returncode == 130
 
 
 def test_a_schedule_is_played_instead_of_drawn_faults(tmp_path: Path) -> None:
