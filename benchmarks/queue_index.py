@@ -106,8 +106,8 @@ def index(depth: int, groups: int, at_once: int) -> Measured:
         commit += committed - start
         claim += claimed - committed
         clear += cleared - claimed
-    if len(held) != depth:
-        raise AssertionError(f"{len(held)} groups rest, not {depth}")
+    if held.bytes_held != depth << 18:
+        raise AssertionError(f"{held.bytes_held} bytes are held, not those of {depth} groups")
     return _per_group(commit, claim, clear, groups)
 
 

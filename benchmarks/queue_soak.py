@@ -47,7 +47,7 @@ from offbeat.transfer_queue.service.wire import ServiceStats
 PRODUCERS: Final = 8
 CONSUMERS_A_TASK: Final = 4
 STARVERS: Final = 2
-LIMITS: Final = Limits(max_rows=2_000, max_bytes=64 << 20, high=1.0, low=0.9, remembered=4096)
+LIMITS: Final = Limits(max_rows=2_000, max_bytes=64 << 20, remembered=4096)
 DRAIN_S: Final = 120.0
 SETTLE_S: Final = 3.0
 FREED_S: Final = 5.0

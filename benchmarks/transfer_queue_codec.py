@@ -4,8 +4,8 @@
 
 Three tables: one group of 16 samples of 2048 tokens in four columns, a call each; large payloads in
 GB/s, and as a part of the speed of a copy; the same bytes in 1 to 32 columns. Medians; what is
-compared runs in turn, into memory that was touched before, except ``pack`` and ``to_parts``, which
-make their own. ``ray`` puts the parts into an object store and gets them back (left out without --ray).
+compared runs in turn, into memory that was touched before, except ``pack``, which makes its own.
+``block`` is what the queue's clients do: to a place of its own, without a digest.
 """
 
 import argparse
@@ -15,18 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import ray
 
 from offbeat.transfer_queue.codec import (
     Column,
     Ragged,
-    from_parts,
     pack,
     pack_into,
     packed_size,
-    to_parts,
     unpack,
 )
+from offbeat.transfer_queue.storage.blocks import Blocks
 
 SAMPLES = 16
 Calls = Mapping[str, Callable[[], Any]]
@@ -67,24 +65,21 @@ def medians_us(calls: Calls, runs: int) -> dict[str, float]:
     return {name: statistics.median(times) * 1e6 for name, times in taken.items()}
 
 
-def calls_on(columns: Mapping[str, Column], *, through_ray: bool) -> Calls:
+def calls_on(columns: Mapping[str, Column]) -> Calls:
     """Everything the codec does with the columns, and a copy of the packed bytes."""
     buffer, target = pack(columns), np.zeros(packed_size(columns), np.uint8)
-    header, buffers = to_parts(columns)
-
-    def put_and_get() -> None:
-        from_parts(*ray.get(ray.put(to_parts(columns))))
-
-    calls: dict[str, Callable[[], Any]] = {
+    blocks = Blocks()
+    shape = blocks.of(columns).shape
+    block = np.zeros(shape.nbytes, np.uint8)
+    return {
         "copy": lambda: np.copyto(target, buffer),
         "pack_into": lambda: pack_into(target, columns),
         "pack": lambda: pack(columns),
         "unpack": lambda: unpack(buffer),
         "unpack, not verified": lambda: unpack(buffer, verify=False),
-        "to_parts": lambda: to_parts(columns),
-        "from_parts": lambda: from_parts(header, buffers),
+        "block, written": lambda: blocks.of(columns).write(block),
+        "block, read": lambda: blocks.columns_in(shape.header, block),
     }
-    return {**calls, "ray": put_and_get} if through_ray else calls
 
 
 def main() -> None:
@@ -92,20 +87,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
     parser.add_argument("--runs", type=int, default=500, help="calls of each kind (default: 500)")
-    parser.add_argument("--ray", action="store_true", help="also through Ray's object store")
     asked = parser.parse_args()
     runs = max(5, asked.runs // 10 if asked.quick else asked.runs)
-    if asked.ray:
-        ray.init(num_cpus=1, include_dashboard=False, object_store_memory=2**30)
 
     columns = group(2048)
     print(f"one group, {packed_size(columns):,} bytes in 4 columns: us a call")
-    for name, took in medians_us(calls_on(columns, through_ray=asked.ray), runs).items():
+    for name, took in medians_us(calls_on(columns), runs).items():
         print(f"  {name:22}{took:10.1f}")
 
     for nbytes in (2**20, 2**26):
         few = max(5, min(runs, 30 * 2**26 // nbytes))
-        took = medians_us(calls_on(split(nbytes, 4), through_ray=asked.ray), few)
+        took = medians_us(calls_on(split(nbytes, 4)), few)
         print(f"{nbytes / 2**20:.0f} MiB in 4 columns: GB/s, and times the copy's time")
         for name, each in took.items():
             print(f"  {name:22}{nbytes / each / 1e3:10.1f}{each / took['copy']:10.2f}")
@@ -113,9 +105,7 @@ def main() -> None:
     for nbytes in (packed_size(columns), 2**26):
         few = max(5, min(runs, 30 * 2**26 // nbytes))
         print(f"{nbytes:,} bytes in 1, 4, 8, 32 columns: us a call, and times that of one column")
-        by_count = {
-            count: calls_on(split(nbytes, count), through_ray=asked.ray) for count in (1, 4, 8, 32)
-        }
+        by_count = {count: calls_on(split(nbytes, count)) for count in (1, 4, 8, 32)}
         for name in by_count[1]:
             took = medians_us({str(count): by_count[count][name] for count in by_count}, few)
             cells = "".join(f"{each:10.1f} {each / took['1']:5.2f}" for each in took.values())

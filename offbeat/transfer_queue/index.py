@@ -10,15 +10,22 @@ from dataclasses import dataclass
 
 from offbeat.transfer_queue.errors import StaleHandle
 
-__all__ = ["QueueIndex", "StaleHandle"]
 
-
-@dataclass(slots=True)
-class _Entry:
-    attempt: int
+@dataclass(frozen=True, slots=True)
+class _Part:
     columns: frozenset[str]
     payload_bytes: int
-    payloads: tuple[object, ...]
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    attempt: int
+    parts: list[_Part]  # what was put, then what was added
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset[str]().union(*(part.columns for part in self.parts))
 
 
 class QueueIndex:
@@ -31,9 +38,6 @@ class QueueIndex:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
         self.bytes_held = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __contains__(self, ordinal: object) -> bool:
         return ordinal in self._entries
@@ -54,9 +58,9 @@ class QueueIndex:
         held = self._entries.get(ordinal)
         if held is not None and held.attempt >= attempt:
             raise StaleHandle(ordinal, attempt, held.attempt)
-        entry = _Entry(attempt, frozenset(columns), payload_bytes, (payload,))
+        first = _Part(frozenset(columns), payload_bytes, payload)
         self.clear((ordinal,))
-        self._entries[ordinal] = entry
+        self._entries[ordinal] = _Entry(attempt, [first])
         self.bytes_held += payload_bytes
 
     def add_columns(
@@ -77,26 +81,25 @@ class QueueIndex:
         entry = self._entries.get(ordinal)
         if entry is None or entry.attempt != attempt:
             raise StaleHandle(ordinal, attempt, None if entry is None else entry.attempt)
-        added = frozenset(columns)
-        if added <= entry.columns:
-            return
-        entry.columns |= added
-        entry.payloads += (payload,)
-        entry.payload_bytes += payload_bytes
-        self.bytes_held += payload_bytes
+        added = _Part(frozenset(columns), payload_bytes, payload)
+        if not added.columns <= entry.columns:
+            entry.parts.append(added)
+            self.bytes_held += payload_bytes
+
+    def drop_added(self, ordinals: Iterable[int]) -> None:
+        """Let go of the groups' further columns: they hold for one version of the trainer only."""
+        for ordinal in ordinals:
+            added = self._entries[ordinal].parts[1:]
+            self.bytes_held -= sum(part.payload_bytes for part in added)
+            del self._entries[ordinal].parts[1:]
 
     def payloads(self, ordinal: int) -> tuple[object, ...]:
         """The handles of a group's payloads, oldest first."""
-        return self._entries[ordinal].payloads
-
-    def has(self, ordinal: int, columns: Iterable[str]) -> bool:
-        """All ``columns`` of the group are written."""
-        entry = self._entries.get(ordinal)
-        return entry is not None and entry.columns.issuperset(columns)
+        return tuple(part.payload for part in self._entries[ordinal].parts)
 
     def clear(self, ordinals: Iterable[int]) -> None:
         """Let go of the groups' payloads; the memory is free once nobody else reads them."""
         for ordinal in ordinals:
             entry = self._entries.pop(ordinal, None)
             if entry is not None:
-                self.bytes_held -= entry.payload_bytes
+                self.bytes_held -= sum(part.payload_bytes for part in entry.parts)

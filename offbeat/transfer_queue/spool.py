@@ -153,8 +153,10 @@ def read(directory: Path, place: Spooled) -> Columns:
         raise problem("no name of a segment")
     try:
         with (directory / place.segment).open("rb", buffering=0) as file:
-            packed = bytearray(place.nbytes)
             file.seek(place.offset)
+            there = os.fstat(file.fileno()).st_size - place.offset
+            # No more room is made than there are bytes, whatever the receipt says.
+            packed = bytearray(max(0, min(place.nbytes, there)))
             size = file.readinto(packed)
     except OSError as error:
         raise problem(error.strerror or str(error)) from error

@@ -7,7 +7,7 @@ them** unless the column was yours to write. Under a tensor of shared or mapped 
 what others read, or ends the process; ``clone()`` what must change.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,13 +20,6 @@ from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec.dtypes import BFLOAT16, typed
 from offbeat.transfer_queue.codec.memory import address, memory_at
-from offbeat.transfer_queue.schema import (
-    PROMPT_IDS,
-    RESPONSE_OFFSETS,
-    STANDARD,
-    Axis,
-    Columns,
-)
 
 
 class Packed(NamedTuple):
@@ -89,59 +82,6 @@ def columns_of(batch: TensorDict) -> dict[str, codec.Column]:
     return columns
 
 
-def to_tensordict(groups: Sequence[Columns]) -> TensorDict:
-    """All samples of groups with standard columns, batch size [B], in order.
-
-    Columns per response token and ``prompt_ids`` are jagged [B, *]; columns per sample are [B].
-    Offsets are part of the jagged layout and no column of their own.
-
-    Raises:
-        SchemaError: No group, or groups with different columns.
-    """
-    if not groups:
-        raise SchemaError("groups", "empty", "at least one group")
-    return tensordict_of(codec.concat([_rows(group) for group in groups]))
-
-
-def from_tensordict(batch: TensorDict) -> Columns:
-    """The samples of one group with standard columns, packed again.
-
-    Raises:
-        SchemaError: The samples do not share one prompt: they are not one group.
-    """
-    prompts = batch[PROMPT_IDS].unbind()
-    if any(not torch.equal(prompt, prompts[0]) for prompt in prompts[1:]):
-        raise SchemaError(PROMPT_IDS, "different prompts", "one prompt, shared by all samples")
-    columns: dict[str, NDArray[np.generic]] = {PROMPT_IDS: prompts[0].numpy()}
-    for name, column in columns_of(batch).items():
-        if name == PROMPT_IDS:
-            continue
-        if isinstance(column, codec.Ragged):
-            columns[RESPONSE_OFFSETS] = column.offsets
-            columns[name] = column.values
-        else:
-            columns[name] = cast("NDArray[np.generic]", column)
-    return columns
-
-
-def _rows(group: Columns) -> dict[str, codec.Column]:
-    """The standard columns of one group with a row a sample, its prompt once a sample."""
-    boundaries = cast("NDArray[np.int64]", group[RESPONSE_OFFSETS])
-    samples = len(boundaries) - 1
-    rows: dict[str, codec.Column] = {}
-    for name in sorted(group.keys() - {RESPONSE_OFFSETS}):
-        values = group[name]
-        match STANDARD[name].axis:
-            case Axis.RESPONSE:
-                rows[name] = codec.Ragged(values, boundaries)
-            case Axis.PROMPT:
-                of_prompts = np.arange(samples + 1, dtype=np.int64) * len(values)
-                rows[name] = codec.Ragged(np.tile(values, samples), of_prompts)
-            case _:
-                rows[name] = values
-    return rows
-
-
 class _SharedOffsets:
     """One tensor for all equal offsets: jagged tensors combine only if theirs is the very same."""
 
@@ -167,7 +107,7 @@ def _tensor(name: str, values: NDArray[Any]) -> Tensor:
     _, dtype, values = typed(name, values)
     array = np.ascontiguousarray(values, dtype)
     # torch warns of numpy's read-only mark, for it has none; so it is shown the memory without
-    memory = memory_at(address(array), array.nbytes, owner=array, writeable=True)
+    memory = memory_at(address(array), array.nbytes, array)
     if dtype == BFLOAT16:
         return torch.from_numpy(memory.view(np.int16).reshape(array.shape)).view(torch.bfloat16)
     return torch.from_numpy(memory.view(dtype).reshape(array.shape))

@@ -1,11 +1,15 @@
 """What a client does when the memory of a payload is gone: it says so to the queue, and to its caller."""
 
+import gc
+import socket
+from contextlib import suppress
+
 import pytest
 
 from offbeat.transfer_queue.core import records
 from offbeat.transfer_queue.core.records import Receipt
 from offbeat.transfer_queue.errors import PayloadLost
-from offbeat.transfer_queue.service.conversation import Conversation
+from offbeat.transfer_queue.service.conversation import TOLD_AT_ONCE_BYTES, Conversation
 from offbeat.transfer_queue.service.lease import Lease
 from offbeat.transfer_queue.service.wire import (
     Claim,
@@ -15,7 +19,7 @@ from offbeat.transfer_queue.service.wire import (
     Piece,
     ReportLost,
 )
-from offbeat.transfer_queue.storage.arenas import Arena, Slot
+from offbeat.transfer_queue.storage.arenas import Arena, Keeper, Slot
 
 NO_PROCESS = 1 << 30
 RECEIPT = Receipt("train", "a", 2, 7, 4, 4096, {})
@@ -59,3 +63,21 @@ def test_memory_that_could_not_be_mapped_is_not_kept_from_others() -> None:
     delivered(say, Payload(b"", 4096, None, Slot(1, 0)), (Arena(1, NO_PROCESS, 3, 1 << 20),))
     assert say.unpinned() == (Slot(1, 0),)
     assert say.unpinned() == ()
+
+
+def test_memory_that_the_service_could_not_be_told_of_at_once_is_told_with_the_next_call() -> None:
+    say, keeper = Conversation(), Keeper()
+    nbytes = TOLD_AT_ONCE_BYTES
+    arena = keeper.make("client", nbytes)
+    ours, busy = socket.socketpair()
+    with ours, busy:
+        ours.settimeout(0)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(b"x")
+        say.anchored(ours)
+        delivered(say, Payload(b"", nbytes, None, Slot(arena.id, 0)), (arena,))
+        gc.collect()  # the lease, and pytest's traceback that has it
+        assert say.unpinned() == (Slot(arena.id, 0),)
+        say.close()
+    keeper.close()

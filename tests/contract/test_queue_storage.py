@@ -12,7 +12,7 @@ from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue.codec import Columns, Ragged
 from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
 from offbeat.transfer_queue.service.wire import Payload, Put, value_of
-from offbeat.transfer_queue.storage.arenas import Slot
+from offbeat.transfer_queue.storage.arenas import MOST_MAPPED, Keeper, Reader, Slot
 from tests.support.queue_service import (
     ADVANTAGES,
     COLUMNS,
@@ -154,18 +154,37 @@ def test_rows_without_a_value_are_rows() -> None:
         assert same(put_and_claim(client, columns), columns)
 
 
-def test_a_stream_of_puts_uses_the_same_memory_again() -> None:
-    def arenas() -> int:
-        gc.collect()  # what earlier tests left is no part of this one
-        files = [file for file in Path("/proc/self/fd").iterdir() if file.exists()]
-        return len({file.stat().st_ino for file in files if "offbeat" in str(file.readlink())})
+def arenas() -> int:
+    """That this process has open."""
+    gc.collect()  # what earlier tests left is no part of this one
+    files = [file for file in Path("/proc/self/fd").iterdir() if file.exists()]
+    return len({file.stat().st_ino for file in files if "offbeat" in str(file.readlink())})
 
+
+def test_a_stream_of_puts_uses_the_same_memory_again() -> None:
     before = arenas()
     with running() as path, SyncTransferQueueClient.connect(path) as client:
         client.declare("train", COLUMNS)
         for seed in range(200):  # 256 MB in all
             put_and_claim(client, group(seed, LARGE))
         assert arenas() - before <= 2  # the probe, and one of 64 MB
+    assert arenas() == before
+
+
+def test_producers_that_come_and_go_take_a_reader_no_more_than_so_many_files() -> None:
+    before = arenas()
+    keeper, reader = Keeper(), Reader(lambda _slot, _nbytes: None)
+    first = keeper.make("producer", 1)
+    view = reader.view(first, Slot(first.id, 0), 4096)
+    for number in range(2 * MOST_MAPPED):
+        arena = keeper.make(f"producer {number}", 1)
+        reader.view(arena, Slot(arena.id, 0), 4096)
+        keeper.producer_gone(f"producer {number}")
+    keeper.close()
+    assert arenas() - before == MOST_MAPPED + 1  # that of the view
+    assert view.tobytes() == bytes(4096)
+    del view
+    reader.close()
     assert arenas() == before
 
 

@@ -1,7 +1,7 @@
 """Columns in and out of bytes: views where they can be, typed refusals where they cannot.
 
-``pack``/``unpack`` use one buffer with a digest, ``to_parts``/``from_parts`` a header and buffers that
-are handed on without a copy. Neither runs code that came with the bytes. numpy and msgpack only.
+``pack`` writes one buffer with a digest, for disks; ``storage.blocks`` a header and a block, for memory.
+Neither way runs code that came with the bytes. numpy and msgpack only.
 """
 
 from offbeat.transfer_queue.codec.columns import (
@@ -10,7 +10,6 @@ from offbeat.transfer_queue.codec.columns import (
     Ragged,
     concat,
     rows_of,
-    slice_rows,
 )
 from offbeat.transfer_queue.codec.dtypes import BFLOAT16
 from offbeat.transfer_queue.codec.errors import CorruptPayload, UnusableBuffer
@@ -21,7 +20,6 @@ from offbeat.transfer_queue.codec.packed import (
     packed_size,
     unpack,
 )
-from offbeat.transfer_queue.codec.parts import from_parts, to_parts
 
 __all__ = [
     "BFLOAT16",
@@ -32,12 +30,9 @@ __all__ = [
     "UnusableBuffer",
     "concat",
     "digest_of",
-    "from_parts",
     "pack",
     "pack_into",
     "packed_size",
     "rows_of",
-    "slice_rows",
-    "to_parts",
     "unpack",
 ]

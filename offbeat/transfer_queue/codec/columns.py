@@ -50,27 +50,6 @@ def rows_of(columns: Columns) -> int:
     return next(iter(rows.values()), 0)
 
 
-def slice_rows(columns: Columns, start: int, stop: int) -> dict[str, Column]:
-    """Rows ``start`` to ``stop``, which is not among them: values are views, offsets start at 0.
-
-    Raises:
-        SchemaError: A column does not have these rows.
-    """
-    taken: dict[str, Column] = {}
-    offsets: dict[int, NDArray[np.int64]] = {}
-    for name, column in columns.items():
-        if not 0 <= start <= stop <= len(column):
-            raise SchemaError(name, f"{len(column)} rows", f"a column with rows {start} to {stop}")
-        if not isinstance(column, Ragged):
-            taken[name] = column[start:stop]
-            continue
-        first, last = column.offsets[start], column.offsets[stop]
-        if id(column.offsets) not in offsets:
-            offsets[id(column.offsets)] = column.offsets[start : stop + 1] - first
-        taken[name] = Ragged(column.values[first:last], offsets[id(column.offsets)])
-    return taken
-
-
 def concat(payloads: Sequence[Columns]) -> dict[str, Column]:
     """The rows of all payloads, in order. A single payload is handed through; several are copied.
 

@@ -1,11 +1,11 @@
 """What a payload says about itself: the types and shapes of its arrays, and no position.
 
 Arrays follow each other in the order of the header (offsets first, then the values of the columns),
-each on the next multiple of 64 bytes of its buffer, and each buffer ends with its last array. So no
-header can make arrays overlap or lie askew, and one that does not fit the buffers exactly is refused.
+each on the next multiple of 64 bytes of the buffer, which ends with the last of them. So no header
+can make arrays overlap or lie askew, and one that does not fit the buffer exactly is refused.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Boundaries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """The offsets that one or more ragged columns share."""
 
     length: Count
-    buffer: Count
+    buffer: Literal[0]
 
 
 class Values(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -39,15 +39,17 @@ class Values(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     name: str
     dtype: str
     shape: tuple[Count, ...]
-    buffer: Count
+    buffer: Literal[0]
     offsets: Count | None
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All arrays of a payload, in the order they are written."""
+    """All arrays of a payload, in the order they are written.
 
-    pieces: tuple[Count, ...]
-    """Into how many pieces each buffer was cut for the transport."""
+    The form has room for several buffers, each in pieces. There is one, which is whole.
+    """
+
+    pieces: tuple[Literal[1]]
     offsets: tuple[Boundaries, ...]
     columns: tuple[Values, ...]
 

@@ -1,6 +1,5 @@
 """Columns as a header and the arrays it describes, before anything is written anywhere."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,19 +10,18 @@ from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue.codec.checks import check_array, disorder
 from offbeat.transfer_queue.codec.columns import Columns, Ragged
 from offbeat.transfer_queue.codec.dtypes import WIRE, typed
-from offbeat.transfer_queue.codec.header import LIST, Boundaries, Header, Values, encode_header
+from offbeat.transfer_queue.codec.header import (
+    LIST,
+    Boundaries,
+    Header,
+    Values,
+    aligned,
+    encode_header,
+)
 from offbeat.transfer_queue.codec.lists import encode_list
 
 _OFFSET: Final = WIRE["int64"]
 _BYTE: Final = WIRE["uint8"]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Which buffer each array goes to, and into how many pieces each buffer is cut."""
-
-    buffers: Sequence[int]
-    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +33,14 @@ class Layout:
     """In any strides and byte order, as they came."""
     dtypes: list[np.dtype[Any]]
     """What each is written as: same element, little-endian."""
+    starts: list[int]
+    """Where each lies, from the beginning of them all."""
+    nbytes: int
+    """Of them all, with the gaps between them."""
 
 
-def lay_out(columns: Columns, place: Callable[[Sequence[int]], Placement]) -> Layout:
-    """Check the columns and describe them; ``place`` is given the bytes of each array.
+def lay_out(columns: Columns) -> Layout:
+    """Check the columns and describe them.
 
     Raises:
         SchemaError: A column that cannot be written, by name.
@@ -65,20 +67,21 @@ def lay_out(columns: Columns, place: Callable[[Sequence[int]], Placement]) -> La
         described.append((name, kind, index))
         arrays.append(values)
         dtypes.append(dtype)
-    arrays = [*offsets.arrays, *arrays]
-    placement = place([array.nbytes for array in arrays])
-    buffers, count = placement.buffers, len(offsets.arrays)
     header = Header(
-        placement.pieces,
-        tuple(map(Boundaries, map(len, offsets.arrays), buffers[:count])),
+        (1,),
+        tuple(Boundaries(len(each), 0) for each in offsets.arrays),
         tuple(
-            Values(name, kind, array.shape, buffer, index)
-            for (name, kind, index), array, buffer in zip(
-                described, arrays[count:], buffers[count:], strict=True
-            )
+            Values(name, kind, array.shape, 0, index)
+            for (name, kind, index), array in zip(described, arrays, strict=True)
         ),
     )
-    return Layout(encode_header(header), arrays, [*[_OFFSET] * count, *dtypes])
+    dtypes = [*[_OFFSET] * len(offsets.arrays), *dtypes]
+    arrays = [*offsets.arrays, *arrays]
+    starts, end = list[int](), 0
+    for array in arrays:
+        starts.append(aligned(end) if array.nbytes else end)
+        end = starts[-1] + array.nbytes
+    return Layout(encode_header(header), arrays, dtypes, starts, end)
 
 
 class _SharedOffsets:

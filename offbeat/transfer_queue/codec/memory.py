@@ -1,7 +1,6 @@
 """Bytes of memory as the codec sees them: flat, contiguous, aligned."""
 
 import mmap
-from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -52,22 +51,9 @@ def flat_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> Bytes:
     return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
 
 
-def join(pieces: Sequence[Bytes]) -> Bytes:
-    """One or more, one after the other: a view if that is how they lie in memory, else a copy."""
-    if len(pieces) == 1:
-        return pieces[0]
-    start = end = address(pieces[0])
-    for piece in pieces:
-        if address(piece) != end:
-            return np.concatenate(pieces, out=new_memory(sum(each.nbytes for each in pieces)))
-        end += piece.nbytes
-    writeable = all(piece.flags.writeable for piece in pieces)
-    return memory_at(start, end - start, owner=pieces, writeable=writeable)
-
-
-def memory_at(start: int, nbytes: int, *, owner: object, writeable: bool) -> Bytes:
-    """The bytes from address ``start``, which are valid for as long as ``owner`` lives: it is kept."""
-    return np.asarray(_Span(start, nbytes, owner, writeable=writeable))
+def memory_at(start: int, nbytes: int, owner: object) -> Bytes:
+    """The bytes from address ``start``, as if they could be written: whoever views them keeps ``owner``."""
+    return np.asarray(_Span(start, nbytes, owner))
 
 
 def address(memory: NDArray[Any]) -> int:
@@ -76,12 +62,11 @@ def address(memory: NDArray[Any]) -> int:
 
 
 class _Span:
-    def __init__(self, start: int, nbytes: int, owner: object, *, writeable: bool) -> None:
-        self._owner = owner  # whoever views this keeps it
-        data = start, not writeable
+    def __init__(self, start: int, nbytes: int, owner: object) -> None:
+        self._owner = owner
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
             "typestr": "|u1",
-            "data": data,
+            "data": (start, False),
         }

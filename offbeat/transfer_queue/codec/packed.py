@@ -6,7 +6,6 @@ behind itself, padding included, and the magic is compared: no byte is left that
 """
 
 import struct
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from offbeat.transfer_queue.codec.columns import Column, Columns
 from offbeat.transfer_queue.codec.errors import CorruptPayload, UnusableBuffer
 from offbeat.transfer_queue.codec.header import aligned
-from offbeat.transfer_queue.codec.layout import Layout, Placement, lay_out
+from offbeat.transfer_queue.codec.layout import Layout, lay_out
 from offbeat.transfer_queue.codec.memory import (
     Buffer,
     Bytes,
@@ -39,7 +38,7 @@ def packed_size(columns: Columns) -> int:
     Raises:
         SchemaError: A column that cannot be written, by name.
     """
-    return _size(lay_out(columns, _in_one_buffer))
+    return _size(lay_out(columns))
 
 
 def pack(columns: Columns) -> Bytes:
@@ -50,7 +49,7 @@ def pack(columns: Columns) -> Bytes:
     Raises:
         SchemaError: A column that cannot be written, by name.
     """
-    layout = lay_out(columns, _in_one_buffer)
+    layout = lay_out(columns)
     memory = new_memory(_size(layout))
     _write(layout, memory)
     return memory
@@ -65,7 +64,7 @@ def pack_into(buffer: Buffer, columns: Columns) -> int:
         SchemaError: A column that cannot be written, by name. Nothing was written.
         UnusableBuffer: Too small, read-only, with gaps, or not on a multiple of 8 bytes. Likewise.
     """
-    layout = lay_out(columns, _in_one_buffer)
+    layout = lay_out(columns)
     memory, size = flat(buffer), _size(layout)
     if not memory.flags.writeable:
         raise UnusableBuffer("read-only", "memory that may be written")
@@ -99,7 +98,7 @@ def unpack(buffer: Buffer, *, verify: bool = True) -> dict[str, Column]:
         if found != digest:
             raise CorruptPayload("digest", found.hex(), digest.hex())
     header = memory[_PREAMBLE.size : _PREAMBLE.size + header_bytes].data
-    return read_columns(header, (memory[body:size],))
+    return read_columns(header, memory[body:size])
 
 
 def digest_of(buffer: Buffer) -> bytes:
@@ -116,16 +115,8 @@ def digest_of(buffer: Buffer) -> bytes:
     return memory[len(MAGIC) : _DIGESTED].tobytes()
 
 
-def _in_one_buffer(sizes: Sequence[int]) -> Placement:
-    return Placement([0] * len(sizes), (1,))
-
-
 def _size(layout: Layout) -> int:
-    end = aligned(_PREAMBLE.size + len(layout.header))
-    for array in layout.arrays:
-        if array.nbytes:
-            end = aligned(end) + array.nbytes
-    return end
+    return aligned(_PREAMBLE.size + len(layout.header)) + layout.nbytes
 
 
 def _write(layout: Layout, memory: Bytes) -> None:

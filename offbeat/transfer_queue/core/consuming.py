@@ -34,10 +34,11 @@ class Consuming(State):
 
         Raises:
             Redeclared: The task claimed with other columns before (a SchemaError).
-            SchemaError: A column is not declared, or the predicate is none.
+            SchemaError: A column is not declared, the predicate is none, or ``lease_s`` no time.
         """
         home = self._home(partition)
         least = _checked_count(n, at_least)
+        _check_lease(lease_s)
         predicate = normal(where) if where else EVERYTHING
         reader = home.task(task, tuple(columns))
         groups = reader.take(least, n, predicate)
@@ -63,6 +64,7 @@ class Consuming(State):
         """
         home = self._home(partition)
         least = _checked_count(n, at_least)
+        _check_lease(lease_s)
         predicate = normal(where) if where else EVERYTHING
         reader = home.task(task, tuple(columns))
         waiter_id = self._next_waiter()
@@ -70,8 +72,6 @@ class Consuming(State):
         self.claims[waiter_id] = waiter
         reader.join(waiter)
         self._serve(home, reader, now)
-        if self.bounds.waiting:
-            self._let_in()
         return waiter_id
 
     def ack(self, lease_id: int) -> None:
@@ -113,8 +113,10 @@ class Consuming(State):
 
         Raises:
             LeaseExpired: It is not held.
+            SchemaError: ``lease_s`` is no time.
         """
         held = self.leases.get(lease_id, "renew")
+        _check_lease(lease_s)
         self.leases.renew(held, now + lease_s)
         return _told(held)
 
@@ -155,6 +157,11 @@ def _checked_count(n: int, at_least: int | None) -> int:
     if not 1 <= least <= n:
         raise SchemaError("n", f"{n} groups, at least {least}", "1 <= at_least <= n")
     return least
+
+
+def _check_lease(lease_s: float) -> None:
+    if not lease_s > 0:  # a NaN among the ends of leases would hide those behind it
+        raise SchemaError("lease_s", f"{lease_s}", "seconds, more than 0")
 
 
 def _told(held: Held) -> Lease:

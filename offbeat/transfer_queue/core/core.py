@@ -9,8 +9,7 @@ logarithm of it where groups come out of order). Only a claim with a predicate l
 by one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from offbeat.transfer_queue.core.consuming import Consuming
 from offbeat.transfer_queue.core.producing import Producing
@@ -19,14 +18,10 @@ from offbeat.transfer_queue.core.records import (
     LostGroup,
     Receipt,
     Room,
-    Scalar,
-    Schema,
     Stats,
 )
 from offbeat.transfer_queue.core.snapshot import Snapshot, freeze, thaw
 from offbeat.transfer_queue.core.statistics import stats_of
-
-_NO_TAGS: Final[Mapping[str, Sequence[Scalar]]] = {}
 
 
 class QueueCore(Producing, Consuming):
@@ -35,10 +30,6 @@ class QueueCore(Producing, Consuming):
     Each task is offered every group once, oldest put first, as soon as all rows have all of the
     task's columns; again if its lease ends without an ack. A call that raises has changed nothing.
     """
-
-    def schema(self, partition: str) -> Schema:
-        """What the partition is declared with."""
-        return self._home(partition).schema
 
     # --- groups leave --------------------------------------------------------------------------
 

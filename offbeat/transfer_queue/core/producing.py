@@ -1,7 +1,6 @@
 """What producers ask of a queue: to take a group, to take more of it, to wait for room."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import msgspec
 
@@ -9,13 +8,18 @@ from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue.core.columns import written
 from offbeat.transfer_queue.core.group import Group
 from offbeat.transfer_queue.core.partition import Partition
-from offbeat.transfer_queue.core.records import ColumnSpec, Receipt, Room, Scalar, Schema
+from offbeat.transfer_queue.core.records import (
+    NO_TAGS,
+    ColumnSpec,
+    GivenTags,
+    Receipt,
+    Room,
+    Schema,
+)
 from offbeat.transfer_queue.core.room import Asking
 from offbeat.transfer_queue.core.state import State
 from offbeat.transfer_queue.core.where import checked_tags
 from offbeat.transfer_queue.errors import Redeclared, StaleHandle
-
-_NO_TAGS: Final[Mapping[str, Sequence[Scalar]]] = {}
 
 
 class Producing(State):
@@ -44,7 +48,7 @@ class Producing(State):
         payload: object,
         *,
         now: float,
-        tags: Mapping[str, Sequence[Scalar]] = _NO_TAGS,
+        tags: GivenTags = NO_TAGS,
         permit: int | None = None,
     ) -> Receipt:
         """Take a group's first columns, for all its rows. When it returns, the group is claimable.
@@ -119,15 +123,6 @@ class Producing(State):
         self._offer(home, group, now)
         return group.receipt
 
-    def admit(self, rows: int, nbytes: int) -> bool:
-        """A put of this size would be taken at once: it fits, and nobody waits before it.
-
-        Raises:
-            TooLarge: It can never be.
-        """
-        self.bounds.check_possible(rows, nbytes)
-        return not self.bounds.waiting and self._lacks(rows, nbytes) is None
-
     def wait_to_put(self, rows: int, nbytes: int, client: str = "") -> int:
         """Wait for room, behind those who wait already. The waiter id settles with a ``Room``.
 
@@ -139,15 +134,12 @@ class Producing(State):
         """
         bounds = self.bounds
         bounds.check_possible(rows, nbytes)
-        reason = bounds.first_reason() if bounds.waiting else self._lacks(rows, nbytes)
+        reason = bounds.first_reason() if bounds.waiting else bounds.lacks(rows, nbytes)
         waiter_id = self._next_waiter()
         asking = Asking(waiter_id, Room(rows, nbytes), client, reason or "")
         bounds.waiting[waiter_id] = asking
         self._let_in()
         return waiter_id
-
-    def _lacks(self, rows: int, nbytes: int) -> str | None:
-        return self.bounds.lacks(rows, nbytes, hungry=bool(self.claims))
 
     def _check_room(self, rows: int, nbytes: int, old: Group | None, permit: int | None) -> None:
         bounds = self.bounds
@@ -160,7 +152,7 @@ class Producing(State):
             more_bytes -= promised.room.nbytes
             if more_rows <= 0 and more_bytes <= 0:
                 return
-        lacks = self._lacks(more_rows, more_bytes)
+        lacks = bounds.lacks(more_rows, more_bytes)
         if lacks is None and bounds.waiting and promised is None:
             lacks = bounds.first_reason()
         if lacks is not None:

@@ -1,5 +1,6 @@
 """What the queue tells the outside: records that msgspec and pickle both carry."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +10,11 @@ from offbeat.messages.failures import SchemaError
 Scalar = int | float | str | bool | None
 Tags = dict[str, tuple[Scalar, ...]]
 """Small scalars of a group by name, one a row: ``{"reward": (1.0, 0.0), ...}``."""
+
+GivenTags = Mapping[str, Sequence[Scalar]]
+"""Tags as a producer hands them in."""
+
+NO_TAGS: Final[GivenTags] = {}
 
 Where = tuple[tuple[str, str, Any], ...]
 """Clauses ``(tag, operator, value)``; see ``offbeat.transfer_queue.core.where``."""
@@ -42,17 +48,10 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much rests in a queue at most, and when waiting producers are let in again.
-
-    Once the fullest of rows and bytes reaches ``high`` (a fraction of its limit), producers wait
-    until both are down to ``low``; earlier only while a consumer waits for groups, who would
-    otherwise wait for ever. With both at 1 a producer waits as long as its put does not fit.
-    """
+    """How much rests in a queue at most: a producer waits as long as its put does not fit."""
 
     max_rows: int
     max_bytes: int
-    high: float = 1.0
-    low: float = 1.0
     remembered: int = 65_536  # groups and leases that are gone, whose late callers are known
 
     def __post_init__(self) -> None:
@@ -60,8 +59,6 @@ class Limits(msgspec.Struct, frozen=True):
             raise ValueError(
                 f"{self}: max_rows and max_bytes are at least 1, remembered at least 0"
             )
-        if not 0 < self.low <= self.high <= 1:
-            raise ValueError(f"{self}: watermarks are 0 < low <= high <= 1")
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

@@ -29,33 +29,17 @@ class Bounds:
         self.promised_rows = self.promised_bytes = 0
         self.waiting: OrderedDict[int, Asking] = OrderedDict()
         self.promised: dict[int, Asking] = {}
-        self._shut = False  # since the high watermark was reached, until the low one is
-        self._high = (limits.high * limits.max_rows, limits.high * limits.max_bytes)
-        self._low = (limits.low * limits.max_rows, limits.low * limits.max_bytes)
 
     def take(self, rows: int, nbytes: int) -> None:
         """Count what is put, or what is let go of when negative."""
         self.rows += rows
         self.nbytes += nbytes
-        rows_taken, bytes_taken = self.rows, self.nbytes
-        if rows_taken <= self._low[0] and bytes_taken <= self._low[1]:
-            self._shut = False
-        elif rows_taken >= self._high[0] or bytes_taken >= self._high[1]:
-            self._shut = True
 
-    def lacks(self, rows: int, nbytes: int, *, hungry: bool) -> str | None:
-        """What is short for this put: ``rows``, ``bytes``, or nothing.
-
-        A consumer who waits (``hungry``) is owed the groups of producers between the watermarks.
-        """
-        limits = self.limits
-        if self.rows + rows > limits.max_rows:
+    def lacks(self, rows: int, nbytes: int) -> str | None:
+        """What is short for this put: ``rows``, ``bytes``, or nothing."""
+        if self.rows + rows > self.limits.max_rows:
             return "rows"
-        if self.nbytes + nbytes > limits.max_bytes:
-            return "bytes"
-        if self._shut and not hungry:
-            return "rows" if self.rows > self._low[0] else "bytes"
-        return None
+        return "bytes" if self.nbytes + nbytes > self.limits.max_bytes else None
 
     def full(self, limit: str, rows: int, nbytes: int) -> QueueFull:
         if limit == "rows":
@@ -77,13 +61,13 @@ class Bounds:
         """What the producer at the head of the line was short of."""
         return next(iter(self.waiting.values())).reason
 
-    def let_in(self, *, hungry: bool) -> list[Asking]:
+    def let_in(self) -> list[Asking]:
         """Promise room to those who wait, in order, until one does not fit."""
         let_in: list[Asking] = []
         while self.waiting:
             asking = next(iter(self.waiting.values()))
             room = asking.room
-            if self.lacks(room.rows, room.nbytes, hungry=hungry) is not None:
+            if self.lacks(room.rows, room.nbytes) is not None:
                 break
             del self.waiting[asking.id]
             self.promise(asking)

@@ -88,7 +88,7 @@ class State:
         group.payload, group.more = None, ()
 
     def _let_in(self) -> None:
-        for asking in self.bounds.let_in(hungry=bool(self.claims)):
+        for asking in self.bounds.let_in():
             self._settled.append((asking.id, asking.room))
 
     def cancel(self, waiter_id: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from offbeat.messages.failures import SchemaError
-from offbeat.transfer_queue.core.records import Scalar, Where
+from offbeat.transfer_queue.core.records import GivenTags, Tags, Where
 
 _SCALARS: Final = frozenset({int, float, str, bool, type(None)})
 
@@ -61,7 +61,7 @@ def _check_plain(values: tuple[Any, ...]) -> None:
             raise SchemaError("where", f"value {value!r}", "int, float, str, bool or None")
 
 
-def matches(where: Where, tags: Mapping[str, Sequence[Scalar]]) -> bool:
+def matches(where: Where, tags: GivenTags) -> bool:
     """All rows of the group satisfy all clauses."""
     for tag, name, value in where:
         values = tags.get(tag)
@@ -76,7 +76,7 @@ def matches(where: Where, tags: Mapping[str, Sequence[Scalar]]) -> bool:
     return True
 
 
-def checked_tags(tags: Mapping[str, Sequence[Scalar]], rows: int) -> dict[str, tuple[Scalar, ...]]:
+def checked_tags(tags: GivenTags, rows: int) -> Tags:
     """A copy nobody else can change.
 
     Raises:

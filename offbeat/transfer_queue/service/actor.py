@@ -15,10 +15,10 @@ from offbeat.messages.failures import ActorLost
 from offbeat.transfer_queue.core.records import Limits
 from offbeat.transfer_queue.service import ray_links, wire
 from offbeat.transfer_queue.service.client import TransferQueueClient
-from offbeat.transfer_queue.service.desk import Visit
 from offbeat.transfer_queue.service.house import House
 from offbeat.transfer_queue.service.ray_links import RemoteMethod, RemoteQueue
 from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
+from offbeat.transfer_queue.service.visits import Visit
 
 _CALLS_AT_A_TIME: Final = 10_000
 
@@ -49,20 +49,20 @@ class TransferQueueActor:
         """One call of a client that cannot reach the socket."""
         await self._house.open()
         call = wire.decode_call(body)
-        visit, waiting = self._visit(client)
+        desk, (visit, waiting) = self._house.desk, self._visit(client)
         reply = waiting[call.id] = asyncio.get_running_loop().create_future()
-        visit.call(call)
+        desk.take(visit, call)
         try:
             answer = await reply
         except asyncio.CancelledError:
-            visit.call(wire.Call(wire.ONE_WAY, wire.Nothing(), (), call.id))
+            desk.take(visit, wire.Call(wire.ONE_WAY, wire.Nothing(), (), call.id))
             raise
         finally:
             del waiting[call.id]
         if isinstance(call.op, wire.Attach):
             self._visits[visit.client] = visit, waiting
         elif isinstance(call.op, wire.Leave):
-            visit.leave()
+            desk.leave(visit)
             self._visits.pop(client, None)
         return answer
 
@@ -76,7 +76,7 @@ class TransferQueueActor:
                 if waiter is not None and not waiter.done():
                     waiter.set_result(wire.encode(reply))
 
-            known = self._house.desk.enter(answer), waiting
+            known = Visit(answer), waiting
         return known
 
 

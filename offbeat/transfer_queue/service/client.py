@@ -1,22 +1,22 @@
 """The client for one event loop."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec import Column, Columns
 from offbeat.transfer_queue.core import records
 from offbeat.transfer_queue.core.records import (
     EVERYTHING,
-    ColumnSpec,
+    NO_TAGS,
+    GivenTags,
     LostGroup,
     Receipt,
-    Scalar,
     Where,
 )
 from offbeat.transfer_queue.service import wire
-from offbeat.transfer_queue.service.conversation import Asking, Conversation, asked
+from offbeat.transfer_queue.service.conversation import Asking, Conversation, Declared, asked
 from offbeat.transfer_queue.service.lease import Lease
 from offbeat.transfer_queue.service.links import LoopCarrier, LoopLink, anchor
 from offbeat.transfer_queue.service.wire import ServiceStats
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from offbeat.transfer_queue.tensordict_codec import TensorDict
 
 T = TypeVar("T")
-Declared = ColumnSpec | tuple[str, str] | tuple[str, str, bool]
-_NO_TAGS: Final[Mapping[str, Sequence[Scalar]]] = {}
 
 
 class TransferQueueClient:
@@ -64,7 +62,7 @@ class TransferQueueClient:
         say = Conversation()
         link = await LoopLink.connect(path, queue, answer_s, say.freed, maps=maps)
         say.maps = link.maps
-        say.anchored(anchor(path, link.client))
+        say.anchored(anchor(path, queue, link.client))
         return cls(link, say)
 
     @classmethod
@@ -92,7 +90,7 @@ class TransferQueueClient:
         partition: str,
         group: str,
         columns: Columns,
-        tags: Mapping[str, Sequence[Scalar]] = _NO_TAGS,
+        tags: GivenTags = NO_TAGS,
         *,
         attempt: int = 0,
         deadline_s: float = 60.0,
@@ -128,7 +126,7 @@ class TransferQueueClient:
 
         Raises:
             StaleHandle: The group is gone, or replaced by a newer attempt.
-            SchemaError: Not as declared, or some of it is written already and some is not.
+            SchemaError: Not as declared, of other rows, or written already in part.
         """
         return await self._run(self._say.add_columns(receipt, columns, rows))
 
@@ -174,6 +172,7 @@ class TransferQueueClient:
         Raises:
             PayloadLost: A payload cannot be read; the group has left the queue, reported lost.
             StaleHandle: A group of a receipt is gone.
+            SchemaError: A column is not written, or was not yet when the lease was claimed.
         """
         return codec.concat(await self.get_each(source, columns))
 
@@ -251,10 +250,12 @@ class TransferQueueClient:
 
     async def close(self) -> None:
         """Leave: what this client has leased goes back. Views of payloads stay as they are."""
-        if not self.link.closed:
-            await self._run(asked(wire.Leave(), NoneType))
-        self.link.close()
-        self._say.close()
+        try:
+            if not self.link.closed:
+                await self._run(asked(wire.Leave(), NoneType))
+        finally:
+            self.link.close()
+            self._say.close()
 
     async def __aenter__(self) -> Self:
         return self

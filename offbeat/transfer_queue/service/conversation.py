@@ -4,30 +4,30 @@ Each operation is a generator: it yields an ``Ask`` and is sent the answer. The 
 the asks, one blocking, one on an event loop, so both do the same.
 """
 
-import contextlib
 import socket
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
+from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec import Column, Columns
 from offbeat.transfer_queue.core.records import (
     ColumnSpec,
+    GivenTags,
     LostGroup,
     Receipt,
-    Scalar,
     Schema,
     Where,
 )
-from offbeat.transfer_queue.core.where import checked_tags
+from offbeat.transfer_queue.core.where import checked_tags, normal
 from offbeat.transfer_queue.errors import PayloadLost
 from offbeat.transfer_queue.service import wire
-from offbeat.transfer_queue.service.lease import Lease, Parcel
+from offbeat.transfer_queue.service.lease import Lease, MemoryGone, Parcel
 from offbeat.transfer_queue.service.wire import (
     Delivery,
     Nothing,
@@ -39,9 +39,11 @@ from offbeat.transfer_queue.storage.arenas import Arena, Bytes, Reader, Slot, Wr
 from offbeat.transfer_queue.storage.blocks import Block, Blocks
 
 T = TypeVar("T")
+Declared = ColumnSpec | tuple[str, str] | tuple[str, str, bool]
+"""A column: its spec, or ``(name, dtype)``, or ``(name, dtype, ragged)``."""
+
 INLINE_BYTES: Final = 64 << 10
 """Smaller payloads travel in the message."""
-_WITH_RAGGED: Final = 3
 TOLD_AT_ONCE_BYTES: Final = 1 << 20
 """The service hears of so much memory that is not viewed any more without waiting for a call."""
 
@@ -64,9 +66,10 @@ def asked(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Asking[T]:
     return answer
 
 
-def _spec(column: tuple[str, str] | tuple[str, str, bool]) -> ColumnSpec:
-    name, dtype = column[0], column[1]
-    return ColumnSpec(name, dtype, len(column) == _WITH_RAGGED and column[2])
+def _spec(column: Declared) -> ColumnSpec:
+    if isinstance(column, ColumnSpec):
+        return column
+    return ColumnSpec(*cast("tuple[str, str, bool]", column))  # or without the last
 
 
 class Conversation:
@@ -104,10 +107,11 @@ class Conversation:
         if self._closed:
             self._drop_anchor()
         elif self._untold >= TOLD_AT_ONCE_BYTES and self._anchor is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # the service is gone, or busy: then the next call says it
-                self._anchor.send(one_way(Nothing(), self.unpinned()), socket.MSG_DONTWAIT)
+            slots = self.unpinned()
+            try:
+                self._anchor.send(one_way(Nothing(), slots), socket.MSG_DONTWAIT)
+            except OSError:  # the service is gone, or busy: then the next call says it
+                self._unpinned.extend(slots)
 
     def _drop_anchor(self) -> None:
         if self._anchor is not None and not self._reader.has_views:
@@ -134,10 +138,10 @@ class Conversation:
     def declare(
         self,
         partition: str,
-        columns: Iterable[ColumnSpec | tuple[str, str] | tuple[str, str, bool]],
+        columns: Iterable[Declared],
         consumers: Sequence[str],
     ) -> Asking[None]:
-        specs = tuple(each if isinstance(each, ColumnSpec) else _spec(each) for each in columns)
+        specs = tuple(map(_spec, columns))
         yield Ask(wire.Declare(partition, Schema(specs, tuple(consumers))))
 
     def put(
@@ -145,7 +149,7 @@ class Conversation:
         partition: str,
         group: str,
         columns: Columns,
-        tags: Mapping[str, Sequence[Scalar]],
+        tags: GivenTags,
         attempt: int,
         deadline_s: float,
     ) -> Asking[Receipt]:
@@ -159,8 +163,11 @@ class Conversation:
     def add_columns(
         self, receipt: Receipt, columns: Columns, rows: slice | None
     ) -> Asking[Receipt]:
-        start, stop, _ = (slice(None) if rows is None else rows).indices(receipt.rows)
+        start, stop, step = (slice(None) if rows is None else rows).indices(receipt.rows)
         block = self._blocks.of(columns)
+        if step != 1 or block.shape.rows != stop - start:
+            want = f"{stop - start} rows, for {start} to {stop - 1} of the group, without a step"
+            raise SchemaError(next(iter(columns), "*"), f"{block.shape.rows} rows", want)
         payload, nbytes = yield from self._stored(block)
         op = wire.AddColumns(receipt, block.shape.specs, start, stop, nbytes, payload)
         return (yield Ask(op))
@@ -203,8 +210,8 @@ class Conversation:
         deadline_s: float,
     ) -> Asking[Lease | None]:
         least = n if at_least is None else at_least
-        names, clauses = tuple(columns), tuple(where)
-        op = wire.Claim(partition, task, n, least, names, clauses, lease_s, deadline_s)
+        names = tuple(columns)
+        op = wire.Claim(partition, task, n, least, names, normal(where), lease_s, deadline_s)
         delivery: Delivery | None = yield Ask(op, deadline_s)
         if delivery is None:
             return None
@@ -224,7 +231,7 @@ class Conversation:
         for receipt, parcel in zip(receipts, parcels, strict=True):
             try:
                 groups.append(parcel.columns(names))
-            except (LookupError, codec.CorruptPayload) as error:
+            except (MemoryGone, codec.CorruptPayload) as error:
                 reason = str(error)
                 yield Ask(wire.ReportLost((receipt,), reason))
                 raise PayloadLost(receipt.group, receipt.attempt, reason) from None
@@ -247,6 +254,9 @@ class Conversation:
             return np.frombuffer(payload.inline or b"", np.uint8)
         try:
             return self._reader.view(arenas[slot.arena], slot, payload.nbytes)
-        except OSError:
+        except (FileNotFoundError, PermissionError):  # it is not there, or not for us
             self._unpinned.append(slot)
             return None
+        except OSError:  # it is there; this process is short of files or memory
+            self._unpinned.append(slot)
+            raise

@@ -6,14 +6,14 @@ waits is answered by the call that brings what it waits for, or by its deadline.
 
 import asyncio
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 import msgspec
 
 from offbeat.transfer_queue.core.core import QueueCore
-from offbeat.transfer_queue.core.records import Lease, LostGroup, Receipt, Room
+from offbeat.transfer_queue.core.records import Lease, Receipt, Room
 from offbeat.transfer_queue.core.snapshot import Snapshot
 from offbeat.transfer_queue.errors import LeaseExpired, QueueFull, TooLarge
 from offbeat.transfer_queue.service import wire
@@ -32,7 +32,7 @@ _LATER: Final = object()
 class Desk:
     """Answers the calls of all visits, one at a time, on one event loop."""
 
-    def __init__(self, core: QueueCore, memory: Memory, saving: Saving, newest: int = 0) -> None:
+    def __init__(self, core: QueueCore, memory: Memory, saving: Saving, newest: int) -> None:
         self._core, self._memory, self._saving = core, memory, saving
         self._loop = asyncio.get_running_loop()
         self._waits: dict[int, Wait] = {}
@@ -49,40 +49,42 @@ class Desk:
         self._saves: set[asyncio.Task[None]] = set()
         self._answers: dict[type, Callable[[Visit, Call, Any], Any]] = {
             wire.Attach: self._attach,
-            wire.Probe: self._probe,
-            wire.Leave: self._leave,
-            wire.Declare: self._declare,
+            wire.Probe: lambda _visit, _call, _op: memory.probe(),
+            wire.Leave: lambda visit, _call, _op: core.drop_client(visit.client, self._loop.time()),
+            wire.Declare: lambda _visit, _call, op: core.declare(op.partition, op.schema),
             wire.Borrow: self._borrow,
             wire.Put: self._put,
             wire.AddColumns: self._add_columns,
             wire.Claim: self._claim,
             wire.Ack: self._ack,
-            wire.Release: self._release,
-            wire.Renew: self._renew,
-            wire.Locate: self._locate,
-            wire.Clear: self._clear,
-            wire.ClearPartition: self._clear_partition,
+            wire.Release: lambda _visit, _call, op: core.release(op.lease, self._loop.time()),
+            wire.Renew: lambda _visit, _call, op: core.renew(
+                op.lease, op.lease_s, self._loop.time()
+            ),
+            wire.Locate: lambda visit, _call, op: self._parcels(visit, op.receipts),
+            wire.Clear: lambda _visit, _call, op: core.clear(op.receipts),
+            wire.ClearPartition: lambda _visit, _call, op: core.clear_partition(op.partition),
             wire.ReportLost: self._report_lost,
-            wire.TakeLost: self._take_lost,
+            wire.TakeLost: lambda _visit, _call, op: core.take_lost(op.partition),
             wire.GetStats: self._stats,
             wire.SaveTo: self._save_to,
-            wire.Nothing: self._nothing,
+            wire.Nothing: lambda _visit, _call, _op: None,
         }
 
     # --- channels ----------------------------------------------------------------------------
 
-    def enter(self, answer: Callable[[Reply], None]) -> Visit:
-        """A new connection."""
-        return Visit(self, answer)
-
     def take(self, visit: Visit, call: Call) -> None:
+        """Take a call; ``visit.answer`` is told the reply, now or later, once."""
         self._calls += 1
         self._changed_at = self._loop.time()
         self._memory.unpin(visit.client, call.unpinned)
-        if call.cancels is not None:
-            self._cancel(visit, call.cancels)
+        if (
+            call.cancels is not None
+            and (cancelled := self._cancel(visit, call.cancels)) is not None
+        ):
+            self._reply(visit, cancelled, None)
         try:
-            value = self._answers[type(call.op)](visit, call, call.op)
+            value = self._answer(visit, call)
         except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
             self._refuse(visit, call, error)
         else:
@@ -90,7 +92,15 @@ class Desk:
                 self._reply(visit, call, value)
         self._settle()
 
+    def _answer(self, visit: Visit, call: Call) -> object:
+        if call.id in visit.waits:
+            raise ValueError(
+                f"call {call.id} of {visit.client} waits already; number the next one anew"
+            )
+        return self._answers[type(call.op)](visit, call, call.op)
+
     def leave(self, visit: Visit) -> None:
+        """The connection is over. With the last one of its client, the client is."""
         if self._closed:
             return
         self._changed_at = self._loop.time()
@@ -127,22 +137,7 @@ class Desk:
             self._visits[visit.client] += 1
         return visit.client
 
-    def _probe(self, visit: Visit, call: Call, op: wire.Probe) -> Arena:
-        del visit, call, op
-        return self._memory.probe()
-
-    def _leave(self, visit: Visit, call: Call, op: wire.Leave) -> None:
-        del call, op
-        self._core.drop_client(visit.client, self._loop.time())
-
-    def _nothing(self, visit: Visit, call: Call, op: wire.Nothing) -> None:
-        pass
-
     # --- producers ---------------------------------------------------------------------------
-
-    def _declare(self, visit: Visit, call: Call, op: wire.Declare) -> None:
-        del visit, call
-        self._core.declare(op.partition, op.schema)
 
     def _borrow(self, visit: Visit, call: Call, op: wire.Borrow) -> Arena:
         del call
@@ -159,7 +154,7 @@ class Desk:
             self._memory.drop(payload)
             raise
         except QueueFull as full:
-            if op.wait_s <= 0:
+            if not op.wait_s > 0:  # nor NaN
                 self._memory.drop(payload)
                 raise
             waiting = msgspec.structs.replace(op, payload=payload)
@@ -209,7 +204,7 @@ class Desk:
         )  # fmt: skip
         if lease is not None:
             return self._delivery(visit, lease)
-        if op.wait_s <= 0:
+        if not op.wait_s > 0:  # nor NaN
             return None
         waiter = core.wait(
             op.partition, op.task, op.n, op.columns, now=now, lease_s=op.lease_s, where=op.where,
@@ -224,10 +219,6 @@ class Desk:
         groups = [self._core.parts(receipt) for receipt in receipts]
         return self._memory.parcels(visit.client, groups, maps=visit.maps)
 
-    def _locate(self, visit: Visit, call: Call, op: wire.Locate) -> wire.Parcels:
-        del call
-        return self._parcels(visit, op.receipts)
-
     def _ack(self, visit: Visit, call: Call, op: wire.Ack) -> None:
         del visit, call
         receipts: tuple[Receipt, ...] = ()
@@ -237,31 +228,11 @@ class Desk:
         self._core.ack(op.lease)
         self._core.clear(receipts)
 
-    def _release(self, visit: Visit, call: Call, op: wire.Release) -> None:
-        del visit, call
-        self._core.release(op.lease, self._loop.time())
-
-    def _renew(self, visit: Visit, call: Call, op: wire.Renew) -> Lease:
-        del visit, call
-        return self._core.renew(op.lease, op.lease_s, self._loop.time())
-
     # --- groups that leave, and numbers ------------------------------------------------------
-
-    def _clear(self, visit: Visit, call: Call, op: wire.Clear) -> int:
-        del visit, call
-        return self._core.clear(op.receipts)
-
-    def _clear_partition(self, visit: Visit, call: Call, op: wire.ClearPartition) -> int:
-        del visit, call
-        return self._core.clear_partition(op.partition)
 
     def _report_lost(self, visit: Visit, call: Call, op: wire.ReportLost) -> None:
         del visit, call
         self._core.lost(op.receipts, op.reason)
-
-    def _take_lost(self, visit: Visit, call: Call, op: wire.TakeLost) -> list[LostGroup]:
-        del visit, call
-        return self._core.take_lost(op.partition)
 
     def _stats(self, visit: Visit, call: Call, op: wire.GetStats) -> wire.ServiceStats:
         del visit, call, op
@@ -301,9 +272,10 @@ class Desk:
         else:
             self._reply(visit, call, len(taken))
         finally:
-            for payload in taken:
-                self._memory.drop(payload)
-            self._settle()
+            if not self._closed:
+                for payload in taken:
+                    self._memory.drop(payload)
+                self._settle()
 
     # --- answers, now and later --------------------------------------------------------------
 
@@ -334,13 +306,16 @@ class Desk:
         self._waited_s[type(wait.call.op).__name__] += self._loop.time() - wait.since
         return wait
 
-    def _cancel(self, visit: Visit, call_id: int) -> None:
+    def _cancel(self, visit: Visit, call_id: int) -> Call | None:
+        """Forget a call that waits: it is the caller's to answer. None if it does not."""
         waiter = visit.waits.get(call_id)
-        if waiter is not None:
-            self._core.cancel(waiter)
-            op = self._end_wait(waiter).call.op
-            if isinstance(op, wire.Put):
-                self._memory.drop(op.payload)
+        if waiter is None:
+            return None
+        self._core.cancel(waiter)
+        call = self._end_wait(waiter).call
+        if isinstance(call.op, wire.Put):
+            self._memory.drop(call.op.payload)
+        return call
 
     def _overdue(self, waiter: int) -> None:
         self._core.cancel(waiter)
@@ -355,12 +330,19 @@ class Desk:
         self._settle()
 
     def _settle(self) -> None:
-        """Answer whom the last call served; what is free, is; timers stand at the next event."""
-        while settled := self._core.settled():
+        """Answer whom the last call served; what is free, is; timers stand at the next event.
+
+        Leases are delivered before the next put is let in: it may replace a group of theirs.
+        """
+        rooms = deque[tuple[int, Room]]()
+        while (settled := self._core.settled()) or rooms:
             for waiter, got in settled:
-                if waiter in self._waits:
-                    self._serve(self._end_wait(waiter), waiter, got)
-                    self._wakes.add(self._loop.time() - self._changed_at)
+                if isinstance(got, Lease):
+                    self._serve(waiter, got)
+                else:
+                    rooms.append((waiter, got))
+            if rooms:
+                self._serve(*rooms.popleft())
         for payload in self._core.freed():
             self._memory.drop(cast("wire.Payload", payload))
         expiry = self._core.next_expiry()
@@ -371,7 +353,11 @@ class Desk:
         if self._cooling is None and self._memory.has_excess:
             self._cooling = self._loop.call_later(_COOL_AFTER_S, self._cool)
 
-    def _serve(self, wait: Wait, waiter: int, got: Lease | Room) -> None:
+    def _serve(self, waiter: int, got: Lease | Room) -> None:
+        if waiter not in self._waits:
+            return
+        wait = self._end_wait(waiter)
+        self._wakes.add(self._loop.time() - self._changed_at)
         visit, call, op = wait.visit, wait.call, wait.call.op
         if isinstance(got, Lease):
             self._reply(visit, call, self._delivery(visit, got))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec import Column
 from offbeat.transfer_queue.core import records
@@ -9,6 +10,10 @@ from offbeat.transfer_queue.core.records import Receipt
 from offbeat.transfer_queue.service.wire import Piece
 from offbeat.transfer_queue.storage.arenas import Bytes
 from offbeat.transfer_queue.storage.blocks import Blocks
+
+
+class MemoryGone(LookupError):
+    """The memory of a payload cannot be mapped any more."""
 
 
 class Parcel:
@@ -22,30 +27,32 @@ class Parcel:
         """The named columns, or all: views of the memory, or copies of those written in pieces.
 
         Raises:
-            LookupError: The memory is gone, or a column was not written when the group was claimed.
+            SchemaError: A column was not written when the group was claimed.
+            MemoryGone: What it is read from is not there.
             CorruptPayload: What is there is no payload.
         """
-        found: dict[str, list[Column]] = {}
+        found: dict[str, Column] = {}
         wanted = None if names is None else frozenset(names)
         for piece, block in self._pieces:
             if wanted is not None and wanted.isdisjoint(piece.columns):
                 continue
             if block is None:
-                raise LookupError("its memory is gone")
+                raise MemoryGone("its memory is gone")
             columns = self._blocks.columns_in(piece.payload.header, block)
             for name, column in columns.items():
                 if wanted is None or name in wanted:
-                    found.setdefault(name, []).append(column)
-        order = list(found) if names is None else names
-        for name in order:
+                    found[name] = _joined(name, found[name], column) if name in found else column
+        if names is None:
+            return found
+        for name in names:
             if name not in found:
-                raise LookupError(f"column {name!r} was not written when it was claimed")
-        return {
-            name: found[name][0]
-            if len(found[name]) == 1
-            else codec.concat([{name: part} for part in found[name]])[name]
-            for name in order
-        }
+                written = {each: None for piece, _ in self._pieces for each in piece.columns}
+                raise SchemaError(name, "not written", f"one that is: {', '.join(written)}")
+        return {name: found[name] for name in names}
+
+
+def _joined(name: str, earlier: Column, later: Column) -> Column:
+    return codec.concat([{name: earlier}, {name: later}])[name]
 
 
 class Lease:

@@ -31,11 +31,19 @@ Freed = Callable[[Sequence[Slot]], None]
 """Is told which slots are the client's to write to again."""
 
 
-def anchor(path: str, client: str) -> socket.socket:
-    """A connection that carries nothing: its end tells the service that this client is no more."""
+def anchor(path: str, queue: str, client: str) -> socket.socket:
+    """A connection that carries nothing: its end tells the service that this client is no more.
+
+    Raises:
+        ActorLost: Nobody listens there.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(path)  # a call has been answered there, by one of ours
-    connection.sendall(wire.one_way(Attach(client, maps=False)))
+    try:
+        connection.connect(path)  # a call has been answered there, by one of ours
+        connection.sendall(wire.one_way(Attach(client, maps=False)))
+    except OSError as error:
+        connection.close()
+        raise ActorLost(queue, "connect", str(error)) from None
     return connection
 
 
@@ -157,7 +165,13 @@ class BlockingLink:
         if not is_ours(connection):
             connection.close()
             raise ActorLost(self._queue, "connect", "another user's process listens in its place")
-        self._all.add(connection)
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._all.add(connection)
+        if closed:  # by another thread, since this one set out
+            connection.close()
+            raise ClientClosed(self._queue, "connect")
         reply = self._carry(connection, Call(1, Attach(self._name, maps=self.maps)), "Attach", 0.0)
         self._name = wire.NAME.decode(reply.value)
         return connection
@@ -225,7 +239,7 @@ class LoopLink:
     def __init__(self, queue: str, answer_s: float, freed: Freed) -> None:
         self._transport: asyncio.WriteTransport | None = None
         self._queue, self._answer_s, self._freed = queue, answer_s, freed
-        self._abandoned: set[int] = set()  # claims whose caller is gone
+        self._abandoned: set[int] = set()  # claims whose caller is gone, until they are answered
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._next_id = 0
         self._why_lost: str | None = None
@@ -266,15 +280,19 @@ class LoopLink:
         if self._why_lost is not None:
             raise ActorLost(self._queue, during, self._why_lost)
         id_ = self._next_id = self._next_id + 1
+        frame = wire.framed(wire.encode(Call(id_, op, unpinned)))
         loop = asyncio.get_running_loop()
         reply = self._waiting[id_] = loop.create_future()
-        self._send(wire.framed(wire.encode(Call(id_, op, unpinned))))
+        self._send(frame)
         within_s = wait_s + self._answer_s
         timer = loop.call_later(within_s, self._overdue, id_, during, within_s)
         try:
             return await reply
         except (asyncio.CancelledError, DeadlineExceeded):
-            if isinstance(op, Claim):
+            answered = reply.done() and not reply.cancelled() and reply.exception() is None
+            if isinstance(op, Claim) and answered:
+                self._return(reply.result())
+            elif isinstance(op, Claim):
                 self._abandoned.add(id_)
             self._send(wire.one_way(Nothing(), cancels=id_))
             raise

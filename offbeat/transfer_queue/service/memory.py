@@ -25,7 +25,7 @@ class Memory:
     A client's views are pins that it takes back itself; those of one that died end with it.
     """
 
-    def __init__(self, keeper: Keeper, path: str = "") -> None:
+    def __init__(self, keeper: Keeper, path: str) -> None:
         """``path``: of the service's socket."""
         self._keeper = keeper
         self._path = path.encode()

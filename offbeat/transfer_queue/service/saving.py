@@ -78,7 +78,7 @@ class Saving:
         """
         async with self._turn:
             loop = asyncio.get_running_loop()
-            encoded = msgspec.msgpack.encode(index)  # of this moment
+            encoded = msgspec.msgpack.encode(index)
             await loop.run_in_executor(None, write, Path(directory), encoded, payloads)
 
     async def restore(self, directory: str, core: QueueCore, memory: Memory) -> int:

@@ -8,8 +8,9 @@ from typing import cast
 import msgspec
 
 from offbeat.transfer_queue.service.credentials import is_ours
-from offbeat.transfer_queue.service.desk import Desk, Visit
+from offbeat.transfer_queue.service.desk import Desk
 from offbeat.transfer_queue.service.frames import Frames
+from offbeat.transfer_queue.service.visits import Visit
 from offbeat.transfer_queue.service.wire import Reply, decode_call, encode, framed
 
 
@@ -27,7 +28,7 @@ class _Connection(asyncio.Protocol):
         if not is_ours(transport.get_extra_info("socket")):
             self._transport.abort()
             return
-        self._visit = self._desk.enter(self._answer)
+        self._visit = Visit(self._answer)
         self._open_ones.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -35,7 +36,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             for body in self._frames.feed(data):
-                self._visit.call(decode_call(body))
+                self._desk.take(self._visit, decode_call(body))
         except (ValueError, msgspec.DecodeError):  # not a client of ours: it has no say here
             assert self._transport is not None  # noqa: S101
             self._transport.close()
@@ -44,7 +45,7 @@ class _Connection(asyncio.Protocol):
         del exc
         self._open_ones.discard(self)
         if self._visit is not None:
-            self._visit.leave()
+            self._desk.leave(self._visit)
 
     def close(self) -> None:
         """Hang up."""

@@ -1,22 +1,22 @@
 """The blocking client: for plain programs, and for the methods of Ray actors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec import Column, Columns
 from offbeat.transfer_queue.core import records
 from offbeat.transfer_queue.core.records import (
     EVERYTHING,
-    ColumnSpec,
+    NO_TAGS,
+    GivenTags,
     LostGroup,
     Receipt,
-    Scalar,
     Where,
 )
 from offbeat.transfer_queue.service import wire
-from offbeat.transfer_queue.service.conversation import Asking, Conversation, asked
+from offbeat.transfer_queue.service.conversation import Asking, Conversation, Declared, asked
 from offbeat.transfer_queue.service.lease import Lease
 from offbeat.transfer_queue.service.links import BlockingCarrier, BlockingLink, anchor
 from offbeat.transfer_queue.service.wire import ServiceStats
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from offbeat.transfer_queue.tensordict_codec import TensorDict
 
 T = TypeVar("T")
-Declared = ColumnSpec | tuple[str, str] | tuple[str, str, bool]
-_NO_TAGS: Final[Mapping[str, Sequence[Scalar]]] = {}
 
 
 class SyncTransferQueueClient:
@@ -54,7 +52,7 @@ class SyncTransferQueueClient:
         say = Conversation()
         link = BlockingLink(path, queue, answer_s, say.freed, maps=maps)
         say.maps = link.maps
-        say.anchored(anchor(path, link.client))
+        say.anchored(anchor(path, queue, link.client))
         return cls(link, say)
 
     @classmethod
@@ -73,7 +71,7 @@ class SyncTransferQueueClient:
         partition: str,
         group: str,
         columns: Columns,
-        tags: Mapping[str, Sequence[Scalar]] = _NO_TAGS,
+        tags: GivenTags = NO_TAGS,
         *,
         attempt: int = 0,
         deadline_s: float = 60.0,
@@ -163,10 +161,12 @@ class SyncTransferQueueClient:
 
     def close(self) -> None:
         """Leave: what this client has leased goes back. Views of payloads stay as they are."""
-        if not self.link.closed:
-            self._run(asked(wire.Leave(), NoneType))
-        self.link.close()
-        self._say.close()
+        try:
+            if not self.link.closed:
+                self._run(asked(wire.Leave(), NoneType))
+        finally:
+            self.link.close()
+            self._say.close()
 
     def __enter__(self) -> Self:
         return self

@@ -194,8 +194,8 @@ ONE_WAY: Final = 0
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A question. ``unpinned``: slots that no view of this client reads any more, one entry a view.
 
-    A call with ``cancels`` is about the call of that id: forget it if it still waits. A call of id
-    ``ONE_WAY`` is not answered.
+    A call with ``cancels`` is about the call of that id: if it still waits, it is answered with None
+    at once. A call of id ``ONE_WAY`` is not answered.
     """
 
     id: int

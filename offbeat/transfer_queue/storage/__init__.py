@@ -1,1 +1,1 @@
-"""Where payloads rest: in this process, in memory shared on the node, or in Ray's object store."""
+"""Where payloads rest: memory that the service makes and shares with the processes of its node."""

@@ -8,6 +8,7 @@ of arenas lent to them; readers map an arena once and get views of it.
 import itertools
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,6 +20,10 @@ from numpy.typing import NDArray
 from offbeat.transfer_queue.storage.slots import PAGE, Slots, rounded
 
 ARENA_BYTES: Final = 64 << 20
+KEPT_WARM_BYTES: Final = 256 << 20
+MOST_MAPPED: Final = 128
+"""Arenas that a reader keeps mapped without a view of them: each takes a descriptor of its process."""
+
 Bytes = NDArray[np.uint8]
 
 
@@ -61,11 +66,10 @@ class Writer:
 
     A slot is the producer's until it is handed over with a put. It comes back by ``freed``, which
     only the keeper of the arenas calls for. What comes back is warm, and cheap to write again: up to
-    ``keep_warm_bytes`` of it is kept so, the memory of the rest is given back.
+    ``KEPT_WARM_BYTES`` of it is kept so, the memory of the rest is given back.
     """
 
-    def __init__(self, keep_warm_bytes: int = 256 << 20) -> None:
-        self._keep_warm_bytes = keep_warm_bytes
+    def __init__(self) -> None:
         self._arenas: dict[int, tuple[mmap.mmap, Bytes, Slots]] = {}
         self._warm: dict[Slot, int] = {}  # free ranges as they came back, oldest first: bytes
         self._warm_bytes = 0
@@ -95,7 +99,7 @@ class Writer:
             length = self._arenas[slot.arena][2].give(slot.offset)
             self._warm[slot] = length
             self._warm_bytes += length
-        while self._warm_bytes > self._keep_warm_bytes:
+        while self._warm_bytes > KEPT_WARM_BYTES:
             slot = next(iter(self._warm))
             length = self._warm.pop(slot)
             self._warm_bytes -= length
@@ -127,7 +131,8 @@ class Reader:
                 its memory any more, from wherever the last reference was dropped: it must not block.
         """
         self._unpinned = unpinned
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, mmap.mmap] = {}  # the one read last is the last
+        self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._views: set[int] = set()  # a count would not survive threads
 
@@ -142,15 +147,24 @@ class Reader:
         Raises:
             OSError: The arena cannot be mapped: its keeper is gone or elsewhere.
         """
-        memory = self._maps.get(arena.id)
-        if memory is None:
-            memory = self._maps[arena.id] = arena.opened(writable=False)
+        memory = self._mapped(arena)
         # Views of ``block`` refer to it and not to the mapping: it is the first array over it.
         block = np.frombuffer(memory, np.uint8, nbytes, slot.offset)
         number = next(self._numbers)
         self._views.add(number)
         weakref.finalize(block, self._gone, number, slot, nbytes).atexit = False
         return block
+
+    def _mapped(self, arena: Arena) -> mmap.mmap:
+        """Producers come and go: of their arenas, those that were not read for longest are forgotten."""
+        with self._lock:
+            memory = self._maps.pop(arena.id, None)
+            if memory is None:
+                memory = arena.opened(writable=False)
+            self._maps[arena.id] = memory
+            if len(self._maps) > MOST_MAPPED:
+                del self._maps[next(iter(self._maps))]  # views of it keep what they need
+            return memory
 
     def _gone(self, number: int, slot: Slot, nbytes: int) -> None:
         self._views.discard(number)

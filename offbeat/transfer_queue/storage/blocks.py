@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec import Column, Columns, Ragged
 from offbeat.transfer_queue.codec.checks import check_array, unsound_bools
-from offbeat.transfer_queue.codec.header import aligned
-from offbeat.transfer_queue.codec.layout import Placement, lay_out
+from offbeat.transfer_queue.codec.dtypes import typed
+from offbeat.transfer_queue.codec.layout import lay_out
 from offbeat.transfer_queue.codec.memory import address
+from offbeat.transfer_queue.codec.reading import read_columns
 from offbeat.transfer_queue.core.records import ColumnSpec
 from offbeat.transfer_queue.storage.arenas import Bytes
 
@@ -121,7 +122,7 @@ def columns_in(header: bytes, block: Bytes) -> dict[str, Column]:
     Raises:
         CorruptPayload: The header is not one, or does not fit the block.
     """
-    return codec.from_parts(header, (block,) if block.nbytes else ())
+    return read_columns(header, block)
 
 
 def _key(columns: Columns) -> tuple[object, ...] | None:
@@ -141,27 +142,20 @@ def described(columns: Columns) -> Block:
         SchemaError: A column that cannot be written, or of another length than the first.
     """
     rows = codec.rows_of(columns)
-    layout = lay_out(columns, _in_one_block)
-    places: list[_Place] = []
-    end = 0
-    for array, dtype in zip(layout.arrays, layout.dtypes, strict=True):
-        start = aligned(end) if array.nbytes else end
-        places.append((start, array.shape, dtype))
-        end = start + array.nbytes
+    layout = lay_out(columns)
+    shapes = [array.shape for array in layout.arrays]
+    places = tuple(zip(layout.starts, shapes, layout.dtypes, strict=True))
     specs = msgspec.msgpack.encode([_spec(name, column) for name, column in columns.items()])
-    shape = Shape(rows, specs, layout.header, end, tuple(places), _bools(columns))
+    shape = Shape(rows, specs, layout.header, layout.nbytes, places, _bools(columns))
     return Block(shape, layout.arrays)
-
-
-def _in_one_block(sizes: Sequence[int]) -> Placement:
-    return Placement([0] * len(sizes), (1,) if any(sizes) else ())
 
 
 def _spec(name: str, column: Column) -> ColumnSpec:
     if isinstance(column, list):
         return ColumnSpec(name, "object")
-    values = column.values if isinstance(column, Ragged) else column
-    return ColumnSpec(name, values.dtype.name, isinstance(column, Ragged))
+    ragged = isinstance(column, Ragged)
+    kind, _, _ = typed(name, column.values if ragged else column)
+    return ColumnSpec(name, kind, ragged)
 
 
 def _bools(columns: Columns) -> tuple[str, ...]:

@@ -20,17 +20,8 @@ class Slots:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
         self._free: list[tuple[int, int]] = [(0, size)]  # (offset, length), sorted
         self._taken: dict[int, int] = {}  # offset -> length
-
-    @property
-    def free_bytes(self) -> int:
-        return self.size - self.taken_bytes
-
-    @property
-    def taken_bytes(self) -> int:
-        return sum(self._taken.values())
 
     def take(self, nbytes: int) -> int | None:
         """The offset of a free range of at least ``nbytes``, now taken; None if there is none."""

@@ -74,7 +74,6 @@ class Model:
         self.claims: list[Claim] = []
         self.asks: list[Ask] = []
         self.promises: dict[int, Ask] = {}
-        self.shut = False
         self.generation = self.last_lease = self.last_waiter = 0
         self.served: dict[int, list[str] | tuple[int, int]] = {}
         self.freed: list[str] = []
@@ -100,19 +99,10 @@ class Model:
         return sum(each.nbytes for each in (*self.groups, *self.promises.values()))
 
     def fits(self, rows: int, nbytes: int) -> bool:
-        if self.rows + rows > self.limits.max_rows or self.nbytes + nbytes > self.limits.max_bytes:
-            return False
-        return not self.shut or bool(self.claims)
+        limits = self.limits
+        return self.rows + rows <= limits.max_rows and self.nbytes + nbytes <= limits.max_bytes
 
     # --- moves -------------------------------------------------------------------------------
-
-    def watermarks(self) -> None:
-        limits = self.limits
-        fullest = max(self.rows / limits.max_rows, self.nbytes / limits.max_bytes)
-        if fullest <= limits.low:
-            self.shut = False
-        elif fullest >= limits.high:
-            self.shut = True
 
     def end_all(self, leases: list[int], now: float) -> None:
         """End these leases, then serve their tasks in the same order."""
@@ -142,7 +132,6 @@ class Model:
         while self.asks and self.fits(self.asks[0].rows, self.asks[0].nbytes):
             ask = self.asks.pop(0)
             self.promises[ask.id] = ask
-            self.watermarks()
             self.served[ask.id] = (ask.rows, ask.nbytes)
 
     def lend(self, task: str, groups: list[Held], client: str, expires_at: float) -> int:
@@ -177,4 +166,3 @@ class Model:
         self.freed += group.payloads
         if not replaced:
             self.gone[group.name] = (group.attempt, group.first, lost)
-            self.watermarks()

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_payloads import all_same, example, payloads, same
+from codec_payloads import all_same, example, payloads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +15,6 @@ from offbeat.transfer_queue.codec import (
     concat,
     pack,
     rows_of,
-    slice_rows,
-    to_parts,
     unpack,
 )
 
@@ -68,9 +66,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_would_not_come_back_is_refused_by_the_columns_name(case: str) -> None:
     column, why = REFUSED[case]
-    for write in (pack, to_parts):
-        with pytest.raises(SchemaError, match=rf"'odd'.*{why}"):
-            write({"fine": np.zeros(2), "odd": column})
+    with pytest.raises(SchemaError, match=rf"'odd'.*{why}"):
+        pack({"fine": np.zeros(2), "odd": column})
 
 
 @pytest.mark.parametrize("name", [1, None, b"x", "\ud800"])
@@ -86,29 +83,25 @@ def test_offsets_of_any_integer_type_become_int64() -> None:
     assert again.offsets.tolist() == [0, 1, 3]
 
 
+def rows_between(column: Column, start: int, stop: int) -> Column:
+    if not isinstance(column, Ragged):
+        return column[start:stop]
+    offsets = column.offsets[start : stop + 1]
+    return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
 @given(payloads(), st.data())
-def test_slices_of_rows_joined_again_are_the_rows(
+def test_rows_that_were_cut_apart_and_joined_again_are_the_rows(
     columns: dict[str, Column], data: st.DataObject
 ) -> None:
     rows = rows_of(columns)
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=3)))
     bounds = zip([0, *cuts], [*cuts, rows], strict=True)
-    pieces = [slice_rows(columns, start, stop) for start, stop in bounds]
+    pieces = [
+        {name: rows_between(column, start, stop) for name, column in columns.items()}
+        for start, stop in bounds
+    ]
     assert all_same(concat(pieces), columns)
-    assert all_same(unpack(pack(concat(pieces))), columns)
-
-
-def test_a_slice_is_a_view_whose_offsets_start_anew() -> None:
-    columns = example(samples=4, tokens=8)
-    piece = slice_rows(columns, 1, 3)
-    ids, whole, mask = piece["input_ids"], columns["input_ids"], piece["loss_mask"]
-    assert isinstance(ids, Ragged) and isinstance(whole, Ragged) and isinstance(mask, Ragged)
-    assert ids.offsets.tolist() == [0, 8, 16] and ids.row(0).tolist() == whole.row(1).tolist()
-    assert np.shares_memory(ids.values, whole.values) and ids.offsets is mask.offsets
-    assert piece["finish"] == [{"reason": "stop", "turns": 1}, {"reason": "stop", "turns": 2}]
-    assert same(piece["rewards"], np.linspace(0, 1, 4)[1:3])
-    with pytest.raises(SchemaError, match="rows 3 to 5"):
-        slice_rows(columns, 3, 5)
 
 
 def test_a_single_payload_is_joined_without_a_copy_and_shared_offsets_stay_shared() -> None:

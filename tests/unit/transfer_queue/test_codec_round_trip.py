@@ -16,11 +16,9 @@ from offbeat.transfer_queue.codec import (
     Ragged,
     UnusableBuffer,
     digest_of,
-    from_parts,
     pack,
     pack_into,
     packed_size,
-    to_parts,
     unpack,
 )
 from offbeat.transfer_queue.codec.dtypes import WIRE
@@ -42,13 +40,6 @@ def test_columns_come_back_from_one_buffer_as_they_went_in(columns: dict[str, Co
     assert all_same(unpack(buffer), columns)
     assert all_same(unpack(buffer, verify=False), columns)
     assert packed_size(columns) == len(buffer)
-
-
-@given(payloads())
-def test_columns_come_back_from_parts_as_they_went_in(columns: dict[str, Column]) -> None:
-    header, buffers = to_parts(columns)
-    assert all_same(from_parts(header, buffers), columns)
-    assert all_same(from_parts(header, [buffer.tobytes() for buffer in buffers]), columns)
 
 
 @given(payloads())
@@ -81,48 +72,7 @@ def test_views_are_of_the_buffer_and_read_only_if_it_is() -> None:
 
 
 def test_arrays_lie_on_cache_lines() -> None:
-    header, buffers = to_parts(example(16, 2048))
-    assert len(buffers) == 3
-    for columns in (unpack(pack(example())), from_parts(header, buffers)):
-        assert all(address(array) % 64 == 0 for array in arrays_of(columns) if array.size < 10_000)
-
-
-def test_large_columns_are_handed_on_without_a_copy() -> None:
-    large = np.zeros(100_000, np.int64)
-    header, buffers = to_parts({"large": large, "small": np.zeros(3)})
-    assert any(np.shares_memory(buffer, large) for buffer in buffers)
-    again = from_parts(header, buffers)["large"]
-    assert isinstance(again, np.ndarray) and np.shares_memory(again, large)
-
-
-def test_many_small_columns_need_one_buffer() -> None:
-    _, buffers = to_parts({f"c{index}": np.zeros(1000) for index in range(32)})
-    assert len(buffers) == 1
-
-
-def test_parts_survive_pickling_out_of_band_without_a_copy() -> None:
-    large = np.arange(100_000)
-    out_of_band: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(to_parts({"x": large}), protocol=5, buffer_callback=out_of_band.append)
-    assert len(data) < 1000
-    again = from_parts(*pickle.loads(data, buffers=out_of_band))["x"]  # noqa: S301 - our own
-    assert isinstance(again, np.ndarray) and np.shares_memory(again, large)
-
-
-def test_columns_that_are_cut_for_the_transport_are_whole_again() -> None:
-    columns = {"x": np.arange(500_000), "y": np.arange(9.0), "z": np.arange(122_880)}
-    header, buffers = to_parts(columns)
-    assert [buffer.nbytes for buffer in buffers] == [72, *[983_040] * 4, 67_840, 983_040]
-    beside = from_parts(header, buffers)
-    apart = from_parts(header, [buffer.tobytes() for buffer in buffers])
-    assert all_same(beside, columns) and all_same(apart, columns)
-    x = beside["x"]
-    assert isinstance(x, np.ndarray) and address(x) == address(columns["x"])
-    x[0], columns["x"] = 7, np.zeros(0)
-    assert buffers[1][0] == 7, "a view, which keeps the memory"
-    buffers[2].flags.writeable = False
-    again = from_parts(header, buffers)["x"]
-    assert isinstance(again, np.ndarray) and not again.flags.writeable
+    assert all(address(array) % 64 == 0 for array in arrays_of(unpack(pack(example()))))
 
 
 def test_offsets_that_were_shared_are_written_once_and_shared_again() -> None:
@@ -144,7 +94,6 @@ def test_no_rows_and_no_columns_are_columns_too() -> None:
     no_columns: dict[str, Column] = {}
     for columns in (no_columns, nothing):
         assert all_same(unpack(pack(columns)), columns)
-        assert all_same(from_parts(*to_parts(columns)), columns)
 
 
 def test_rows_of_a_ragged_column_are_its_values_between_offsets() -> None:

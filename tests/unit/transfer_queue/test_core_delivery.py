@@ -38,6 +38,20 @@ def test_a_renewed_lease_runs_on() -> None:
     assert queue.core.expire(8.0) == [] and queue.core.next_expiry() == 9.0
 
 
+@pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan")])
+def test_a_lease_of_no_time_is_refused_and_hides_no_other(lease_s: float) -> None:
+    queue = Queue()
+    for name in "ab":
+        queue.put(name)
+    lease = queue.take(lease_s=5.0)
+    for ask in (queue.claim, queue.wait):
+        with pytest.raises(SchemaError, match="'lease_s' is"):
+            ask(lease_s=lease_s)
+    with pytest.raises(SchemaError, match="'lease_s' is"):
+        queue.core.renew(lease.id, lease_s, now=0.0)
+    assert queue.core.expire(5.0) == [lease] and queue.core.stats(5.0).leases == 0
+
+
 def test_groups_given_back_are_next_in_their_old_order() -> None:
     queue = Queue()
     for name in "abcde":

@@ -22,19 +22,15 @@ LEASE_S = st.sampled_from([1.0, 5.0])
 PICK = st.integers(0, 10_000)
 NBYTES = st.integers(0, 30)
 CONSUMERS = [(), ("actor",), ("actor", "critic")]
-MARKS = [(1.0, 1.0), (1.0, 0.5), (0.7, 0.3)]
+LIMITS = Limits(max_rows=16, max_bytes=120)
 
 
 class QueueMoves(RuleBasedStateMachine):
-    @initialize(
-        consumers=st.sampled_from(CONSUMERS),
-        marks=st.sampled_from(MARKS),
-    )
-    def start(self, consumers: tuple[str, ...], marks: tuple[float, float]) -> None:
-        self.limits = Limits(max_rows=16, max_bytes=120, high=marks[0], low=marks[1])
-        self.core = QueueCore(self.limits)
+    @initialize(consumers=st.sampled_from(CONSUMERS))
+    def start(self, consumers: tuple[str, ...]) -> None:
+        self.core = QueueCore(LIMITS)
         self.core.declare("train", Schema(tuple(SPECS.values()), consumers))
-        self.model = Model(self.limits, consumers)
+        self.model = Model(LIMITS, consumers)
         self.receipts: list[Receipt] = []
         self.now = 0.0
         self.writes = 0
@@ -98,13 +94,11 @@ class QueueMoves(RuleBasedStateMachine):
         cells = {(each, row) for each in columns for row in range(rows)}
         held = Held(name, attempt, rows, nbytes, scores, first, model.generation, cells, [payload])
         model.groups.append(held)
-        model.watermarks()
         model.settle(self.now)
         model.let_in()
 
     def spend(self, permit: int | None) -> None:
         if self.model.promises.pop(permit or 0, None) is not None:
-            self.model.watermarks()
             self.model.let_in()
 
     @rule(pick=PICK, columns=WRITTEN, nbytes=NBYTES, start=st.none() | st.integers(0, 2))
@@ -139,13 +133,11 @@ class QueueMoves(RuleBasedStateMachine):
         group.nbytes += nbytes
         group.payloads.append(payload)
         assert call().nbytes == group.nbytes
-        self.model.watermarks()
         self.model.settle(self.now)
 
     @rule(rows=st.integers(1, 6), nbytes=NBYTES, client=CLIENT)
     def wait_to_put(self, rows: int, nbytes: int, client: str) -> None:
         model = self.model
-        assert self.core.admit(rows, nbytes) == (not model.asks and model.fits(rows, nbytes))
         model.last_waiter += 1
         assert self.core.wait_to_put(rows, nbytes, client) == model.last_waiter
         model.asks.append(Ask(model.last_waiter, rows, nbytes, client))
@@ -184,7 +176,6 @@ class QueueMoves(RuleBasedStateMachine):
         claim = Claim(waiter_id, task, client, least, most, where, lease_s)
         self.model.claims.append(claim)
         self.model.settle(self.now)
-        self.model.let_in()
 
     @rule(pick=PICK, way=st.sampled_from(["ack", "ack", "release", "renew"]))
     def end_lease(self, pick: int, way: str) -> None:
@@ -261,7 +252,6 @@ class QueueMoves(RuleBasedStateMachine):
         waited = len(claims) < len(model.claims) or len(asks) < len(model.asks) or promised
         asked = len(asks) < len(model.asks) or promised
         model.claims, model.asks = claims, asks
-        model.watermarks()
         if asked:
             model.let_in()
         return waited
@@ -283,15 +273,13 @@ class QueueMoves(RuleBasedStateMachine):
         """A snapshot through the wire into a new queue: leases and waits end, all else stays."""
         snapshot, payloads = self.core.export(self.now)
         wire = msgspec.msgpack.encode(snapshot)
-        core = QueueCore(self.limits)
+        core = QueueCore(LIMITS)
         core.import_(msgspec.msgpack.decode(wire, type=Snapshot), payloads, self.now)
         self.core, model = core, self.model
         model.claims, model.asks, model.promises = [], [], {}
         for lease_id in list(model.loans):
             model.end(lease_id)
         model.acked.clear()
-        model.shut = False
-        model.watermarks()
 
     # --- what holds ----------------------------------------------------------------------------
 
@@ -340,7 +328,7 @@ class QueueMoves(RuleBasedStateMachine):
 
     @invariant()
     def puts_never_pass_the_bound(self) -> None:
-        assert self.core.stats(self.now).rows <= self.limits.max_rows
+        assert self.core.stats(self.now).rows <= LIMITS.max_rows
 
     @invariant()
     def a_receipt_leads_to_its_own_payloads_or_nowhere(self) -> None:

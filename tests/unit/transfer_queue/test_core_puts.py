@@ -164,7 +164,7 @@ def test_a_name_keeps_its_first_declaration() -> None:
     ):
         queue.claim(columns=("tokens",))
     with pytest.raises(UnknownPartition, match=r"'eval' is not declared \(declared: train\)"):
-        queue.core.schema("eval")
+        queue.core.take_lost("eval")
 
 
 def test_what_is_remembered_of_groups_that_are_gone_is_bounded() -> None:

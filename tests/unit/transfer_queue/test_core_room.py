@@ -8,7 +8,6 @@ from offbeat.transfer_queue.errors import QueueFull, TooLarge
 def test_a_put_without_room_is_refused_by_the_name_of_what_is_short_and_changes_nothing() -> None:
     queue = Queue(Limits(max_rows=4, max_bytes=100))
     queue.put("a", rows=3)
-    assert queue.core.admit(1, 90) and not queue.core.admit(2, 10)
     with pytest.raises(QueueFull, match="no room for 2 rows: 3 of 4 are taken") as full:
         queue.put("b", rows=2)
     assert full.value.limit == "rows" and not isinstance(full.value, TooLarge)
@@ -84,19 +83,3 @@ def test_columns_added_to_a_full_queue_are_taken_and_keep_later_puts_out() -> No
     assert queue.core.stats(0.0).nbytes == 30
     with pytest.raises(QueueFull, match="30 of 20"):
         queue.put("b", nbytes=1)
-
-
-def test_between_the_watermarks_producers_wait_until_the_low_one_or_a_hungry_consumer() -> None:
-    queue = Queue(Limits(max_rows=10, max_bytes=1000, high=0.8, low=0.4))
-    held = [queue.put(name, rows=2) for name in "abcd"]
-    waiter = queue.core.wait_to_put(2, 10)
-    queue.core.clear(held[:1])
-    assert queue.core.settled() == []
-    queue.core.clear(held[1:2])
-    assert queue.core.settled() == [(waiter, Room(2, 10))]
-    queue.put("e", rows=2, permit=waiter)
-    queue.put("f", rows=2)
-    another = queue.core.wait_to_put(2, 10)
-    assert queue.core.settled() == []
-    queue.wait(100)
-    assert queue.core.settled() == [(another, Room(2, 10))], "who else could end its wait?"

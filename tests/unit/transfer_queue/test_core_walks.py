@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from queue_model import COLUMNS, PREDICATES, TASKS
-from test_core_moves import CONSUMERS, MARKS, QueueMoves
+from test_core_moves import CONSUMERS, QueueMoves
 
 WEIGHTS = {
     "put": 30, "add_columns": 15, "claim": 10, "wait": 10, "end_lease": 20, "let_go": 5,
@@ -19,7 +19,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("seed", range(27))
 def test_on_long_walks_too_it_does_what_the_model_does(seed: int) -> None:
     rng, walker = Random(seed), QueueMoves()
-    walker.start(CONSUMERS[seed % 3], MARKS[seed // 3 % 3])
+    walker.start(CONSUMERS[seed % 3])
     for _ in range(300):
         walk_on(walker, rng)
         walker.whoever_can_be_served_was()

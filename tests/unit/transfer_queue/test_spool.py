@@ -156,6 +156,16 @@ def test_a_receipt_names_no_file_outside_of_the_spool(tmp_path: Path) -> None:
         read(tmp_path / "below", outside)
 
 
+@pytest.mark.parametrize("nbytes", [-1, 0, 2**62])
+@pytest.mark.parametrize("offset", [-1, 0, 2**62])
+def test_a_receipt_of_any_size_costs_no_more_than_the_segment(
+    tmp_path: Path, offset: int, nbytes: int
+) -> None:
+    place = writer(tmp_path).write(group(1))
+    with pytest.raises(NotInSpool):
+        read(tmp_path, msgspec.structs.replace(place, offset=offset, nbytes=nbytes))
+
+
 # --- a disk that refuses -----------------------------------------------------------------------------
 
 
