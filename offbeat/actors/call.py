@@ -2,11 +2,11 @@
 
 import asyncio
 import re
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import ray
 from ray.exceptions import (
-    ActorDiedError,
     ActorUnavailableError,
     ObjectLostError,
     RayActorError,
@@ -17,10 +17,10 @@ from ray.exceptions import (
 )
 
 from offbeat.messages.failures import ActorLost, OffbeatError, StartFailed
+from offbeat.messages.text import printable
 
 _LOST = (
     RayActorError,
-    ActorDiedError,
     ActorUnavailableError,
     WorkerCrashedError,
     ObjectLostError,
@@ -31,7 +31,7 @@ _LOST = (
 T = TypeVar("T")
 _PID: Final = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
 _EXIT: Final = re.compile(r"Worker exit type: (\w+) Worker exit detail: ([^.\n]+)")
-_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Refused|Model|Failed)\b.*:")
+_EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 
 
 class RemoteBug(OffbeatError):
@@ -102,12 +102,16 @@ def _cause_of_death(error: BaseException) -> str:
 
 def raised_line(error: BaseException) -> str:
     """The last line of a traceback that names an exception: what was raised, in one line."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    named = [line for line in lines if _EXCEPTION.match(line)]
-    return named[-1] if named else first_line(error)
+    lines = [" ", *str(error).splitlines()]
+    named = [
+        line
+        for above, line in pairwise(lines)
+        if above[:1].isspace() and _EXCEPTION.match(line)  # below the code that raised it
+    ]
+    return printable(named[-1]) if named else first_line(error)
 
 
 def first_line(error: BaseException) -> str:
     """An error in one line: Ray's own go over pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return printable(lines[0]) if lines else type(error).__name__

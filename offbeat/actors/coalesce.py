@@ -219,6 +219,14 @@ class Outbox(Generic[Q, A]):
         for client in self._clients.values():
             client.cancel_all()
 
+    async def close(self) -> None:
+        """Give up on all work, and return when none is going on."""
+        self.cancel_all()
+        if going_on := [
+            task for client in self._clients.values() for task in client.tasks.values()
+        ]:
+            await asyncio.wait(going_on)
+
     def _client(self, name: str, life: str) -> _Client[A]:
         client = self._clients.get(name)
         if client is None or client.life != life:

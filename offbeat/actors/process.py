@@ -6,15 +6,20 @@ import os
 import signal
 from pathlib import Path
 
+from offbeat.config.run import RunConfig
 from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.redaction import Redactor
 
 
-def prepare(name: str, run_dir: str) -> None:
+def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
     """Log into the run directory, and have SIGUSR1 dump the stacks of all threads.
 
-    Ray keeps Ctrl-C away from its workers.
+    Ray keeps Ctrl-C away from its workers. ``config``: of one that knows the whole recipe, whose
+    secrets then reach no log either.
     """
-    atexit.register(configure_logging(name, Path(run_dir) / "logs").close)
+    redactor = Redactor.from_environment(config=config)
+    logs = configure_logging(name, Path(run_dir) / "logs", redactor=redactor)
+    atexit.register(logs.close)
     dump_stacks_on_signal()
 
 

@@ -16,6 +16,7 @@ import ray
 from offbeat.actors.call import reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange
 from offbeat.actors.handles import Handle
+from offbeat.actors.ray_worker import RayWorker
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -40,43 +41,60 @@ class Packed:
 
 
 class RayRollouts:
-    """All environment worker actors, in turn; tasks to the same one are coalesced."""
+    """All environment worker actors, in turn; tasks to the same one are coalesced.
+
+    Those that are gone are passed over, unless all are: then a group waits for one to come back.
+    """
 
     def __init__(
         self, workers: Sequence[Handle], hold: Callable[[Receipt], object] = lambda _: None
     ) -> None:
         """``hold`` is asked for each group answered; what it returns lives as long as the payload."""
-        self._workers, self._hold = list(workers), hold
-        self._fence: Fence | None = None
-        self._calls = [
-            Coalescer(self._exchange_with(index, worker)) for index, worker in enumerate(workers)
+        self._workers = [
+            RayWorker(f"environment-{index}", handle) for index, handle in enumerate(workers)
         ]
-        self._turn = itertools.cycle(self._calls)
+        self._hold = hold
+        self._fence: Fence | None = None
+        self._calls = [Coalescer(self._exchange_with(worker)) for worker in self._workers]
+        self._turn = itertools.cycle(range(len(self._workers)))
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Packed]:
         """The receipt by value; the payload stays a reference that this process owns."""
         self._fence = fence
-        return await next(self._turn).call(task)
+        index, clock = self._next(), asyncio.get_running_loop().time
+        give_up_at = clock() + task.deadline_s
+        worker = self._workers[index]
+        try:
+            await worker.back()
+            return await self._calls[index].call(task)
+        except asyncio.CancelledError:
+            if clock() >= give_up_at:
+                worker.doubt()
+            raise
+
+    def _next(self) -> int:
+        first, workers = next(self._turn), self._workers
+        in_turn = [(first + later) % len(workers) for later in range(len(workers))]
+        return next((each for each in in_turn if not workers[each].gone), first)
 
     async def close(self) -> None:
         for calls in self._calls:
             calls.close()
         async with asyncio.TaskGroup() as closing:
-            for index, worker in enumerate(self._workers):
-                closing.create_task(self._close_one(index, worker))
+            for worker in self._workers:
+                worker.close()
+                closing.create_task(self._close_one(worker))
 
     @staticmethod
-    async def _close_one(index: int, worker: Handle) -> None:
+    async def _close_one(worker: RayWorker) -> None:
         with contextlib.suppress(ActorLost):
-            await reply_of(worker.close.remote(), f"environment-{index}", "close")
+            await reply_of(worker.handle.close.remote(), worker.name, "close")
 
-    def _exchange_with(
-        self, index: int, worker: Handle
-    ) -> Exchange[RolloutTask, tuple[Receipt, Packed]]:
+    def _exchange_with(self, worker: RayWorker) -> Exchange[RolloutTask, tuple[Receipt, Packed]]:
         async def exchange(
             asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
         ) -> list[Answer[tuple[Receipt, Packed]]]:
-            answers, payload = worker.exchange.remote(self._fence, asked, cancelled)
+            answers, payload = worker.handle.exchange.remote(self._fence, asked, cancelled)
             places = itertools.count()
 
             def packed(receipt: Receipt) -> tuple[Receipt, Packed]:
@@ -84,7 +102,7 @@ class RayRollouts:
 
             return [
                 Answer(each.id, each.value and packed(each.value), each.failure)
-                for each in await reply_of(answers, f"environment-{index}", "rollout")
+                for each in await worker.answer(answers, "rollout")
             ]
 
         return exchange

@@ -19,8 +19,9 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Score these responses to one prompt."""
+    """Score these responses to one prompt. Calls of a child are numbered from 1."""
 
+    number: int
     prompt: dict[str, Any]
     responses: list[str]
 
@@ -40,6 +41,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class Answer(msgspec.Struct, frozen=True, tag=True):
     """The reward of one sample, or why there is none."""
 
+    call: int  # a process that user code has forked may answer too: once is enough
     sample: int
     reward: float | None
     reason: str = ""
@@ -47,6 +49,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 PREFIX_BYTES: Final = 4
+LONGEST_ANSWER_BYTES: Final = 1 << 20
+"""What a child says is a number or a bounded text: more is none of it."""
 
 
 def framed(message: msgspec.Struct) -> bytes:

@@ -19,8 +19,8 @@ class FunctionReward(SingleTurn):
     """Scores responses by a user's function.
 
     ``score`` raises ``RolloutFailed`` with one of the reasons ``reward_raised``, ``reward_none``,
-    ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``: all
-    of kind DATA. ``reward_import_failed`` is a BUG, for no retry can heal it; at ``start`` it is
+    ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``,
+    ``reward_answered_twice``: all of kind DATA. ``reward_import_failed`` is a BUG, for no retry can heal it; at ``start`` it is
     raised as ``RewardFailed``.
     """
 

@@ -19,12 +19,22 @@ from typing import Any, Self
 
 import msgspec
 
-from offbeat.environments.frames import PREFIX_BYTES, Answer, Call, Hello, Ready, Refused, framed
+from offbeat.environments.frames import (
+    LONGEST_ANSWER_BYTES,
+    PREFIX_BYTES,
+    Answer,
+    Call,
+    Hello,
+    Ready,
+    Refused,
+    framed,
+)
 from offbeat.messages.failures import OffbeatError
 
 IMPORT_FAILED = "reward_import_failed"
 _START_DEADLINE_S = 120.0  # a target may import large packages
 _STDERR = 2
+_TWICE = "sample {} was answered twice: code that forks must not return in both processes"
 _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | Answer)
 
 
@@ -59,6 +69,7 @@ class RewardChild:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     concurrent: bool = False
+    calls: int = 0  # begun
 
     @classmethod
     async def start(cls, target: RewardTarget) -> Self:
@@ -83,24 +94,28 @@ class RewardChild:
             raise
         return child
 
-    async def score(self, call: Call) -> list[float]:
+    async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
         """One reward a response. After any error the child is no longer fit for use.
 
         The deadline is that of one sample's call: of each in turn for a plain function, of all
         together for an async one, whose calls run at once.
 
         Raises:
-            RewardFailed: At the first sample without a reward.
+            RewardFailed: At the first sample without a reward, or with two.
         """
-        rewards = [0.0] * len(call.responses)
+        self.calls += 1
+        call = Call(self.calls, prompt, list(responses))
+        rewards = dict[int, float]()
         deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadline_s) as deadline:
                 self.writer.write(framed(call))
                 for _ in call.responses:
                     answer = await self._receive()
-                    if not isinstance(answer, Answer):
+                    if not isinstance(answer, Answer) or answer.sample >= len(responses):
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
+                    if answer.call != call.number or answer.sample in rewards:
+                        raise RewardFailed("reward_answered_twice", _TWICE.format(answer.sample))
                     if answer.reward is None:
                         raise RewardFailed(
                             answer.reason, f"sample {answer.sample}: {answer.detail}"
@@ -112,7 +127,7 @@ class RewardChild:
             raise RewardFailed(
                 "reward_deadline", f"{self.target.target} ran longer than {deadline_s:g} s; killed"
             ) from None
-        return rewards
+        return [rewards[sample] for sample in range(len(responses))]
 
     async def close(self) -> None:
         """Kill the process group and wait until the process is gone."""
@@ -142,8 +157,10 @@ class RewardChild:
 
     async def _receive(self) -> Ready | Refused | Answer:
         try:
-            prefix = await self.reader.readexactly(PREFIX_BYTES)
-            return _FROM_CHILD.decode(await self.reader.readexactly(int.from_bytes(prefix)))
+            nbytes = int.from_bytes(await self.reader.readexactly(PREFIX_BYTES))
+            if nbytes > LONGEST_ANSWER_BYTES:
+                raise RewardFailed("reward_process_died", f"it sent {nbytes} bytes, no answer")
+            return _FROM_CHILD.decode(await self.reader.readexactly(nbytes))
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await self.process.wait()
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
@@ -187,7 +204,7 @@ class RewardPool:
         fit = False
         try:
             child = await slot.child()
-            rewards = await child.score(Call(prompt, list(responses)))
+            rewards = await child.score(prompt, responses)
             fit = True
         finally:
             if not fit:

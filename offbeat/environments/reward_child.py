@@ -69,9 +69,9 @@ def _answer_in_turn(
         try:
             value = reward(call.prompt, response)
         except Exception as error:  # noqa: BLE001 - whatever user code raises, the answer says it
-            send(_raised(sample, error, working_dir))
+            send(_raised(call, sample, error, working_dir))
         else:
-            send(_answer(sample, value))
+            send(_answer(call, sample, value))
 
 
 async def _answer_at_once(
@@ -81,24 +81,24 @@ async def _answer_at_once(
         try:
             value = await reward(call.prompt, response)
         except Exception as error:  # noqa: BLE001 - as above
-            send(_raised(sample, error, working_dir))
+            send(_raised(call, sample, error, working_dir))
         else:
-            send(_answer(sample, value))
+            send(_answer(call, sample, value))
 
     async with asyncio.TaskGroup() as samples:
         for sample, response in enumerate(call.responses):
             samples.create_task(answer(sample, response), name=f"reward-{sample}")
 
 
-def _answer(sample: int, value: object) -> Answer:
+def _answer(call: Call, sample: int, value: object) -> Answer:
     reward = reward_of(value)
     if isinstance(reward, BadReward):
-        return Answer(sample, None, reward.reason, reward.detail)
-    return Answer(sample, reward)
+        return Answer(call.number, sample, None, reward.reason, reward.detail)
+    return Answer(call.number, sample, reward)
 
 
-def _raised(sample: int, error: Exception, working_dir: Path) -> Answer:
-    return Answer(sample, None, "reward_raised", describe(error, working_dir))
+def _raised(call: Call, sample: int, error: Exception, working_dir: Path) -> Answer:
+    return Answer(call.number, sample, None, "reward_raised", describe(error, working_dir))
 
 
 def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable
 
 
 class TargetNotFound(OffbeatError):
@@ -36,13 +37,14 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
         sys.path.insert(0, str(working_dir))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise TargetNotFound(target, str(working_dir), describe(error, working_dir)) from error
-    try:
-        return vars(module)[name]
-    except KeyError:
-        problem = f"module {module_name} has no {name!r}"
-        raise TargetNotFound(target, str(working_dir), problem) from None
+    found: Any = vars(module).get(name)
+    if not callable(found):
+        kind = "" if found is None else f" that can be called, but a {type(found).__name__}"
+        problem = f"module {module_name} has no {name!r}{kind}"
+        raise TargetNotFound(target, str(working_dir), problem)
+    return found
 
 
 def describe(error: BaseException, user_dir: Path | None = None) -> str:
@@ -53,4 +55,4 @@ def describe(error: BaseException, user_dir: Path | None = None) -> str:
     ]
     at = (inside or frames or [None])[-1]
     where = f" ({Path(at.filename).name}:{at.lineno} in {at.name})" if at is not None else ""
-    return " ".join(f"{type(error).__name__}: {error}{where}".split())
+    return printable(f"{type(error).__name__}: {error}") + where

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.weight_sync.chunks import Bytes, Chunk, digest_of, tensor_views, walk
-from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import Held, Transaction
-
-__all__ = ["ModuleReceiver", "ModuleTarget", "Receiver", "Target", "TransferRefused"]
 
 Named = Sequence[tuple[str, Tensor]]
 

@@ -1,6 +1,6 @@
-"""The sending end: the weights of a module, packed chunk by chunk."""
+"""The sending end: the weights of a model, packed chunk by chunk."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -40,23 +40,31 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-class ModuleSource:
-    """Packs the weights of a plain module.
+class GatheredSource:
+    """Packs the weights of a model, which may lie on several ranks; a chunk's worth is whole at a time.
 
-    The manifest is made once: names, shapes and types do not change while a run goes on.
+    The first rank draws ``chunks``, at the same time all others ``take_part``. The manifest is made
+    once: names, shapes and types do not change while a run goes on.
     """
 
     def __init__(
-        self, module: nn.Module, chunk_bytes: int, policy: WirePolicy | None = None
+        self,
+        metas: Iterable[tuple[str, tuple[int, ...], str]],
+        named: Callable[[], Iterator[tuple[str, Tensor]]],
+        chunk_bytes: int,
+        policy: WirePolicy | None = None,
     ) -> None:
-        wire = policy or WirePolicy()
-        self._module = module
+        """Lay them out.
+
+        Args:
+            metas: Name, shape and type of every weight, in the order of ``named``.
+            named: Goes through the whole weights, on all ranks together.
+            chunk_bytes: Bound of a chunk.
+            policy: In which types they travel.
+        """
+        wire, self._named = policy or WirePolicy(), named
         self.manifest: Manifest = plan(
-            (
-                TensorMeta(name, tuple(tensor.shape), wire(name, held), held)
-                for name, tensor in named_weights(module)
-                for held in (dtype_name(tensor),)
-            ),
+            (TensorMeta(name, shape, wire(name, held), held) for name, shape, held in metas),
             chunk_bytes,
         )
         self._chunks = list(walk(self.manifest))
@@ -69,7 +77,25 @@ class ModuleSource:
         Args:
             room: ``(chunk index, bytes)`` -> where it is to be packed; new memory unless told.
         """
-        tensors = self._module.state_dict(keep_vars=True)  # tied ones too; nobody asks for them
+        weights = self._named()
         for chunk in self._chunks:
+            tensors = dict(next(weights) for _ in chunk.specs)
             into = room(chunk.index, chunk.nbytes) if room else np.empty(chunk.nbytes, np.uint8)
             yield into, pack(chunk, tensors, into)
+
+    def take_part(self) -> None:
+        """What the other ranks do while the first draws all chunks."""
+        for _ in self._named():
+            pass
+
+
+class ModuleSource(GatheredSource):
+    """Packs the weights of a plain module."""
+
+    def __init__(
+        self, module: nn.Module, chunk_bytes: int, policy: WirePolicy | None = None
+    ) -> None:
+        metas = (
+            (name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(module)
+        )
+        super().__init__(metas, lambda: named_weights(module), chunk_bytes, policy)

@@ -47,7 +47,7 @@ class EnvironmentActor:
     """One environment worker. An async actor."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        prepare(spec.name, spec.run_dir)
+        prepare(spec.name, spec.run_dir, spec.config)
         self._spec = spec
         life = incarnation(spec.name)
         self._engines = {
@@ -71,7 +71,7 @@ class EnvironmentActor:
         self._environment = make_environment(
             spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
         )
-        self._log = RolloutLog(Path(spec.run_dir) / "rollouts", spec.name)
+        self._log = RolloutLog(Path(spec.run_dir) / "rollouts", life)
         self._spooling: Spooling | None = None
         if spec.config.transfer_queue.spool == "ready":
             spool = Path(spec.run_dir) / FOLDER
@@ -126,8 +126,11 @@ class EnvironmentActor:
             receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
 
+    async def ping(self) -> None:
+        """Answer, as a process does that goes on."""
+
     async def close(self) -> None:
-        self._groups.cancel_all()
+        await self._groups.close()
         await self._log.close()
         if self._spooling is not None:
             await self._spooling.close()

@@ -1,11 +1,14 @@
 """The two parties of a rollout, each behind one call that fails in a typed way."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import msgspec
+import numpy as np
 import structlog
 
 from offbeat.environments.reward_value import BadReward, reward_of
@@ -15,6 +18,9 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import RolloutTask
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
+
+_WRONG_TYPE: Final = "environment_wrong_type"
+_LARGEST_TOKEN: Final = 2**31 - 1  # they travel as int32
 
 log = structlog.get_logger(__name__)
 
@@ -71,9 +77,36 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
         yield
     except RolloutFailed:
         raise
+    except asyncio.CancelledError as error:
+        running = asyncio.current_task()
+        if running is None or running.cancelling():
+            raise
+        # Nobody has cancelled us: a call of the environment's own was, and it let that through.
+        raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
     except Exception as error:
         log.warning("environment.raised", ordinal=task.ordinal, attempt=task.attempt, exc_info=True)
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
+
+
+def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...]:
+    """An observation as token ids.
+
+    Raises:
+        RolloutFailed: ``environment_wrong_type``: they are no integers, or none that a token can have.
+    """
+    try:
+        ids = np.asarray(values)
+    except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
+        raise failed(task, FailureKind.DATA, _WRONG_TYPE, f"{what}: {error}") from error
+    if ids.shape == (0,):
+        return ()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        detail = f"{what} is {type(values).__name__} {values!r:.80}; return a tuple of token ids"
+        raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
+    if not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN:
+        detail = f"{what} holds {int(ids.min())} to {int(ids.max())}; no token has such an id"
+        raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
+    return tuple(ids.tolist())
 
 
 def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:
@@ -105,6 +138,7 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
     arrays = (len(result.token_ids), len(result.logprobs))
     if (
         lengths != counted
+        or any(count < 0 for sample in spans for _, count in sample)
         or arrays != (offsets[-1], offsets[-1])
         or not samples == len(lengths) == len(result.finish_reasons)
     ):

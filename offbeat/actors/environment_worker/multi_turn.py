@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offbeat.actors.environment_worker.calls import Engine, checked_rewards, environment_code
+from offbeat.actors.environment_worker.calls import (
+    Engine,
+    checked_rewards,
+    checked_tokens,
+    environment_code,
+)
 from offbeat.actors.environment_worker.columns import Columns, Rollout, packed
 from offbeat.environments.protocol import Episode, MultiTurn, Response
 from offbeat.messages.generation import GenerateResult
@@ -68,7 +73,8 @@ async def run_multi_turn(
     The first sample that fails ends the group and cancels the others.
     """
     with environment_code(task):
-        prompt_ids = environment.encode(task.prompt)
+        encoded = environment.encode(task.prompt)
+    prompt_ids = checked_tokens(task, encoded, "the prompt")
     try:
         async with asyncio.TaskGroup() as samples:
             running = [
@@ -138,7 +144,9 @@ class _EpisodeRun:
         with environment_code(self.task):
             observation_ids = await episode.step(response)
         transcript.reward_s += time.perf_counter() - began
-        return observation_ids
+        if observation_ids is None:
+            return None
+        return checked_tokens(self.task, observation_ids, "an observation")
 
 
 def _joined(prompt_ids: tuple[int, ...], transcripts: list[Transcript]) -> Rollout:

@@ -7,7 +7,6 @@ disk that fails costs the log, never a rollout.
 
 import asyncio
 import contextlib
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +28,10 @@ class RolloutLog:
     """Appends groups; all methods belong to one event loop."""
 
     def __init__(
-        self, directory: Path, worker: str, *, groups_per_file: int = GROUPS_PER_FILE
+        self, directory: Path, life: str, *, groups_per_file: int = GROUPS_PER_FILE
     ) -> None:
-        self._directory, self._worker = directory, worker
+        """``life`` names this process and no other, in a resumed run either: files begin with it."""
+        self._directory, self._life = directory, life
         self._groups_per_file = groups_per_file
         self._rows = list[_Row]()
         self._files = 0
@@ -54,7 +54,7 @@ class RolloutLog:
 
     def _start_writing(self) -> None:
         rows, self._rows = self._rows, []
-        name = f"{self._worker}-{os.getpid()}-{self._files:05d}.parquet"
+        name = f"{self._life}-{self._files:05d}.parquet"
         self._files += 1
         loop = asyncio.get_running_loop()
         written = loop.run_in_executor(self._writer, _write, self._directory / name, rows)

@@ -4,7 +4,12 @@ import time
 
 import numpy as np
 
-from offbeat.actors.environment_worker.calls import Engine, checked_rewards, environment_code
+from offbeat.actors.environment_worker.calls import (
+    Engine,
+    checked_rewards,
+    checked_tokens,
+    environment_code,
+)
 from offbeat.actors.environment_worker.columns import Columns, Rollout, packed
 from offbeat.environments.protocol import SingleTurn
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -15,12 +20,13 @@ async def run_single_turn(
 ) -> tuple[Receipt, Columns]:
     """The group of a single-turn environment; promises and errors are those of ``run_group``."""
     with environment_code(task):
-        prompt_ids = environment.encode(task.prompt)
+        encoded = environment.encode(task.prompt)
+    prompt_ids = checked_tokens(task, encoded, "the prompt")
     began = time.perf_counter()
     result = await engine.ask(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
     with environment_code(task):
-        values = await environment.score(task, result)
+        values = list(await environment.score(task, result))
     rewards = checked_rewards(task, values, task.samples)
     rollout = Rollout(
         prompt_ids=prompt_ids,

@@ -9,13 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import Route
 
-Chunk = NDArray[np.uint8]
 T = TypeVar("T")
 
 
@@ -28,7 +24,7 @@ class Broadcasts:
 
     async def fetch(
         self, route: Route, epoch: int, members: tuple[str, ...], manifest: Manifest
-    ) -> tuple[Chunk, ...]:
+    ) -> tuple[Bytes, ...]:
         """All chunks of a release, each as it was sent.
 
         A fetch that is cancelled stops at its next chunk, or when that is too late.

@@ -7,12 +7,13 @@ import time
 import torch
 
 from offbeat.actors.generators.embedded import EmbeddedEngine, load_model
-from offbeat.actors.generators.engine_actor import Chunk, EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
 from offbeat.actors.generators.engine_loop import EngineLoop
 from offbeat.actors.process import incarnation, prepare
 from offbeat.messages.failures import WeightSyncFailed
-from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.receiver import ModuleReceiver, TransferRefused
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.receiver import ModuleReceiver
 
 
 class EmbeddedEngineActor(EngineActor):
@@ -42,14 +43,16 @@ class EmbeddedEngineActor(EngineActor):
         )
         self._loop = EngineLoop(engine)
         self._module = engine.model
+        self._receiver: ModuleReceiver | None = None  # of the last transfer; it knows what fits
         super().__init__(spec, self._loop, life)
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> float:
-        # A receiver of its own: a transfer that was cancelled may still wait for the engine's
-        # thread with its chunks staged, and must not meet those of the next one.
-        receiver, given_up = ModuleReceiver(self._module), threading.Event()
+        # Handed from one transfer that was taken to the next: one that was cancelled may still wait
+        # for the engine's thread with its chunks staged, and must not meet those of another.
+        receiver, self._receiver = self._receiver, None
+        receiver, given_up = receiver or ModuleReceiver(self._module, self._name), threading.Event()
         try:
             receiver.begin(epoch, manifest)
             for index, chunk in enumerate(chunks):
@@ -66,10 +69,12 @@ class EmbeddedEngineActor(EngineActor):
             return time.perf_counter() - started_s
 
         try:
-            return await self._loop.between_steps(commit)
+            pause_s = await self._loop.between_steps(commit)
         except asyncio.CancelledError:
             given_up.set()
             raise
+        self._receiver = receiver
+        return pause_s
 
 
 def _end_tokens(configured: int | list[int] | None) -> list[int]:

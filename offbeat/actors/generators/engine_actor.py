@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from offbeat.actors.call import RemoteBug, first_line
 from offbeat.actors.coalesce import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
@@ -24,14 +21,12 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import EngineState, WeightsAck
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import Route
-
-Chunk = NDArray[np.uint8]
 
 
 class Served(Protocol):
-    """What the two kinds of engine have in common."""
+    """What all kinds of engine have in common."""
 
     @property
     def running(self) -> int: ...
@@ -109,7 +104,7 @@ class EngineActor:
         version: int,
         digest: str,
         manifest: Manifest,
-        *chunks: Chunk,
+        *chunks: Bytes,
     ) -> WeightsAck:
         """Take a release wholly, or raise and serve what was served before.
 
@@ -171,7 +166,7 @@ class EngineActor:
         )
 
     async def close(self) -> None:
-        self._requests.cancel_all()
+        await self._requests.close()
         await self._served.close()
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
@@ -188,7 +183,7 @@ class EngineActor:
         return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> float:
         """Receive, verify, commit; returns how long decoding stood still, in seconds."""
         raise NotImplementedError

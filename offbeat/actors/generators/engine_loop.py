@@ -12,7 +12,7 @@ thread touches the engine.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -63,7 +63,6 @@ class EngineLoop:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{engine.name}-steps")
         self._working: asyncio.Future[None] | None = None
         self._start_is_due = False
-        self._paused = False  # written by the thread alone
         self._gone: _Gone | None = None
 
     @property
@@ -86,14 +85,6 @@ class EngineLoop:
         """Time spent in steps since start."""
         return self._engine.busy_s
 
-    @property
-    def version(self) -> int:
-        return self._engine.version
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
     # -- requests ----------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -114,52 +105,22 @@ class EngineLoop:
             return await answer
         except asyncio.CancelledError:
             if self._gone is None:  # ``answer`` is cancelled: nobody reads what comes of this
-                self._post(lambda engine: engine.abort((id_,)), answer, answers_at_once=True)
+                self._post(lambda engine: engine.drop(id_), answer, answers_at_once=True)
             raise
         finally:
             del self._open[id_]
 
-    async def abort(self, request_ids: Collection[str] | None) -> int:
-        """End these requests, or all: their callers get what there is, with reason ``abort``.
-
-        Returns:
-            How many were ended; ids that are not open are ignored.
-        """
-        aborted = await self._between_steps("abort", lambda engine: engine.abort(request_ids))
-        self._deliver(aborted)
-        return len(aborted)
-
-    async def drain(self) -> None:
-        """Return once every request that is open now has ended."""
-        self.check_usable("drain")
-        if self._paused and self._open:
-            raise EngineUnavailable(
-                self._engine.name, "drain", "it is paused, so nothing would end", "Resume it first"
-            )
-        if self._open:
-            await asyncio.wait(list(self._open.values()))
-            self.check_usable("drain")
-
     # -- control -----------------------------------------------------------------------------------
-
-    async def pause(self) -> None:
-        """Return once no step is in progress and none will start. Running rows stay."""
-        await self._between_steps("pause", lambda _: self._set_paused(to=True))
-
-    async def resume(self) -> None:
-        """Go on where ``pause`` stopped."""
-        await self._between_steps("resume", lambda _: self._set_paused(to=False))
 
     async def between_steps(self, action: Callable[[EmbeddedEngine], T]) -> T:
         """Run this in the engine's thread with no step in progress: the place to swap weights.
 
         What it raises is raised here; the engine is not broken by it.
         """
-        return await self._between_steps("run between steps", action)
-
-    async def set_version(self, version: int) -> None:
-        """Tokens drawn from here on are of this weight version."""
-        await self._between_steps("set version", lambda engine: engine.set_version(version))
+        self.check_usable("run between steps")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._post(action, answer, answers_at_once=True)
+        return await answer
 
     async def close(self) -> None:
         """End the thread, after the step in progress. Open calls raise ``EngineUnavailable``."""
@@ -170,12 +131,6 @@ class EngineLoop:
         self._thread.shutdown()
 
     # -- the event loop's side ---------------------------------------------------------------------
-
-    async def _between_steps(self, during: str, action: Callable[[EmbeddedEngine], T]) -> T:
-        self.check_usable(during)
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._post(action, answer, answers_at_once=True)
-        return await answer
 
     def _post(
         self,
@@ -237,7 +192,7 @@ class EngineLoop:
         while self._gone is None:
             while self._inbox:
                 self._obey(self._inbox.popleft(), loop)
-            if self._paused or not self._engine.has_work:
+            if not self._engine.has_work:
                 return
             finished = self._engine.step()
             if finished:
@@ -251,9 +206,6 @@ class EngineLoop:
         else:
             if command.answers_at_once:
                 loop.call_soon_threadsafe(_answer, command.answer, value)
-
-    def _set_paused(self, *, to: bool) -> None:
-        self._paused = to
 
 
 def _answer(answer: asyncio.Future[T], value: T) -> None:

@@ -2,10 +2,10 @@
 
 import time
 
-from offbeat.actors.generators.engine_actor import Chunk, EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
 from offbeat.actors.generators.stub import StubEngine
 from offbeat.actors.process import incarnation, prepare
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
 class StubEngineActor(EngineActor):
@@ -18,7 +18,7 @@ class StubEngineActor(EngineActor):
         super().__init__(spec, self._stub, life)
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> float:
         del epoch, digest, manifest, chunks
         started_s = time.perf_counter()

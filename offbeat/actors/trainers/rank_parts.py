@@ -12,12 +12,12 @@ from offbeat.actors.trainers.expert_names import (
     Named,
     files_hold_experts_apart,
 )
-from offbeat.actors.trainers.gathered_source import GatheredSource
 from offbeat.actors.trainers.peers import Peers
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.source import GatheredSource
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -156,7 +156,7 @@ def joined(place: Place, device: Device) -> Iterator[Group]:
     """A group while it is needed.
 
     If the block raises, the connections are closed before this does: the others notice. Else nobody
-    waits for that; gloo takes some ten milliseconds a connection.
+    waits for that but the end of the process; gloo takes some ten milliseconds a connection.
 
     Raises:
         BrokenGroup: Not everybody came.
@@ -170,7 +170,8 @@ def joined(place: Place, device: Device) -> Iterator[Group]:
     except BaseException:
         group.close()
         raise
-    threading.Thread(target=group.close, name="close-group", daemon=True).start()
+    # No daemon, though its maker may be: one that Python ends inside of gloo aborts the process.
+    threading.Thread(target=group.close, name="close-group", daemon=False).start()
 
 
 def _said(error: Exception) -> str:

@@ -8,10 +8,33 @@ TRACEBACK = """The actor died because of an error raised in its creation task, r
 ValueError: models/none holds no weights
 """
 
+CHAINED = """The actor died because of an error raised in its creation task, ray::Actor.__init__()
+    import vllm
+ModuleNotFoundError: No module named 'vllm'
+
+The above exception was the direct cause of the following exception:
+
+ray::Actor.__init__() (pid=1, ip=10.0.0.1)
+  File "lazy_import.py", line 3, in load_library
+    raise VllmMissing(str(error)) from error
+a.b.VllmMissing: vLLM cannot be imported. Install it
+"""
+OF_MANY_LINES = """  File "main.py", line 1, in __init__
+    Model.model_validate({})
+pydantic_core.ValidationError: 2 validation errors for Model
+steps
+  Field required
+model
+  Field required
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        (CHAINED, "a.b.VllmMissing: vLLM cannot be imported. Install it"),
+        (OF_MANY_LINES, "pydantic_core.ValidationError: 2 validation errors for Model"),
+        ("    assert False\nAssertionError", "AssertionError"),
         (TRACEBACK, "ValueError: models/none holds no weights"),
         ("nothing that looks like an exception\nsecond", "nothing that looks like an exception"),
         (

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
-from offbeat.actors.generators.engine_actor import Chunk, EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.actors.generators.stub import StubEngine
 from offbeat.config.rollouts import GeneratorConfig
@@ -23,7 +23,7 @@ from offbeat.messages.failures import StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import WeightRelease, WeightsAck
-from offbeat.weight_sync.manifest import Manifest, plan, release_digest
+from offbeat.weight_sync.manifest import Bytes, Manifest, plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.virtual_time import run
 
@@ -52,7 +52,7 @@ class Checking(EngineActor):
         super().__init__(spec(), self.stub, "life-1")
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> float:
         got = release_digest(manifest, [xxhash.xxh3_128_hexdigest(each.data) for each in chunks])
         if got != digest:

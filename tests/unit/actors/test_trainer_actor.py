@@ -53,6 +53,11 @@ class Breakable(StubTrainer):
             raise self.breaks
         return super().train_microbatch(key, groups, advantages)
 
+    def abort_train_step(self, key: StepKey) -> None:
+        if self.breaks is not None:
+            raise self.breaks
+        super().abort_train_step(key)
+
 
 @pytest.fixture
 def trainer() -> Breakable:
@@ -180,6 +185,16 @@ def test_a_failure_is_one_line_that_says_rank_step_call_and_place(
     assert "\n" not in text
     assert text.startswith("trainer rank 0 failed in microbatch of step 1: MemoryError: out of mem")
     assert "(test_trainer_actor.py:" in text
+
+
+def test_an_abort_that_fails_is_a_failure_of_its_rank_as_well(
+    actor: TrainerActor, trainer: Breakable
+) -> None:
+    key = StepKey(1, 1, 0)
+    actor.begin_train_step(FENCE, key, LOSS)
+    trainer.breaks = RuntimeError("CUDA error: an illegal memory access")
+    with pytest.raises(TrainStepFailed, match="failed in abort of step 1: RuntimeError: CUDA"):
+        actor.abort_train_step(FENCE, key)
 
 
 def test_a_failed_chunk_is_not_counted_when_it_succeeds_later(

@@ -156,7 +156,7 @@ def test_a_row_that_cannot_be_graded_is_named(
         make_prompts(run_config(tmp_path))
 
 
-@pytest.mark.parametrize("options", [{"corect": 1}, {"correct": "x"}, {"format": float("nan")}])
+@pytest.mark.parametrize("options", [{"corect": 1}, {"correct": "x"}, {"format": [1]}])
 def test_options_that_do_not_fit_are_told_before_anything_is_read(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,29 @@ def test_each_response_gets_the_reward_of_the_function() -> None:
 
 def test_a_row_may_hold_an_integer_of_any_size() -> None:
     assert rewards("length", "", prompt={"offset": 10**30}) == [1e30]
+
+
+def test_a_message_of_any_length_and_any_characters_is_one_short_line() -> None:
+    told = failure("quotes", "\x1b[2J\n", times=10**6)
+    assert told.startswith("reward_raised: sample 0: ValueError: \\x1b[2J \\x1b[2J ")
+    assert "characters more" in told and "\\udcff" in failure("quotes", "", times=1)
+    assert len(told) < 10_000 and told.isprintable()
+
+
+def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> None:
+    async def scored() -> list[tuple[str, list[float]]]:
+        scores = list[tuple[str, list[float]]]()
+        async with pool_of("user_rewards:forks") as pool:
+            for response in ("a", "bb", "ccc", "dddd"):
+                with suppress(RewardFailed):
+                    scores.append((response, await pool.score({}, [response])))
+        return scores
+
+    assert all(got == [len(response)] for response, got in asyncio.run(scored()))
+
+
+def test_a_child_that_answers_twice_for_one_sample_and_never_for_another_has_no_rewards() -> None:
+    assert failure("forges", "a", "b").startswith("reward_answered_twice: sample 0")
 
 
 def test_an_integer_is_a_reward() -> None:
@@ -151,6 +174,8 @@ def members_of(group: int) -> list[psutil.Process]:
     [
         ("broken_rewards:reward", r"ImportError: no module named grader \(broken_rewards.py:3 in"),
         ("user_rewards:absent", "module user_rewards has no 'absent'"),
+        ("user_rewards:PLAIN", "no 'PLAIN' that can be called, but a float"),
+        ("ends_at_import:reward", r"SystemExit: 3 \(ends_at_import.py:5 in <module>\)"),
         ("no_such_module:reward", "No module named 'no_such_module'"),
         ("user_rewards", "not of the form module:name"),
     ],

@@ -35,9 +35,11 @@ def finished(ordinal: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]
     return task, receipt, columns
 
 
-def logged(directory: Path, groups: int) -> list[dict[str, object]]:
+def logged(
+    directory: Path, groups: int, *, life: str = "environment-0-7-a"
+) -> list[dict[str, object]]:
     async def main() -> None:
-        log = RolloutLog(directory, "environment-0", groups_per_file=2)
+        log = RolloutLog(directory, life, groups_per_file=2)
         for ordinal in range(groups):
             log.add(*finished(ordinal))
         await log.close()
@@ -65,3 +67,8 @@ def test_a_disk_that_refuses_costs_the_log_and_nothing_else(tmp_path: Path) -> N
     taken = tmp_path / "rollouts"
     taken.write_text("a file where the directory should be")
     assert logged(taken, 3) == []
+
+
+def test_a_later_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path) -> None:
+    logged(tmp_path, 1, life="environment-0-7-a")
+    assert len(logged(tmp_path, 1, life="environment-0-7-b")) == 4

@@ -84,6 +84,62 @@ def test_a_group_is_packed_and_its_receipt_says_what_is_in_it() -> None:
     assert receipt.payload_bytes == schema.payload_bytes(columns)
 
 
+class Encodes(Fixed):
+    """Its prompt is what it was made with."""
+
+    def encode(self, prompt: Prompt) -> Any:
+        return self.rewards[0]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "told"),
+    [
+        ("7", "the prompt is str '7'; return a tuple of token ids"),
+        ((1.0, 2.0), "the prompt is tuple (1.0, 2.0)"),
+        (((1, 2), (3, 4)), "the prompt is tuple ((1, 2), (3, 4))"),
+        ((True,), "the prompt is tuple (True,)"),
+        ((1, None), "the prompt is tuple (1, None)"),
+        (((1,), (2, 3)), "the prompt: setting an array element"),
+        ((1, -1), "the prompt holds -1 to 1; no token has such an id"),
+        ((1, 2**31), "the prompt holds 1 to 2147483648"),
+        ((1, 2**70), "the prompt is tuple (1, 1180591620717411303424)"),
+    ],
+)
+def test_a_prompt_that_is_no_token_ids_fails_its_group_alone(encoded: object, told: str) -> None:
+    failed = failure(task(), answers("7", "8"), Encodes(encoded))
+    assert (failed.kind, failed.reason) == (FailureKind.DATA, "environment_wrong_type")
+    assert told in failed.detail
+
+
+@pytest.mark.parametrize("encoded", [[1, 2], np.array([1, 2]), (np.int64(1), 2)])
+def test_token_ids_may_come_in_any_sequence(encoded: object) -> None:
+    class Anything(Encodes):
+        async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+            return [1.0, 0.0]
+
+    _, columns = rolled_out(task(), answers("7", "8"), Anything(encoded))
+    assert columns["prompt_ids"].tolist() == [1, 2]
+
+
+def test_rewards_that_are_no_sequence_fail_their_group_alone() -> None:
+    class Forgets(Fixed):
+        async def score(self, task: RolloutTask, result: GenerateResult) -> Any:
+            return None
+
+    told = failure(task(), answers("7", "8"), Forgets())
+    assert (told.kind, told.reason) == (FailureKind.DATA, "environment_raised")
+
+
+def test_an_environment_whose_own_call_was_cancelled_has_failed() -> None:
+    class Cancelled(Fixed):
+        async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+            raise asyncio.CancelledError
+
+    told = failure(task(), answers("7", "8"), Cancelled())
+    assert (told.kind, told.reason) == (FailureKind.DATA, "environment_raised")
+    assert "CancelledError" in told.detail
+
+
 def test_one_request_asks_for_all_samples_with_the_seed_of_the_task() -> None:
     asked = list[GenerateRequest]()
 
@@ -148,6 +204,7 @@ def test_an_aborted_generation_may_be_tried_elsewhere() -> None:
         (["7", "8", "9"], {}),
         (["7", "8"], {"spans": (((3, 2),), ((3, 1),))}),
         (["7", "8"], {"spans": (((3, 3),), ((3, 1),))}),
+        (["7", "8"], {"spans": (((3, 5), (4, -3)), ((3, 2),))}),
         (["7", "8"], {"spans": (((3, 2),),)}),
     ],
 )

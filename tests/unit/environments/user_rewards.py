@@ -7,7 +7,10 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from offbeat.environments.frames import Answer, framed
+
 Row = dict[str, Any]
+PLAIN = 1.0
 
 
 def length(prompt: Row, response: str, *, scale: float = 1.0) -> float:
@@ -89,4 +92,19 @@ def forks_and_hangs(prompt: Row, response: str) -> float:
     with open(prompt["pid_file"], "w") as file:  # noqa: PTH123
         file.write(str(os.getpgid(0)))
     time.sleep(60)
+    return 1.0
+
+
+def quotes(prompt: Row, response: str, *, times: int) -> float:
+    raise ValueError((response or "\udcff") * times)
+
+
+def forks(prompt: Row, response: str) -> float:
+    os.fork()  # and both go on
+    return len(response)
+
+
+def forges(prompt: Row, response: str) -> float:
+    answer = framed(Answer(1, 0, 1.0))
+    os.write(int(sys.argv[1]), answer)
     return 1.0

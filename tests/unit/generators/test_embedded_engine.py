@@ -107,7 +107,8 @@ def test_a_small_request_joins_a_full_engine_within_a_few_steps(
 def test_every_token_is_stamped_with_the_version_that_drew_it(
     make_engine: MakeEngine, request_of: MakeRequest, finish: Finish
 ) -> None:
-    engine = make_engine(version=3)
+    engine = make_engine()
+    engine.set_version(3)
     engine.submit(request_of("a", samples=2, max_new_tokens=10))
     for _ in range(4):
         engine.step()
@@ -149,7 +150,7 @@ def test_weights_written_in_place_are_used_by_the_next_step(
     assert logprobs != finish(unchanged)["r"].logprobs.tolist()
 
 
-def test_abort_returns_what_there_is_and_leaves_the_others_alone(
+def test_a_request_that_is_dropped_leaves_the_others_alone(
     make_engine: MakeEngine, request_of: MakeRequest, finish: Finish
 ) -> None:
     def start(engine: EmbeddedEngine) -> None:
@@ -162,30 +163,24 @@ def test_abort_returns_what_there_is_and_leaves_the_others_alone(
     start(untouched)
     start(engine)
     engine.submit(request_of("waiting", samples=32))
-    results = {result.request_id: result for result in engine.abort(["a", "waiting", "unknown"])}
-    assert set(results) == {"a", "waiting"}
-    assert results["a"].offsets.tolist() == [0, 4, 8, 12]
-    assert results["a"].finish_reasons == ("abort",) * 3
-    assert results["a"].version_spans == (((0, 4),),) * 3
-    assert results["waiting"].offsets.tolist() == [0] * 33
-    assert engine.running == 6
+    for id_ in ("a", "waiting", "unknown"):
+        engine.drop(id_)
+    assert (engine.running, engine.waiting) == (6, 0)
     rest, all_ = finish(engine), finish(untouched)
     assert set(rest) == {"b", "c"}
     for id_ in rest:
         assert rest[id_].token_ids.tolist() == all_[id_].token_ids.tolist()
-    np.testing.assert_array_equal(
-        results["a"].token_ids.reshape(3, 4), all_["a"].token_ids.reshape(3, 9)[:, :4]
-    )
 
 
-def test_abort_of_all_empties_the_engine(
+def test_an_engine_whose_every_request_is_dropped_serves_the_next_one(
     make_engine: MakeEngine, request_of: MakeRequest, finish: Finish
 ) -> None:
     engine = make_engine(max_sequences=4)
     for number in range(3):
         engine.submit(request_of(str(number), samples=3, max_new_tokens=9))
     engine.step()
-    assert [result.request_id for result in engine.abort(None)] == ["0", "1", "2"]
+    for number in range(3):
+        engine.drop(str(number))
     assert (engine.running, engine.waiting, engine.has_work) == (0, 0, False)
     engine.submit(request_of("next", max_new_tokens=2))
     assert len(finish(engine)["next"].token_ids) == 2

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,9 +44,9 @@ class WatchedEngine(EmbeddedEngine):
         with self.alone():
             super().submit(request)
 
-    def abort(self, request_ids: Iterable[str] | None) -> list[GenerateResult]:
+    def drop(self, request_id: str) -> None:
         with self.alone():
-            return super().abort(request_ids)
+            super().drop(request_id)
 
     def set_version(self, version: int) -> None:
         with self.alone():
@@ -128,24 +128,18 @@ def test_the_event_loop_stays_free_during_a_step(in_loop: InLoop, request_of: Ma
     in_loop(body)
 
 
-def test_a_pause_keeps_rows_and_a_resume_goes_on_with_them(
+def test_rows_go_on_behind_what_is_done_between_two_steps(
     in_loop: InLoop, request_of: MakeRequest
 ) -> None:
+    def swap(engine: EmbeddedEngine) -> int:
+        engine.set_version(9)
+        return engine.tokens
+
     async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
         call = asyncio.create_task(loop.generate(request_of("r", max_new_tokens=100)))
         await until_running(loop)
-        await loop.pause()
-        tokens = loop.tokens
-        assert loop.paused
-        for _ in range(20):
-            assert await loop.between_steps(lambda engine: engine.running) == 1
-        await loop.set_version(9)
-        assert loop.tokens == tokens
-        await loop.resume()
-        result = await call
-        spans = result.version_spans[0]
-        assert [version for version, _ in spans] == [0, 9]
-        assert spans[0][1] == tokens
+        before = await loop.between_steps(swap)
+        assert (await call).version_spans == (((0, before), (9, 100 - before)),)
 
     in_loop(body)
 
@@ -191,69 +185,17 @@ def test_an_open_id_is_refused_and_the_first_caller_undisturbed(
     in_loop(body)
 
 
-def test_abort_answers_the_callers_with_what_there_is(
-    in_loop: InLoop, request_of: MakeRequest
-) -> None:
-    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
-        calls = [
-            asyncio.create_task(loop.generate(request_of(id_, max_new_tokens=120))) for id_ in "ab"
-        ]
-        await until_running(loop)
-        await loop.pause()
-        assert await loop.abort(["a", "unknown"]) == 1
-        partial = await calls[0]
-        assert partial.finish_reasons == ("abort",)
-        assert 0 < len(partial.token_ids) < 120
-        assert await loop.abort(None) == 1
-        assert (await calls[1]).finish_reasons == ("abort",)
-
-    in_loop(body)
-
-
 def test_a_cancelled_caller_takes_its_request_out_of_the_engine(
     in_loop: InLoop, request_of: MakeRequest
 ) -> None:
     async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
         call = asyncio.create_task(loop.generate(request_of("r", max_new_tokens=100)))
         await until_running(loop)
-        await loop.pause()
         call.cancel()
         await asyncio.wait((call,))
         assert not await loop.between_steps(lambda engine: engine.has_work)
-        await loop.resume()
+        assert loop.tokens < 100
         assert len((await loop.generate(request_of("r"))).token_ids) == 16
-
-    in_loop(body)
-
-
-def test_drain_returns_when_all_open_requests_have_ended(
-    in_loop: InLoop, request_of: MakeRequest
-) -> None:
-    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
-        await loop.drain()
-        calls = [
-            asyncio.create_task(loop.generate(request_of(str(n), max_new_tokens=n + 1)))
-            for n in range(5)
-        ]
-        await asyncio.sleep(0)
-        await loop.drain()
-        assert not await loop.between_steps(lambda engine: engine.has_work)
-        await asyncio.gather(*calls)
-
-    in_loop(body)
-
-
-def test_drain_of_a_paused_engine_is_refused_instead_of_waiting_for_ever(
-    in_loop: InLoop, request_of: MakeRequest
-) -> None:
-    async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
-        await loop.pause()
-        call = asyncio.create_task(loop.generate(request_of("r")))
-        await asyncio.sleep(0)
-        with pytest.raises(EngineUnavailable, match="paused"):
-            await loop.drain()
-        await loop.resume()
-        await call
 
     in_loop(body)
 
@@ -263,14 +205,12 @@ def test_a_step_that_raises_fails_every_open_call_and_every_later_one(
 ) -> None:
     async def body(loop: EngineLoop, engine: WatchedEngine) -> None:
         engine.steps_until_broken = 3
-        outcomes = await asyncio.gather(
-            *(loop.generate(request_of(id_)) for id_ in "ab"), loop.drain(), return_exceptions=True
-        )
-        for outcome in outcomes[:2]:
+        calls = (loop.generate(request_of(id_)) for id_ in "ab")
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, EngineUnavailable)
             assert "a step broke" in str(outcome)
             assert isinstance(outcome.__cause__, ArithmeticError)
-        for call in (loop.generate(request_of("c")), loop.pause(), loop.abort(None), loop.drain()):
+        for call in (loop.generate(request_of("c")), loop.between_steps(lambda _: None)):
             with pytest.raises(EngineUnavailable, match="a step broke"):
                 await call
 
@@ -288,7 +228,7 @@ def test_close_fails_open_calls_and_ends_the_thread(
         with pytest.raises(EngineUnavailable, match="closed"):
             await call
         with pytest.raises(EngineUnavailable, match="closed"):
-            await loop.resume()
+            await loop.between_steps(lambda _: None)
         await loop.close()
         assert not [thread for thread in threading.enumerate() if "engine-0-steps" in thread.name]
 

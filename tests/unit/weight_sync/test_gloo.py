@@ -1,9 +1,12 @@
 """The gloo broadcast over real connections, its ends in threads of one process."""
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -211,6 +214,22 @@ def test_a_transfer_that_nobody_waits_for_any_more_stops_at_the_next_chunk(bench
     assert only.outcome.at == 1
     assert equal(weights(model), before)
     heals([model], [only])
+
+
+ENDS_AFTER_A_TRANSFER = """
+from broadcast_bench import Bench, end
+from weight_models import Model
+
+bench, engine = Bench(), end("g0", Model(2))
+engine.take(bench.sender.publish(1), 1, ("g0",))
+bench.sender.close()
+"""
+
+
+def test_a_process_may_end_while_the_connections_of_its_last_transfer_are_being_closed() -> None:
+    program = [sys.executable, "-c", ENDS_AFTER_A_TRANSFER]
+    ended = subprocess.run(program, cwd=Path(__file__).parent, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 @settings(max_examples=30)

@@ -9,9 +9,8 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -52,7 +51,6 @@ class EmbeddedEngine:
         deterministic: bool,
         seed: int,
         device: torch.device | str,
-        version: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name, self.incarnation = name, incarnation
@@ -71,7 +69,7 @@ class EmbeddedEngine:
         self._open: dict[str, OpenRequest] = {}  # waiting and running
         self._running: list[OpenRequest] = []
         self._steps_held = 0  # steps a prefill has been put off
-        self._versions = VersionLog(version)
+        self._versions = VersionLog(0)
         self._logprob_dtype = torch.promote_types(self._model.dtype, torch.float32)
         with torch.inference_mode():
             device = torch.device(device)
@@ -128,22 +126,16 @@ class EmbeddedEngine:
         self._waiting.append(opened)
 
     @torch.inference_mode()
-    def abort(self, request_ids: Iterable[str] | None) -> list[GenerateResult]:
-        """End these requests, or all; ids that are not open are ignored.
-
-        Returns:
-            One result a request, in order of submission: finished samples whole, the others as far
-            as they came, with finish reason ``abort``.
-        """
-        wanted = set(self._open if request_ids is None else request_ids)
-        aborted = [request for id_, request in self._open.items() if id_ in wanted]
-        owned = set(map(id, aborted))
-        ended = [row for row, (owner, _) in enumerate(self._rows.owners) if id(owner) in owned]
-        self._retire(dict.fromkeys(ended, "abort"))
-        for request in aborted:
-            self._open.pop(request.request.request_id, None)
-        self._waiting = deque(request for request in self._waiting if id(request) not in owned)
-        return [self._result(request) for request in aborted]
+    def drop(self, request_id: str) -> None:
+        """Take a request out, with all it has; one that is not open is ignored."""
+        dropped = self._open.pop(request_id, None)
+        if dropped is None:
+            return
+        self._waiting = deque(each for each in self._waiting if each is not dropped)
+        self._running = [each for each in self._running if each is not dropped]
+        rows = {row for row, (owner, _) in enumerate(self._rows.owners) if owner is dropped}
+        if rows:
+            self._compact(rows)
 
     @torch.inference_mode()
     def step(self) -> list[GenerateResult]:
@@ -242,13 +234,14 @@ class EmbeddedEngine:
             return []
         self._collect(sorted(ended), ended)
         touched = dict.fromkeys(self._rows.owners[row][0] for row in sorted(ended))
+        self._running = [request for request in self._running if request.unfinished]
         self._compact(ended)
         finished = [request for request in touched if not request.unfinished]
         if finished and self._running:
             self._versions.forget_before(min(request.first_new for request in self._running))
         for request in finished:
             del self._open[request.request.request_id]
-        return [self._result(request) for request in finished]
+        return [request.result(self.name, self.incarnation) for request in finished]
 
     def _collect(self, rows: list[int], reasons: dict[int, str]) -> None:
         """Copy what these rows generated to their requests."""
@@ -262,9 +255,9 @@ class EmbeddedEngine:
             first = owner.first_new
             spans = self._versions.spans(first, now)
             own = slice(first - since, None)
-            owner.finish(sample, Sample(tokens[at, own], logprobs[at, own], reasons[row], spans))
+            owner.samples[sample] = Sample(tokens[at, own], logprobs[at, own], reasons[row], spans)
 
-    def _compact(self, ended: dict[int, str]) -> None:
+    def _compact(self, ended: Collection[int]) -> None:
         """Close the gaps: the last rows move to where rows ended."""
         owners = self._rows.owners
         left = len(owners) - len(ended)
@@ -272,13 +265,8 @@ class EmbeddedEngine:
         movers = [row for row in range(left, len(owners)) if row not in ended]
         for hole, mover in zip(holes, movers, strict=True):
             owners[hole] = owners[mover]
-        self._running = [request for request in self._running if request.unfinished]
         first = min((request.start for request in self._running), default=self._cache.now)
         device = self._model.module.device
         to, origin = torch.tensor(holes, device=device), torch.tensor(movers, device=device)
         self._rows.keep_only(to, origin, owners[:left])
         self._cache.keep_only(to, origin, left, first)
-
-    def _result(self, request: OpenRequest) -> GenerateResult:
-        dtype = np.dtype(np.float64 if self._logprob_dtype == torch.float64 else np.float32)
-        return request.result(self.name, self.incarnation, dtype)

@@ -75,14 +75,14 @@ class OpenRequest:
     request: GenerateRequest
     seed: int
     new_tokens: int  # most a sample may get, max_model_len included
-    samples: list[Sample | None] = field(init=False)
-    unfinished: int = field(init=False)
+    samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
     start: int = -1  # tick of the first prompt token, once running
     first_new: int = -1  # tick of the first generated token, once running
 
-    def __post_init__(self) -> None:
-        self.samples = [None] * self.request.samples
-        self.unfinished = self.request.samples
+    @property
+    def unfinished(self) -> int:
+        """Samples that are not finished."""
+        return self.request.samples - len(self.samples)
 
     @property
     def last_new(self) -> int:
@@ -93,16 +93,9 @@ class OpenRequest:
         """The prompt lies just before the tick ``now``, whose token is the first generated one."""
         self.start, self.first_new = now - len(self.request.prompt_ids), now
 
-    def finish(self, index: int, sample: Sample) -> None:
-        self.samples[index] = sample
-        self.unfinished -= 1
-
-    def result(
-        self, engine: str, incarnation: str, logprob_dtype: np.dtype[np.floating]
-    ) -> GenerateResult:
-        """The packed answer. A sample that was never started is an empty ``abort``."""
-        empty = Sample(np.empty(0, np.int32), np.empty(0, logprob_dtype), "abort", ())
-        samples = [sample or empty for sample in self.samples]
+    def result(self, engine: str, incarnation: str) -> GenerateResult:
+        """The packed answer, once all samples are finished."""
+        samples = [self.samples[index] for index in range(self.request.samples)]
         offsets = np.zeros(len(samples) + 1, np.int64)
         np.cumsum([len(sample.token_ids) for sample in samples], out=offsets[1:])
         return GenerateResult(

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from offbeat.actors.generators.embedded.request import Limits
-from offbeat.actors.generators.engine_actor import Chunk, EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
 from offbeat.actors.generators.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,
@@ -30,7 +30,7 @@ from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Manifest
+from offbeat.weight_sync.manifest import Bytes, Manifest
 
 log = structlog.stdlib.get_logger()
 
@@ -88,7 +88,7 @@ class VllmEngineActor(EngineActor):
         await asyncio.shield(self._warm_up)
 
     async def _take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Chunk, ...]
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> float:
         await self._warmed_up()
         try:

@@ -31,7 +31,7 @@ class Coverage:
         """A manifest covers the model.
 
         Raises:
-                CoverageRefused: Tensors are missing or unknown.
+            CoverageRefused: Tensors are missing or unknown.
             TransferRefused: A tensor is of another shape or type than the engine's.
         """
         names = {spec.name for spec in manifest.tensors}

@@ -8,7 +8,7 @@ a request      its answer                     vLLM's output handler
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -165,12 +165,6 @@ class VllmEngine:
         self.tokens += len(result.token_ids)
         return result
 
-    async def abort(self, request_ids: Collection[str] | None) -> int:
-        """End these requests, or all: their callers get what there is, with reason ``abort``."""
-        wanted = [id_ for id_ in self._open if request_ids is None or id_ in request_ids]
-        await self.llm.abort(wanted)
-        return len(wanted)
-
     async def _generated(self, request: GenerateRequest, opened: _Open) -> GenerateResult:
         while True:
             await self._gate.wait()
@@ -245,7 +239,7 @@ class VllmEngine:
         for opened in self._open.values():
             opened.fate = "lost"
         self.open_gate()
-        await self.abort(None)
+        await self.llm.abort(list(self._open))
 
     def give_up(self, problem: str) -> None:
         """It cannot be brought back: it counts as dead."""

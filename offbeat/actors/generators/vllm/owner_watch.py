@@ -3,7 +3,8 @@
 vLLM's engine core is told to stop by its owner. An owner that is killed tells nobody: the core and
 its workers would hold their memory, on a GPU all of it, while the next life of the actor starts,
 and a core that has just begun would wait minutes for its first answer. So a small process watches
-the owner, and kills what the owner has started once it is gone.
+the owner, and kills what the owner has started once it is gone. What those processes would have
+removed goes with them: their sockets, and the memory that they shared by a name.
 
 This file is also that process's program: it knows the standard library only.
 """
@@ -11,14 +12,24 @@ This file is also that process's program: it knows the standard library only.
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
 MARK: Final = "OFFBEAT_ENGINE_OWNER"
 """Inherited by the engine's processes and by what those start; ``/proc`` shows it of each."""
+
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
+"""Names the folder of vLLM's sockets. A path of a socket has at most some hundred characters."""
+
+_TRACKER: Final = b"multiprocessing.resource_tracker"
+"""In the command of the process that removes what others shared, once all of those have ended."""
+
+_TRACKER_MS: Final = 10_000
 
 _WATCHERS: Final = list[subprocess.Popen[bytes]]()  # held: they run as long as this process does
 
@@ -28,11 +39,12 @@ def own_engine_processes() -> None:
     if os.environ.get(MARK, "").startswith(f"{os.getpid()}."):
         return
     mark = f"{os.getpid()}.{secrets.token_hex(8)}"
+    sockets = tempfile.mkdtemp(prefix="offbeat-engine-")
     this_process = os.pidfd_open(os.getpid())
     try:
         _WATCHERS.append(
             subprocess.Popen(  # noqa: S603 - this very file
-                [sys.executable, "-I", "-S", __file__, str(this_process), mark],
+                [sys.executable, "-I", "-S", __file__, str(this_process), mark, sockets],
                 env={name: value for name, value in os.environ.items() if name != MARK},
                 pass_fds=(this_process,),
                 start_new_session=True,
@@ -43,29 +55,40 @@ def own_engine_processes() -> None:
         )
     finally:
         os.close(this_process)
-    os.environ[MARK] = mark
+    os.environ[MARK], os.environ[_SOCKETS] = mark, sockets
 
 
-def end_with(owner: int, mark: str) -> None:
+def end_with(owner: int, mark: str, sockets: str) -> None:
     """Wait for the end of ``owner``, a handle; then kill whoever bears the mark, and wait for it.
 
-    Whoever is started meanwhile bears it too, so this looks again until there is nobody.
+    Whoever is started meanwhile bears it too, so this looks again until there is nobody. Afterwards
+    the folder ``sockets`` is gone.
     """
     _wait_for(owner)
     while marked := _bearing(f"{MARK}={mark}".encode()):
-        for process in marked:
-            try:
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it has ended by itself
-        for process in marked:
-            _wait_for(process)
+        trackers = [process for process, tracks in marked if tracks]
+        others = [process for process, tracks in marked if not tracks]
+        _kill(others)
+        _kill([each for each in trackers if not _has_ended(each, _TRACKER_MS)])
+        for process, _ in marked:
             os.close(process)
+    shutil.rmtree(sockets, ignore_errors=True)
 
 
-def _bearing(mark: bytes) -> list[int]:
-    """Handles of processes with this entry in their environment."""
-    found = list[int]()
+def _kill(processes: list[int]) -> None:
+    """Return once they have ended."""
+    for process in processes:
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # it has ended by itself
+    for process in processes:
+        _wait_for(process)
+
+
+def _bearing(mark: bytes) -> list[tuple[int, bool]]:
+    """Handles of processes with this entry in their environment, and which are trackers."""
+    found = list[tuple[int, bool]]()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -73,25 +96,29 @@ def _bearing(mark: bytes) -> list[int]:
             process = os.pidfd_open(int(entry.name))
         except OSError:
             continue  # it has ended
-        if mark in _environment(entry):
-            found.append(process)
+        if mark in _read(entry / "environ").split(b"\0"):
+            found.append((process, _TRACKER in _read(entry / "cmdline")))
         else:
             os.close(process)
     return found
 
 
-def _environment(process: Path) -> list[bytes]:
+def _read(file: Path) -> bytes:
     try:
-        return (process / "environ").read_bytes().split(b"\0")
+        return file.read_bytes()
     except OSError:  # somebody else's, or it has ended
-        return []
+        return b""
 
 
 def _wait_for(process: int) -> None:
+    _has_ended(process, None)
+
+
+def _has_ended(process: int, within_ms: int | None) -> bool:
     ended = select.poll()
     ended.register(process, select.POLLIN)
-    ended.poll()
+    return bool(ended.poll(within_ms))
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]), sys.argv[2])
+    end_with(int(sys.argv[1]), sys.argv[2], sys.argv[3])

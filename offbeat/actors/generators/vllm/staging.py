@@ -8,9 +8,8 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offbeat.weight_sync.manifest import ALIGNMENT
+from offbeat.weight_sync.manifest import ALIGNMENT, Bytes
 
 
 class StagingArea:
@@ -18,7 +17,7 @@ class StagingArea:
 
     def __init__(self) -> None:
         self._file = os.memfd_create("offbeat-weights", os.MFD_CLOEXEC)
-        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._memory: Bytes = np.empty(0, np.uint8)
 
     @property
     def path(self) -> str:
@@ -36,7 +35,7 @@ class StagingArea:
         self._memory = np.frombuffer(mmap.mmap(self._file, nbytes), np.uint8)
         return True
 
-    def fill(self, chunks: Sequence[NDArray[np.uint8]]) -> list[int]:
+    def fill(self, chunks: Sequence[Bytes]) -> list[int]:
         """Copy chunks in, one after the other; the offset of each.
 
         Nothing is hashed here: whoever reads from this memory hashes what it reads.

@@ -22,11 +22,8 @@ import asyncio
 import enum
 import time
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from offbeat.actors.generators.vllm.calls import Calls
 from offbeat.actors.generators.vllm.coverage import Coverage
@@ -38,12 +35,10 @@ from offbeat.actors.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.actors.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.config.rollouts import VllmConfig
 from offbeat.messages.failures import OffbeatError
-from offbeat.weight_sync.chunks import Chunk as Described
-from offbeat.weight_sync.chunks import walk
+from offbeat.weight_sync.chunks import Chunk, walk
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import Manifest, release_digest
+from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 
-Chunk = NDArray[np.uint8]
 log = structlog.stdlib.get_logger()
 
 
@@ -78,13 +73,13 @@ class WeightUpdates:
         """Never prepare beside decoding. To be set before the first release."""
         self._workers, self._beside = 0, False
         self._planned: Manifest | None = None  # as the workers know it
-        self._chunks: list[Described] = []  # of that
+        self._chunks: list[Chunk] = []  # of that
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
 
     async def take(
-        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Chunk]
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
     ) -> float:
         """Serve a release. How long decoding stood still, in seconds.
 
@@ -114,7 +109,7 @@ class WeightUpdates:
     # --- staging ----------------------------------------------------------------------------------
 
     async def _stage(
-        self, epoch: int, digest: str, manifest: Manifest, chunks: Sequence[Chunk]
+        self, epoch: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
     ) -> None:
         """Have the workers see the release, and find it to be what was sent.
 
@@ -136,7 +131,7 @@ class WeightUpdates:
         await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
         await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
 
-    async def _filled(self, chunks: Sequence[Chunk]) -> list[int]:
+    async def _filled(self, chunks: Sequence[Bytes]) -> list[int]:
         filling = asyncio.ensure_future(asyncio.to_thread(self.area.fill, chunks))
         try:
             return await asyncio.shield(filling)
@@ -248,7 +243,7 @@ class WeightUpdates:
         engine.open_gate()
 
 
-def _check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Any]) -> None:
+def _check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Bytes]) -> None:
     got, want = [chunk.nbytes for chunk in chunks], list(manifest.chunk_nbytes)
     for index, (size, expected) in enumerate(zip(got, want, strict=False)):
         if size != expected:

@@ -1,0 +1,25 @@
+"""Text from outside, made fit for a line of a log, a terminal, or a journal."""
+
+from typing import Final
+
+LONGEST: Final = 2000
+"""Characters of one text: a user's exception may quote a whole response, or a whole file."""
+
+
+def printable(text: str, *, longest: int = LONGEST) -> str:
+    """The text without anything that would act on a terminal, break a line or fit no encoding.
+
+    Line ends and tabs become spaces; other characters that are not for the eye are escaped; what is
+    beyond ``longest`` is left out, and counted.
+    """
+    left_out = len(text) - longest
+    if left_out > 0:
+        text = f"{text[:longest]} ... and {left_out} characters more"
+    if text.isprintable():
+        return text
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else _escaped(each) for each in line)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", errors="backslashreplace").decode("ascii")
