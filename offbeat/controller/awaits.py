@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from offbeat.messages.failures import DeadlineExceeded
@@ -73,13 +72,20 @@ class Awaits:
 
     async def local(self, who: str, *, on: str, until: Awaitable[None]) -> None:
         """Await a change of our own state under a name; the watchdog reports it when it stalls."""
-        with self._listed(who, on, _NEVER):
-            await until
+        await self._listed(who, on, _NEVER, until)
 
     async def pause(self, who: str, *, on: str, for_s: float) -> None:
         """Back off; until it is over, the watchdog waits too."""
-        with self._listed(who, on, for_s):
-            await asyncio.sleep(for_s)
+        await self._listed(who, on, for_s, asyncio.sleep(for_s))
+
+    async def _listed(self, who: str, on: str, for_s: float, until: Awaitable[None]) -> None:
+        now = asyncio.get_running_loop().time()
+        entry = Await(who, on, now, now + for_s)
+        self._open[entry] = None
+        try:
+            await until
+        finally:
+            del self._open[entry]
 
     @property
     def healthy_until(self) -> float:
@@ -108,27 +114,3 @@ class Awaits:
         if (more := len(entries) - _SHOWN) > 0:
             lines += [f"{more} more wait"]
         return "; ".join(lines) or "nobody waits for a remote call"
-
-    def _listed(self, who: str, on: str, deadline_s: float) -> "_Listed":
-        now = asyncio.get_running_loop().time()
-        return _Listed(self._open, Await(who, on, now, now + deadline_s))
-
-
-class _Listed:
-    """Holds an entry in the list while a block runs. A generator would cost three times as much."""
-
-    __slots__ = ("_entry", "_open")
-
-    def __init__(self, open_: dict[Await, None], entry: Await) -> None:
-        self._open, self._entry = open_, entry
-
-    def __enter__(self) -> None:
-        self._open[self._entry] = None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        del self._open[self._entry]

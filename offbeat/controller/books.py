@@ -91,6 +91,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     totals: Totals
     history: list[AppliedStep]
     groups: list[Group]  # training, ready, in flight, each in its order; then the others
+    checkpoint_digests: dict[int, str] = {}
 
 
 Held = OrderedDict[int, Group]
@@ -124,6 +125,7 @@ class Books:
         self.intent: StepIntent | None = None  # its outcome is not known
         self.history: dict[int, AppliedStep] = {}  # by version, since the last checkpoint but one
         self.checkpoints: list[int] = []  # versions that can be restored, of this lineage
+        self.checkpoint_digests: dict[int, str] = {}  # of their weights
         self.in_flight = 0
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
@@ -178,6 +180,7 @@ class Books:
             totals=self.totals,
             history=list(self.history.values()),
             groups=[*first.values(), *rest],
+            checkpoint_digests=self.checkpoint_digests,
         )
 
     def load(self, snapshot: Snapshot) -> None:
@@ -186,6 +189,7 @@ class Books:
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.digest, self.intent = snapshot.digest, snapshot.intent
         self.checkpoints, self.shrunk = snapshot.checkpoints, snapshot.shrunk
+        self.checkpoint_digests = snapshot.checkpoint_digests
         self.totals = snapshot.totals
         self.history = {step.version: step for step in snapshot.history}
         for group in snapshot.groups:
@@ -216,14 +220,14 @@ class Books:
             case Dropped():
                 self._dropped(event)
             case StepIntent():
-                self.intent = event
+                self.intent = msgspec.structs.replace(event, unix_s=0.0)  # the books know no time
             case StepApplied():
                 self._applied(event)
             case StepRefused():
                 _count(self.totals.dropped, event.reason, len(self.training))
                 self._end_step()
             case Checkpointed():
-                self._checkpointed(event.version)
+                self._checkpointed(event.version, event.digest)
             case Rewound():
                 self._rewound(event)
             case Released():
@@ -265,9 +269,11 @@ class Books:
             shrunk=self.shrunk.pop(event.step, 0),
         )
 
-    def _checkpointed(self, version: int) -> None:
+    def _checkpointed(self, version: int, digest: str) -> None:
         others = [made for made in self.checkpoints if made != version]
         self.checkpoints = [*others[-1:], version]
+        known = {**self.checkpoint_digests, version: digest}
+        self.checkpoint_digests = {made: known[made] for made in self.checkpoints if made in known}
         oldest = self.checkpoints[0]
         self.history = {made: step for made, step in self.history.items() if made > oldest}
 
@@ -281,6 +287,8 @@ class Books:
             self._undo(self.history.pop(version))
         self.trainer_version, self.lineage = to_version, event.lineage
         self.checkpoints = [version for version in self.checkpoints if version <= to_version]
+        known = self.checkpoint_digests
+        self.checkpoint_digests = {made: known[made] for made in known if made <= to_version}
 
     def _undo(self, step: AppliedStep) -> None:
         self.totals.trained -= len(step.ordinals)

@@ -18,7 +18,6 @@ class Checkpoints:
 
     def __init__(self, state: RunState, gang: Gang) -> None:
         self._state, self._gang = state, gang
-        self.failed = 0
 
     def is_due(self, version: int) -> bool:
         interval = self._state.config.checkpoint.interval
@@ -27,7 +26,7 @@ class Checkpoints:
     async def save(self, version: int) -> None:
         """Save this version.
 
-        A full or broken disk costs a checkpoint, not the run: it is counted, and those before stay.
+        A full or broken disk costs a checkpoint, not the run: those before stay.
         """
         state = self._state
         state.reached(Failpoint.CHECKPOINTING)
@@ -39,7 +38,6 @@ class Checkpoints:
                     state.config.checkpoint.deadline_s,
                 )
             except CheckpointFailed as failure:
-                self.failed += 1
                 log.error("checkpoint.failed", version=version, error=str(failure))  # noqa: TRY400
                 return
         state.ledger.checkpointed(made.version, made.digest)

@@ -78,6 +78,7 @@ class Controller:
         max_group_bytes: int,
         rng: random.Random,
         ledger: Ledger | None = None,
+        driver: str = "",
     ) -> None:
         """Make it on the event loop that will run it; the loop's clock is the run's.
 
@@ -91,8 +92,9 @@ class Controller:
             max_group_bytes: Most bytes the columns of one group can take.
             rng: Jitter of back-offs.
             ledger: The fold of the journal, when the run has had a controller before.
+            driver: Names the process that started this life, for the journal.
         """
-        self._config, self._ports = config, ports
+        self._config, self._ports, self._driver = config, ports, driver
         clock = asyncio.get_running_loop().time
         fleet = Fleet(ports.generators, request_strikes=config.generator.request_strikes)
         ledger = ledger or Ledger()
@@ -104,6 +106,7 @@ class Controller:
             fleet,
             sampler,
             Busy(clock, fleet.engines),
+            journal=ports.journal,
             trace=ports.trace,
             reached=ports.failpoints,
         )
@@ -124,19 +127,18 @@ class Controller:
             self._sync,
             self._rollout_pump,
             ports.payloads,
-            on_taken=self.progress.resume,
+            on_taken=self.progress.taken_over,
         )
         self._train_pump = TrainPump(
             state,
             gang,
-            TrainStep(state, gang, self._sync, ports.journal, advantages=advantages, loss=loss),
+            TrainStep(state, gang, self._sync, advantages=advantages, loss=loss),
             self._sync,
+            self._rollout_pump,
             recovery=self._recovery,
             checkpoints=Checkpoints(state, gang),
             evaluation=self._evaluation,
             on_step=self._step_done,
-            sweep=self._rollout_pump.sweep,
-            refused=self._rollout_pump.refused,
         )
         self._engine_pumps = [
             EnginePump(state, generator, self._sync) for generator in ports.generators.values()
@@ -183,8 +185,10 @@ class Controller:
             try:
                 on_ended(raised)
             finally:
-                await self._keep_state()
-                await self._close()
+                try:
+                    await self._keep_state()
+                finally:
+                    await self._close()
 
     def control(self, command: Command) -> None:
         """Do as an operator asks: pause, resume, stop or abort. Call from the event loop."""
@@ -199,8 +203,8 @@ class Controller:
         """Begin this life, in a way that the next one will know of, before any actor hears of it."""
         state = self.state
         state.moved()
-        state.ledger.open(state.fence.run_id, state.fence.incarnation)
-        await self._ports.journal.barrier()
+        state.ledger.open(state.fence.run_id, state.fence.incarnation, self._driver)
+        await state.durable(f"beginning of incarnation {state.fence.incarnation}")
 
     # --- pumps -----------------------------------------------------------------------------------
 
@@ -236,7 +240,7 @@ class Controller:
                 "watchdog",
                 on="the journal",
                 deadline_s=limit,
-                reply=self._ports.journal.barrier(),
+                reply=state.journal.barrier(),
                 background=True,
             )
 

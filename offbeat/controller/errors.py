@@ -43,6 +43,21 @@ class TrainerLost(OffbeatError):
         return f"the trainer was lost in {self.during}: {self.detail}"
 
 
+class OtherWeights(OffbeatError):
+    """The checkpoint that the trainer restored is not the one that this run has written."""
+
+    def __init__(self, version: int, restored: str, written: str) -> None:
+        super().__init__(version, restored, written)
+        self.version, self.restored, self.written = version, restored, written
+
+    def __str__(self) -> str:
+        return (
+            f"the checkpoint of version {self.version} holds weights {self.restored}, this run has "
+            f"written {self.written}: it is of another run. Bring the run's own back, or start a new "
+            "run from that one's model"
+        )
+
+
 class TrainerAhead(OffbeatError):
     """The trainer holds a step that the journal never meant to take."""
 

@@ -5,7 +5,8 @@
     an engine that serves it        the sync pump; the engine is pinned to that version until the end
 
 A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
-afterwards. With one engine only, training waits for the evaluation, as long as its deadline.
+afterwards. With one engine only, no newer weights are served meanwhile: training goes on as far as
+``max_staleness`` lets it, and waits then, no longer than the evaluation's deadline.
 """
 
 import asyncio
@@ -52,8 +53,6 @@ class Evaluation:
         self._asked: int | None = None
         self._busy = False
         self._engine: str | None = None  # pinned
-        self.done = 0
-        self.given_up = 0
 
     def is_due(self, version: int) -> bool:
         interval = self._state.config.eval.interval
@@ -84,7 +83,6 @@ class Evaluation:
                     engine = await self._pinned(asked)
                     await self._score(engine)
             except (EvaluationFailed, TimeoutError) as failure:
-                self.given_up += 1
                 error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
                 log.warning("eval.given_up", version=asked, error=error)
             finally:
@@ -152,12 +150,14 @@ class Evaluation:
         except (ActorLost, DeadlineExceeded, RolloutFailed) as failure:
             return EvaluationFailed(version, str(failure))
         versions = {number for spans in receipt.version_spans for number, _ in spans}
-        if versions != {version} or not all(map(math.isfinite, receipt.rewards)):
-            return EvaluationFailed(version, f"prompt {task.ordinal} has tokens of {versions}")
+        if versions != {version}:
+            of = ", ".join(map(str, sorted(versions)))
+            return EvaluationFailed(version, f"prompt {task.ordinal} has tokens of versions {of}")
+        if not all(map(math.isfinite, receipt.rewards)):
+            return EvaluationFailed(version, f"prompt {task.ordinal} has rewards {receipt.rewards}")
         return receipt
 
     def _report(self, version: int, receipts: Sequence[Receipt]) -> None:
-        self.done += 1
         rewards = [reward for receipt in receipts for reward in receipt.rewards]
         lengths = [tokens for receipt in receipts for tokens in receipt.response_tokens]
         metrics = {

@@ -1,7 +1,7 @@
 """The moves of prompt groups, as records: the ledger is their fold, the journal their file.
 
-Encoded as arrays: a field may be added at the end of a record, with a default, and older journals
-still read. Any other change raises ``SCHEMA``.
+Encoded as arrays, the time last: a record of an older journal may lack fields at its end, which have
+defaults. Any other change raises ``SCHEMA``.
 """
 
 from typing import Final
@@ -14,8 +14,10 @@ SCHEMA: Final = 2
 """Version of these records; a journal of another one is refused."""
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw_only=True):
     """One record of the journal. It can be part of no cycle: the collector need not look at it."""
+
+    unix_s: float = 0.0  # when the journal took it, 0 where nobody says; the books do not read it
 
 
 # --- lives of the controller -----------------------------------------------------------------------
@@ -26,6 +28,7 @@ class Opened(Event, frozen=True):
 
     run_id: str
     incarnation: int
+    driver: str = ""  # the process that started it; another one than before: the run was resumed
 
 
 class Rewound(Event, frozen=True):

@@ -68,7 +68,6 @@ class Engine:
     outstanding: int = 0  # prompt groups, over all incarnations
     pinned: bool = False  # to its version, for an evaluation
     strikes: int = 0  # requests failed in a row, of this incarnation
-    restarts: int = 0
     former: set[str] = field(default_factory=set[str])  # incarnations before this one
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
     tokens: int = 0  # generated, likewise
@@ -307,7 +306,6 @@ class Fleet:
 
     def _reborn(self, engine: Engine, incarnation: str) -> None:
         self.restarts += bool(engine.incarnation)
-        engine.restarts += bool(engine.incarnation)
         self._become(engine, Health.STALE)
         engine.reborn(incarnation)
 

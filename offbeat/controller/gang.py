@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
@@ -10,6 +11,7 @@ from offbeat.controller.errors import TrainerLost
 from offbeat.controller.ports import Trainer
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, StepOutOfOrder, TrainStepFailed
+from offbeat.messages.fences import StepKey
 from offbeat.messages.training import TrainerState
 
 log = structlog.stdlib.get_logger()
@@ -42,6 +44,19 @@ class Gang:
             state.busy.call_answered()
             state.trace.span(("rank", "0"), who, since, clock())
             state.moved()
+
+    async def abort(self, key: StepKey, deadline_s: float) -> None:
+        """Drop whatever step is open.
+
+        Raises:
+            TrainerLost: Also when a living rank cannot: what it still holds of the step is unknown.
+        """
+        who = f"abort of step {key.step}"
+        abort = partial(self.trainer.abort_train_step, self._state.fence, key)
+        try:
+            await self.call(who, abort, deadline_s)
+        except TrainStepFailed as failure:
+            raise TrainerLost(who, str(failure)) from failure
 
     async def first_answer(self) -> TrainerState:
         """Wait until the ranks are up.

@@ -1,35 +1,98 @@
-"""What a journal says of the steps so far: the measures of a run that outlive its controllers."""
+"""What a journal says of the lives so far: the measures of a run that outlive its controllers."""
 
-from collections.abc import Iterable, Iterator
+import statistics
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
-from offbeat.controller.events import AnyEvent, Committed, Rewound, StepApplied
+from offbeat.controller.events import AnyEvent, Committed, Opened, Rewound, Served, StepApplied
 from offbeat.messages.groups import Receipt
+from offbeat.telemetry.standing import StandingSteps
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """One applied step that no rewind has undone."""
+    """An applied step, as the receipts of its groups tell it."""
 
-    step: int
     version: int  # it made
     receipts: tuple[Receipt, ...]
 
+    @property
+    def samples(self) -> int:
+        return sum(receipt.samples for receipt in self.receipts)
 
-def trained_steps(events: Iterable[AnyEvent]) -> Iterator[TrainedStep]:
-    """The steps that count, oldest first, each with the receipts of what it trained."""
-    receipts: dict[int, Receipt] = {}
-    steps: dict[int, TrainedStep] = {}
-    for event in events:
+    @property
+    def tokens(self) -> int:
+        return sum(receipt.tokens for receipt in self.receipts)
+
+    def add_to(self, steps: StandingSteps) -> None:
+        """It stands: nothing has undone it."""
+        reward = statistics.fmean(reward for each in self.receipts for reward in each.rewards)
+        spans = [spans for receipt in self.receipts for spans in receipt.version_spans]
+        steps.add(self.version, reward, Counter(self.version - 1 - min(each)[0] for each in spans))
+
+
+class History:
+    """The fold of a journal's events, as far as figures go.
+
+    Times are those of the journal; what passes between two lives counts for nobody. An event without
+    a time adds neither time nor what was trained in it.
+    """
+
+    def __init__(self) -> None:
+        self.steps = StandingSteps()
+        self.wall_s = 0.0
+        """From the first to the last event of each life, summed."""
+        self.serving_s = 0.0
+        """The part of it since the life's first weights were served."""
+        self.samples = self.tokens = 0
+        """Trained in that time, also by steps that a rewind has undone."""
+        self.first_step_s: float | None = None
+        """``wall_s`` at the end of the first step."""
+        self.resumes = 0
+        """Lives that another process started than the one before."""
+        self._driver: str | None = None
+        self._serving = False
+        self._at_s = 0.0  # the last event
+        self._receipts = dict[int, Receipt]()
+
+    @classmethod
+    def of(cls, events: Iterable[AnyEvent]) -> Self:
+        """That of all these."""
+        history = cls()
+        for event in events:
+            history.take(event)
+        return history
+
+    def take(self, event: AnyEvent) -> None:
+        """The next event."""
+        if isinstance(event, Opened):
+            self.resumes += self._driver not in {None, event.driver}
+            self._driver, self._serving = event.driver, False
+        else:
+            spent_s = max(0.0, event.unix_s - self._at_s)
+            self.wall_s += spent_s
+            self.serving_s += spent_s * self._serving
+        self._at_s = event.unix_s
         match event:
+            case Served():
+                self._serving = True
             case Committed():
-                receipts[event.receipt.ordinal] = event.receipt
+                self._receipts[event.receipt.ordinal] = event.receipt
             case StepApplied():
-                trained = tuple(receipts.pop(ordinal) for ordinal in event.ordinals)
-                steps[event.version] = TrainedStep(event.step, event.version, trained)
+                self._applied(event)
             case Rewound():
-                for version in [made for made in steps if made > event.to_version]:
-                    del steps[version]
+                self.steps.undo_after(event.to_version)
             case _:
                 pass
-    yield from steps.values()
+
+    def _applied(self, event: StepApplied) -> None:
+        receipts = tuple(self._receipts.pop(ordinal) for ordinal in event.ordinals)
+        step = TrainedStep(event.version, receipts)
+        step.add_to(self.steps)
+        if event.unix_s:
+            self.samples += step.samples
+            self.tokens += step.tokens
+            if self.first_step_s is None:
+                self.first_step_s = self.wall_s

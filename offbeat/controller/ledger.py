@@ -25,7 +25,6 @@ from offbeat.controller.events import (
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.weights import WeightsAck
-from offbeat.sampler.policy import NEVER
 
 
 class IllegalMove(OffbeatError):
@@ -94,9 +93,9 @@ class Ledger(Books):
 
     # --- lives of the controller, versions of the trainer ----------------------------------------
 
-    def open(self, run_id: str, incarnation: int) -> None:
+    def open(self, run_id: str, incarnation: int, driver: str = "") -> None:
         """A controller takes over; its first record."""
-        self._do(Opened(run_id, incarnation))
+        self._do(Opened(run_id, incarnation, driver))
 
     def checkpointed(self, version: int, digest: str) -> None:
         """The trainer's state of ``version`` can be restored from now on."""
@@ -177,26 +176,12 @@ class Ledger(Books):
         """The open step was aborted: all its groups are ready again."""
         self._do(Unclaimed(step, attempt))
 
-    def drop(
-        self,
-        ordinal: int,
-        reason: str,
-        *,
-        shrink: bool = False,
-        step: int | None = None,
-        filtered: bool = False,
-    ) -> None:
-        """Give a prompt up, from wherever it is but training.
-
-        With ``shrink`` a step goes without it: its own, else ``step``, else the one in progress.
-        """
+    def drop(self, ordinal: int, reason: str, *, shrinks: int = 0, filtered: bool = False) -> None:
+        """Give a prompt up, from wherever it is but training. Step ``shrinks`` goes without it."""
         group = self._known("drop", ordinal)
         if group.place is Place.TRAINING:
             raise IllegalMove("drop", ordinal, group.place, group.attempt)
-        shrinks = step or self.trainer_version + 1
-        if group.stamp != NEVER:
-            shrinks = group.stamp
-        self._do(Dropped(ordinal, reason, shrinks if shrink else 0, filtered))
+        self._do(Dropped(ordinal, reason, shrinks, filtered))
 
     def intend(self, step: int, attempt: int) -> None:
         """The groups in training are about to be finished."""

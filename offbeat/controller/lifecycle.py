@@ -40,10 +40,6 @@ class Lifecycle:
     def phase(self) -> Phase:
         return self._history[-1]
 
-    @property
-    def ended(self) -> bool:
-        return self.phase in (Phase.FINISHED, Phase.ABORTED, Phase.FAILED)
-
     def enter(self, target: Phase) -> None:
         """Move on.
 

@@ -53,12 +53,12 @@ class StepMeasures:
                 self.staleness[trainer_version - min(spans)[0]] += 1
 
     def close(self, result: StepResult, state: RunState, sync: SyncReport | None) -> None:
-        """The step is over, and its weights are published. ``sync`` is the last one finished."""
+        """The step is over, and its weights are published. ``sync``: one that ended meanwhile."""
         self.result, self.sync = result, sync
         self.wall_s = asyncio.get_running_loop().time() - self.started_at
         self.version = state.ledger.trainer_version
         self._fleet = {
-            "fleet/serving": len(state.fleet.serving),
+            "fleet/serving": state.fleet.serving_count,
             "fleet/restarts": state.fleet.restarts,
             "queue/ready_groups": len(state.ledger.ready),
             "queue/in_flight_groups": state.ledger.in_flight,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import msgspec
-
+from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
@@ -108,7 +107,7 @@ class Trainer(Protocol):
 class Journal(Protocol):
     """Where the ledger's events go, in order."""
 
-    def append(self, event: msgspec.Struct) -> None:
+    def append(self, event: Event) -> None:
         """Take an event. Never blocks the loop, never raises for a slow disk."""
         ...
 

@@ -3,12 +3,11 @@
 import contextlib
 import platform
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from offbeat.controller.history import TrainedStep
+from offbeat.controller.history import History, TrainedStep
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import SyncReport
@@ -29,25 +28,27 @@ class Progress:
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
         self.steps = StandingSteps()
-        self._samples = self._tokens = 0
+        self._before = History()  # of the lives before this one
+        self._samples = self._tokens = 0  # trained, over all lives
         self._syncs = list[SyncReport]()
         self._started_at = clock()
         self._ended_at: float | None = None
         self._first_step_s: float | None = None
-        self._first_step_at = self._started_at
         self._last: StepMeasures | None = None
+        self._generate_s = self._reward_s = 0.0  # of a group, a mean of each step, summed
         self._verdict = ""
 
-    def resume(self, steps: Iterable[TrainedStep]) -> None:
-        """Take in what former controllers of the run have trained."""
-        for step in steps:
-            rewards = [reward for receipt in step.receipts for reward in receipt.rewards]
-            staleness = Counter(
-                step.version - 1 - min(spans)[0]
-                for receipt in step.receipts
-                for spans in receipt.version_spans
-            )
-            self.steps.add(step.version, statistics.fmean(rewards), staleness)
+    def go_on_from(self, before: History) -> None:
+        """Take in what the journal says of the lives so far."""
+        self._before, self.steps = before, before.steps
+        self._samples, self._tokens = before.samples, before.tokens
+        self._first_step_s = before.first_step_s
+
+    def taken_over(self, step: TrainedStep) -> None:
+        """A former controller's last step, whose end its journal does not know."""
+        step.add_to(self.steps)
+        self._samples += step.samples
+        self._tokens += step.tokens
 
     def ended(self) -> None:
         self._ended_at = self._clock()
@@ -55,8 +56,7 @@ class Progress:
     def step_done(self, measures: StepMeasures) -> dict[str, float]:
         """Take in one step, its weight sync included; returns the metrics of who was busy."""
         if self._first_step_s is None:
-            self._first_step_at = self._clock()
-            self._first_step_s = self._first_step_at - self._started_at
+            self._first_step_s = self._wall_s()
         self._last = measures
         if measures.result.applied:
             self.steps.add(measures.version, measures.reward_mean, measures.staleness)
@@ -68,12 +68,10 @@ class Progress:
 
     def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
         trainer, engines = self._state.busy.lap()
-        self._verdict = verdict(
-            trainer,
-            engines,
-            generate_s=measures.mean_of("generate_s"),
-            reward_s=measures.mean_of("reward_s"),
-        )
+        generate_s, reward_s = measures.mean_of("generate_s"), measures.mean_of("reward_s")
+        self._generate_s += generate_s
+        self._reward_s += reward_s
+        self._verdict = verdict(trainer, engines, generate_s=generate_s, reward_s=reward_s)
         return busy_metrics(trainer, engines)
 
     def status(self) -> Status:
@@ -85,7 +83,6 @@ class Progress:
         return Status(
             step=ledger.trainer_version,
             steps=state.config.steps,
-            version=ledger.trainer_version,
             phase=state.lifecycle.phase,
             reward=self.steps.last,
             reward_recent=self.steps.recent,
@@ -109,6 +106,7 @@ class Progress:
         """What there is to say at the end, whatever the end is."""
         state, ledger = self._state, self._state.ledger
         trainer, engines = self._state.busy.shares()
+        held_up_by = verdict(trainer, engines, generate_s=self._generate_s, reward_s=self._reward_s)
         self.steps.undo_after(ledger.trainer_version)
         staleness = self.steps.staleness
         return Summary(
@@ -117,13 +115,14 @@ class Progress:
             outcome=outcome,
             error=error,
             steps=ledger.trainer_version,
+            steps_asked=state.config.steps,
             trainer_version=ledger.trainer_version,
             groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
             reward_first=self.steps.first,
             reward_last=self.steps.last,
             staleness_histogram=staleness,
             max_staleness_trained=max(staleness, default=0),
-            wall_s=self._now() - self._started_at,
+            wall_s=self._wall_s(),
             first_step_s=self._first_step_s,
             samples_per_s=self._rate(self._samples) or 0.0,
             tokens_per_s=self._rate(self._tokens) or 0.0,
@@ -131,10 +130,12 @@ class Progress:
             generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
             trainer_waits=trainer,
             generator_waits=engines,
+            verdict="" if self._last is None else held_up_by,
             syncs=_median_of(self._syncs),
             restarts=state.fleet.restarts,
             rewinds=ledger.lineage,
             controller_lives=state.fence.incarnation,
+            resumes=self._before.resumes,
             weights_digest=ledger.digest,
             versions=_versions(),
         )
@@ -142,10 +143,16 @@ class Progress:
     def _now(self) -> float:
         return self._clock() if self._ended_at is None else self._ended_at
 
+    def _wall_s(self) -> float:
+        """Of all lives."""
+        return self._before.wall_s + self._now() - self._started_at
+
     def _rate(self, count: int) -> float | None:
-        """A second, since the first weights were served."""
-        span_s = self._now() - self._state.serving_since if self._state.serving_since else 0.0
-        return count / span_s if span_s > 0 else None
+        """A second of all lives, each since its first weights were served."""
+        serving_s = self._before.serving_s
+        if self._state.serving_since is not None:
+            serving_s += self._now() - self._state.serving_since
+        return count / serving_s if serving_s > 0 else None
 
 
 def _median_of(syncs: Sequence[SyncReport]) -> Syncs | None:

@@ -5,7 +5,7 @@ import math
 from offbeat.messages.groups import Receipt, RolloutTask
 
 
-def refusal(  # noqa: PLR0911 - one return a reason
+def refusal(  # noqa: C901, PLR0911 - one return a reason
     receipt: Receipt, task: RolloutTask, bound_version: int, trainer_version: int
 ) -> str | None:
     """Why this receipt must not enter the buffer; None when it may.
@@ -38,6 +38,15 @@ def refusal(  # noqa: PLR0911 - one return a reason
     for spans, tokens in zip(receipt.version_spans, receipt.response_tokens, strict=True):
         if (spans[0][1] if len(spans) == 1 else sum(count for _, count in spans)) != tokens:
             return f"version spans {spans} do not cover {tokens} response tokens"
+    if any(count < 1 for spans in receipt.version_spans for _, count in spans):
+        return f"version spans {receipt.version_spans} with one of no token"
+    valid = zip(receipt.valid_tokens, receipt.response_tokens, strict=True)
+    if not all(0 <= count <= tokens for count, tokens in valid):
+        return f"{receipt.valid_tokens} valid tokens of {receipt.response_tokens}"
+    if receipt.payload_bytes < 0 or len(receipt.kept_kv) not in (0, task.samples):
+        return (
+            f"payload of {receipt.payload_bytes} bytes, kept_kv of {len(receipt.kept_kv)} samples"
+        )
     if (oldest := receipt.oldest_version) < bound_version:
         return f"tokens of version {oldest}: the engine had acked {bound_version}"
     if (newest := receipt.newest_version) > trainer_version:

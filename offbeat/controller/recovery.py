@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from offbeat.controller.errors import TrainerAhead
+from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
 from offbeat.controller.history import TrainedStep
@@ -34,7 +34,7 @@ class Recovery:
         rollouts: RolloutPump,
         payloads: Payloads,
         *,
-        on_taken: Callable[[Iterable[TrainedStep]], None],
+        on_taken: Callable[[TrainedStep], None],
     ) -> None:
         """``on_taken`` hears of a step whose end the journal does not know, but the trainer does."""
         self._state, self._gang, self._sync = state, gang, sync
@@ -64,11 +64,18 @@ class Recovery:
         state.reached(Failpoint.RECOVERED)
 
     async def rewind(self, reason: str) -> None:
-        """Restore the trainer, and take everything else back to the version it holds then."""
+        """Restore the trainer, and take everything else back to the version it holds then.
+
+        Raises:
+            OtherWeights: What it restored is whole, but no checkpoint of this run.
+        """
         state, ledger = self._state, self._state.ledger
         self._sync.forget()
         self._rollouts.cancel_all("rewound")
         restored = await self._gang.restore(ledger.trainer_version)
+        known = ledger.checkpoint_digests.get(restored.version)
+        if known not in (None, restored.digest):
+            raise OtherWeights(restored.version, restored.digest, str(known))
         before = ledger.trainer_version
         ordinals = ledger.rewind(restored.version, reason)
         state.queue.clear(ordinals)
@@ -111,15 +118,11 @@ class Recovery:
                 group.receipt for group in ledger.training.values() if group.receipt is not None
             )
             version = ledger.applied(intent.step, intent.attempt)
-            self._on_taken([TrainedStep(intent.step, version, receipts)])
+            self._on_taken(TrainedStep(version, receipts))
         # Also then: a controller that took this step over before may have begun the next one, and
         # died before its journal said so.
         key = StepKey(state.step, state.first_of_life, 0)
-        await self._gang.call(
-            f"abort of step {key.step}",
-            lambda: self._gang.trainer.abort_train_step(state.fence, key),
-            state.config.trainer.step_deadline_s,
-        )
+        await self._gang.abort(key, state.config.trainer.step_deadline_s)
         if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)
 

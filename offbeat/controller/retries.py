@@ -6,7 +6,7 @@ import random
 import structlog
 
 from offbeat.controller.errors import BudgetSpent
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import Group, Place
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
@@ -33,6 +33,9 @@ class RetryPolicy:
     def __init__(self, state: RunState, rng: random.Random) -> None:
         self._state, self._rng = state, rng
         self._failures_in_row = 0
+        self._counted_with = set[
+            tuple[int, int]
+        ]()  # (ordinal, attempt) in flight at the last count
 
     def answered(self, task: RolloutTask, life: str) -> None:
         """A rollout came back whole from this life of its engine."""
@@ -59,7 +62,7 @@ class RetryPolicy:
         if kind is FailureKind.DATA:
             return self._after_data(group, reason, failure)
         self._blame(task, failure, reason, life)
-        self._failures_in_row += 1
+        self._count(task)
         self._within_budgets(group, failure)
         return self._backoff_s(group.failures[kind])
 
@@ -95,6 +98,18 @@ class RetryPolicy:
             return
         state.engine_moved(task.engine)
 
+    def _count(self, task: RolloutTask) -> None:
+        """One failure more in a row, unless it tells of what was counted already.
+
+        A process that dies takes all its groups with it, however many those are.
+        """
+        if (task.ordinal, task.attempt) in self._counted_with:
+            return
+        self._failures_in_row += 1
+        groups = self._state.ledger.groups
+        in_flight = self._state.ledger.groups_at(Place.IN_FLIGHT)
+        self._counted_with = {(ordinal, groups[ordinal].attempt) for ordinal in in_flight}
+
     def _within_budgets(self, group: Group, failure: Failure) -> None:
         limits = self._state.config.rollout
         if group.failures[FailureKind.INFRASTRUCTURE] > limits.infrastructure_retries:
@@ -115,7 +130,8 @@ class RetryPolicy:
     def _drop(self, group: Group, reason: str, failure: Failure) -> None:
         state, limits = self._state, self._state.config.rollout
         step = self._shortened_by(group)
-        state.ledger.drop(group.ordinal, reason, shrink=self._may_shrink(step), step=step)
+        shrinks = step if self._may_shrink(step) else 0
+        state.ledger.drop(group.ordinal, reason, shrinks=shrinks)
         log.warning("group.dropped", group=group_id(group.ordinal), reason=reason)
         if state.ledger.totals.given_up > limits.drop_budget:
             raise BudgetSpent(
@@ -128,9 +144,9 @@ class RetryPolicy:
         A group bound to no step shortens the last one that what is admitted now would be in time
         for: with a place less in an earlier one, another group could grow too old.
         """
-        if group.stamp != NEVER:
-            return group.stamp
         state = self._state
+        if group.stamp != NEVER:
+            return max(group.stamp, state.step)  # one that a stopped step left is for the next
         in_time = state.fleet.serving_version + state.sampler.max_staleness + 1
         return min(max(state.step, in_time), state.config.steps)
 

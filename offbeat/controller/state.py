@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.awaits import Awaits
@@ -13,7 +13,7 @@ from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle, Phase
-from offbeat.controller.ports import Trace
+from offbeat.controller.ports import Journal, Trace
 from offbeat.controller.signal import Signal
 from offbeat.controller.view import LedgerView
 from offbeat.messages.fences import Fence
@@ -21,7 +21,8 @@ from offbeat.sampler.policy import Sampler
 from offbeat.transfer_queue.index import QueueIndex
 
 T = TypeVar("T")
-_LANES = ("rollout pump", "train pump", "sync pump", "evaluation pump")
+_JOURNAL_DEADLINE_S: Final = 120.0
+_LANES: Final = ("rollout pump", "train pump", "sync pump", "evaluation pump")
 
 
 @dataclass(slots=True)
@@ -38,13 +39,14 @@ class RunState:
     fleet: Fleet
     sampler: Sampler
     busy: Busy
+    journal: Journal
     trace: Trace
     reached: Failpoints
     queue: QueueIndex = field(default_factory=QueueIndex)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     awaits: Awaits = field(default_factory=Awaits)
     changed: Signal = field(default_factory=Signal)
-    doubts: dict[str, Signal] = field(default_factory=dict[str, Signal])  # by engine
+    doubts: dict[str, Signal] = field(init=False)  # by engine
     condemned: set[str] = field(default_factory=set[str])  # engines to be replaced, strikes spent
     engines_replaced: int = 0  # processes given up, over the run
     moved_at: float = 0.0  # event loop's clock
@@ -108,6 +110,12 @@ class RunState:
         """Await a remote reply, under a name and a deadline."""
         return await self.awaits.call(
             who, on=on, deadline_s=deadline_s, reply=reply, background=background
+        )
+
+    async def durable(self, who: str) -> None:
+        """Return once all that was recorded so far would survive a crash."""
+        await self.call(
+            who, on="the journal", deadline_s=_JOURNAL_DEADLINE_S, reply=self.journal.barrier()
         )
 
     def check_trainer(self) -> None:

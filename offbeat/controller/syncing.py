@@ -43,10 +43,7 @@ _LEFT_BEHIND = (ActorLost, DeadlineExceeded, EngineUnavailable, WeightSyncFailed
 class SyncReport:
     """What one sync did. The pause is apart from the transfer."""
 
-    version: int
     nbytes: int
-    acked: int
-    failed: int
     pause_s: float  # longest over the engines
     transfer_s: float  # longest over the engines
 
@@ -73,7 +70,7 @@ class WeightSync:
         self._busy = False  # a release is being made or travels
         self._released = Signal()
         self.release: WeightRelease | None = None
-        self.report: SyncReport | None = None  # of the last release all engines were offered
+        self._report: SyncReport | None = None  # of the last sync, until somebody takes it
 
     # --- what the train pump calls ---------------------------------------------------------------
 
@@ -100,6 +97,11 @@ class WeightSync:
         """Return once every living engine was offered the release, and took it or was left behind."""
         await self._until("the weight sync", lambda: self._asked is None and not self._busy)
 
+    def take_report(self) -> SyncReport | None:
+        """What the last sync did, once; None when none has ended since."""
+        report, self._report = self._report, None
+        return report
+
     def forget(self) -> None:
         """The trainer goes back: no release stands, and what still travels counts for nothing."""
         self._asked, self.release = None, None
@@ -123,7 +125,7 @@ class WeightSync:
                     await self._drain()
                 async with self._lock:
                     acks = await self._sync(state.fleet.in_sync_set(), release)
-                self.report = _report(release, acks)
+                self._report = _report(release, acks) or self._report
             self._busy, state.gate_open = False, True
             state.busy.engines_wait(GeneratorTime.WAITING_GATE)
             if state.lifecycle.phase is Phase.SYNCING:
@@ -154,8 +156,8 @@ class WeightSync:
             if state.ledger.lineage == lineage and self._asked is not None:
                 lost = failure if isinstance(failure, TrainerLost) else None
                 state.trainer_lost = lost or TrainerLost(who, str(failure))
-            self._asked = None
-            return None
+                self._asked = None
+            return None  # since a rewind, another version may be asked for: that one is next
         if self._asked is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
         self._asked, self.release = None, release
@@ -198,7 +200,7 @@ class WeightSync:
         state = self._state
         state.gate_open = False
         state.busy.engines_wait(GeneratorTime.WAITING_WEIGHTS)
-        await state.until("weight sync", "rollouts in flight", lambda: state.ledger.in_flight == 0)
+        await state.until("sync pump", "rollouts in flight", lambda: state.ledger.in_flight == 0)
 
     async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
         self._epoch += 1
@@ -253,13 +255,10 @@ def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:
         raise WeightSyncFailed(ack.engine, ack.epoch, release.version, detail)
 
 
-def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport:
+def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport | None:
+    """None when no engine took the release."""
     done = [ack for ack in acks if ack is not None]
-    return SyncReport(
-        version=release.version,
-        nbytes=release.nbytes,
-        acked=len(done),
-        failed=len(acks) - len(done),
-        pause_s=max((ack.pause_s for ack in done), default=0.0),
-        transfer_s=max((ack.transfer_s for ack in done), default=0.0),
-    )
+    if not done:
+        return None
+    pause_s, transfer_s = max(ack.pause_s for ack in done), max(ack.transfer_s for ack in done)
+    return SyncReport(release.nbytes, pause_s, transfer_s)

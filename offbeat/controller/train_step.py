@@ -24,7 +24,6 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
 from offbeat.controller.ledger import Group, Place
 from offbeat.controller.measures import StepMeasures
-from offbeat.controller.ports import Journal
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.fences import StepKey
@@ -37,7 +36,6 @@ log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 Advantages = Callable[[tuple[float, ...]], tuple[float, ...]]
 _QUEUED_CALLS: Final = 3  # unanswered trainer calls at most: one running, the rest ready to run
-_JOURNAL_DEADLINE_S: Final = 120.0
 
 
 class TrainStep:
@@ -48,12 +46,11 @@ class TrainStep:
         state: RunState,
         gang: Gang,
         sync: WeightSync,
-        journal: Journal,
         *,
         advantages: Advantages,
         loss: LossSpec,
     ) -> None:
-        self._state, self._gang, self._sync, self._journal = state, gang, sync, journal
+        self._state, self._gang, self._sync = state, gang, sync
         self._advantages, self._loss = advantages, loss
         trainer = state.config.trainer
         self._min_tokens = (
@@ -100,15 +97,10 @@ class TrainStep:
         state = self._state
         state.ledger.intend(key.step, key.attempt)
         state.reached(Failpoint.INTENDED)
-        await self._durable(f"intent of step {key.step}")
+        await state.durable(f"intent of step {key.step}")
         state.reached(Failpoint.INTENT_DURABLE)
         call = partial(self._gang.trainer.finish_train_step, state.fence, key)
         return await self._queue(calls, f"finish of step {key.step}", call)
-
-    async def _durable(self, who: str) -> None:
-        await self._state.call(
-            who, on="the journal", deadline_s=_JOURNAL_DEADLINE_S, reply=self._journal.barrier()
-        )
 
     async def _queue(
         self, calls: asyncio.TaskGroup, who: str, call: Callable[[], Awaitable[T]]
@@ -120,20 +112,20 @@ class TrainStep:
         """
         state = self._state
         await state.until(who, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS)
-        self._queued += 1
-        deadline_s = state.config.trainer.step_deadline_s * self._queued  # those before it included
-        sent = asyncio.get_running_loop().create_future()
+        sent = asyncio.Event()
 
         async def send() -> T:
-            sent.set_result(None)
+            sent.set()
+            self._queued += 1  # here: a task that is cancelled before it begins gives nothing back
             try:
-                return await self._gang.call(who, call, deadline_s)
+                one_s = state.config.trainer.step_deadline_s
+                return await self._gang.call(who, call, one_s * self._queued)  # those before it too
             finally:
                 self._queued -= 1
                 state.moved()
 
         task = calls.create_task(send(), name=who)
-        await sent
+        await sent.wait()
         return task
 
     # --- chunks ----------------------------------------------------------------------------------
@@ -198,8 +190,12 @@ class TrainStep:
         return self._chunk(receipts, advantages)
 
     async def _prepare_logprobs(self, receipts: Sequence[Receipt]) -> None:
-        """Have the trainer write the columns that the loss needs and the groups do not have."""
+        """Have the trainer write the columns that the loss needs and the groups do not have.
+
+        What an aborted step has left of them may be of another version of the policy.
+        """
         state = self._state
+        state.queue.drop_added(receipt.ordinal for receipt in receipts)
         chunk = self._chunk(receipts, ())
         prepared = await self._gang.call(
             f"prepare_logprobs of step {state.step}",
@@ -241,7 +237,7 @@ class TrainStep:
             log.warning("step.not_applied", step=key.step, reason=result.reason)
         state.moved()
         state.reached(Failpoint.APPLIED)
-        await self._durable(f"outcome of step {key.step}")
+        await state.durable(f"outcome of step {key.step}")
         state.reached(Failpoint.APPLIED_DURABLE)
         state.queue.clear(trained)
         state.moved()

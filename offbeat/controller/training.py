@@ -12,7 +12,6 @@ checkpoint, and what was trained since is rolled out and trained again: a rewind
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -24,6 +23,7 @@ from offbeat.controller.gang import Gang, lost_step
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.recovery import Recovery
+from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import TrainStep
@@ -35,12 +35,6 @@ from offbeat.telemetry.time_accounting import TrainerTime
 log = structlog.stdlib.get_logger()
 
 
-class Sweep(Protocol):
-    """Takes back what can no longer be trained in time."""
-
-    def __call__(self, *, foreseen: bool) -> None: ...
-
-
 class TrainPump:
     """Takes the run from where it stands to its last step."""
 
@@ -50,17 +44,16 @@ class TrainPump:
         gang: Gang,
         step: TrainStep,
         sync: WeightSync,
+        rollouts: RolloutPump,
         *,
         recovery: Recovery,
         checkpoints: Checkpoints,
         evaluation: Evaluation,
         on_step: Callable[[StepMeasures], None],
-        sweep: Sweep,
-        refused: Callable[[UnfitGroup], None],
     ) -> None:
         self._state, self._gang, self._one_step, self._sync = state, gang, step, sync
         self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
-        self._on_step, self._sweep, self._refused = on_step, sweep, refused
+        self._rollouts, self._on_step = rollouts, on_step
         self._not_applied_in_row = 0
         self._attempts = state.first_of_life  # begins, over all steps: no key is ever used twice
         self._replaced = 0
@@ -92,11 +85,7 @@ class TrainPump:
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + within_s
         try:
-            await self._gang.call(
-                f"abort of step {key.step}",
-                partial(self._gang.trainer.abort_train_step, state.fence, key),
-                within_s,
-            )
+            await self._gang.abort(key, within_s)
             await self._gang.call(
                 f"last checkpoint, version {version}",
                 partial(self._gang.trainer.save_checkpoint, state.fence, version),
@@ -128,7 +117,7 @@ class TrainPump:
             if result.applied:
                 await self._after_version(measures)
             state.busy.computed(result.compute_s)
-            measures.close(result, state, self._sync.report)
+            measures.close(result, state, self._sync.take_report())
             self._on_step(measures)
         await self._sync.settled()
         await self._evaluation.settled()
@@ -151,7 +140,7 @@ class TrainPump:
         evaluation_due = self._evaluation.is_due(version)
         last = version >= state.config.steps
         sync_due = evaluation_due or last or version % state.config.sync.interval == 0
-        self._sweep(foreseen=sync_due and state.config.sync.mode == "abort_stale")
+        self._rollouts.sweep(foreseen=sync_due and state.config.sync.mode == "abort_stale")
         if sync_due:
             state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
             with measures.timed("sync"):
@@ -198,18 +187,14 @@ class TrainPump:
 
         All groups but the one that cannot be trained, if that was it.
         """
-        state, trainer = self._state, self._gang.trainer
+        state = self._state
         state.reached(Failpoint.ABORTING)
         with state.busy.incident():
-            await self._gang.call(
-                f"abort of step {key.step}",
-                lambda: trainer.abort_train_step(state.fence, key),
-                state.config.trainer.step_deadline_s,
-            )
+            await self._gang.abort(key, state.config.trainer.step_deadline_s)
         state.ledger.unclaim(key.step, key.attempt)
         if isinstance(failure, UnfitGroup):
-            self._refused(failure)
-        self._sweep(foreseen=False)
+            self._rollouts.refused(failure)
+        self._rollouts.sweep(foreseen=False)
         state.moved()
 
     def _counted(self, result: StepResult) -> StepResult:

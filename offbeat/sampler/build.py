@@ -7,6 +7,7 @@ from offbeat.config.rollouts import (
     CustomSamplerConfig,
     InOrderConfig,
     ReadyFirstConfig,
+    SamplerConfig,
     WeightFifoConfig,
     WindowedConfig,
 )
@@ -17,13 +18,9 @@ from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.weight_fifo import WeightFifo
 from offbeat.sampler.windowed import Windowed
 
-AnySampler = (
-    InOrderConfig | ReadyFirstConfig | WeightFifoConfig | WindowedConfig | CustomSamplerConfig
-)
-
 
 def build_sampler(
-    config: AnySampler, groups_per_step: int, working_dir: Path | None = None
+    config: SamplerConfig, groups_per_step: int, working_dir: Path | None = None
 ) -> Sampler:
     """The policy the recipe names. A custom one is looked for in ``working_dir`` first.
 

@@ -1,6 +1,7 @@
-"""``in_order``: every batch holds exactly the prompts stamped for it."""
+"""``in_order``: every batch holds the prompts stamped for it."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 from offbeat.sampler.policy import OutstandingGroup, View, doomed_in_flight, past_bound
 
@@ -12,6 +13,9 @@ class InOrder:
     A group is stamped with its target step when admitted. It is admitted only if, sampled now, it
     would still be within ``max_staleness`` when that step trains it: step t trains at version
     t - 1. With ``max_staleness`` 0 this is synchronous training.
+
+    A step that was ended early, by a stop, leaves groups behind. They go first in the steps after
+    it, and those they displace one step later.
     """
 
     groups_per_step: int
@@ -24,22 +28,28 @@ class InOrder:
 
     def admit(self, view: View) -> int | None:
         step = view.trainer_version + 1
-        last = self._last_step(view)
-        if step <= last and view.stamped.get(step, 0) < view.quota:
-            return step
-        for target in range(step + 1, last + 1):
-            if view.stamped.get(target, 0) < self.groups_per_step - view.shrunk.get(target, 0):
+        left_behind = sum(count for stamp, count in view.stamped.items() if stamp < step)
+        places = max(0, view.quota) - left_behind
+        for target in range(step, self._last_step(view) + 1):
+            places -= view.stamped.get(target, 0)
+            if places > 0:
                 return target
+            places += self.groups_per_step - view.shrunk.get(target + 1, 0)
         return None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
-        return group.stamp <= self._last_step(view)
+        return max(group.stamp, view.trainer_version + 1) <= self._last_step(view)
 
     def select(self, view: View) -> list[int]:
-        oldest = view.trainer_version - self.max_staleness
-        stamped = view.ready_for.get(view.trainer_version + 1, {}).values()
-        due = sorted(group.ordinal for group in stamped if group.bound_version >= oldest)
-        return due[: max(0, view.quota)]
+        step, oldest = view.trainer_version + 1, view.trainer_version - self.max_staleness
+        due = (
+            ordinal
+            for stamp in sorted(view.ready_for)
+            if stamp <= step
+            for ordinal, group in sorted(view.ready_for[stamp].items())
+            if group.bound_version >= oldest
+        )
+        return list(islice(due, max(0, view.quota)))
 
     def stale(self, view: View) -> list[int]:
         return past_bound(view, self.max_staleness)

@@ -45,9 +45,11 @@ DROP_REASONS: Final = frozenset(
     {
         "empty_group",
         "environment_raised",
+        "environment_wrong_type",
         "no_valid_tokens",
         "overlong",
         "refused_at_commit",
+        "reward_answered_twice",
         "reward_deadline",
         "reward_import_failed",
         "reward_nan",

@@ -64,7 +64,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
         write: Takes the text.
     """
     if faults not in PROFILES:
-        write(f"no fault profile is named {faults!r}; there are {', '.join(PROFILES)}\n")
+        write(f"no fault profile is named {faults!r}. Use one of {', '.join(PROFILES)}\n")
         return BAD_ARGUMENTS
     try:
         strikes = None if schedule is None else schedules.read(schedule)

@@ -117,9 +117,13 @@ class SampledRun:
             self.ledger.applied(self.trainer_version + 1, 1)
         return claimed
 
+    def stop(self) -> None:
+        """The step in progress ends with the groups that it has claimed."""
+        self.ledger.applied(self.trainer_version + 1, 1)
+
     def drop(self, group: Group, step: int = 0) -> None:
         """Give a prompt up; ``step`` goes without it, 0: a fresh one takes its place."""
-        self.ledger.drop(group.ordinal, "reward_raised", shrink=step > 0, step=step)
+        self.ledger.drop(group.ordinal, "reward_raised", shrinks=step)
 
     def evict(self) -> None:
         for ordinal in self.sampler.stale(self):
@@ -173,5 +177,5 @@ def receipt(group: Group, oldest: int, newest: int) -> Receipt:
 def step_of(group: Group, run: SampledRun, max_staleness: int) -> int:
     """The step that can go without a waiting group while every other one keeps its place."""
     if group.stamp != NEVER:
-        return group.stamp
+        return max(group.stamp, run.trainer_version + 1)
     return max(run.trainer_version, run.serving_version + max_staleness) + 1

@@ -9,6 +9,7 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunFailed
+from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports
 from offbeat.messages.failures import FailureKind, RolloutFailed
@@ -44,6 +45,7 @@ class World:
     incarnation: int = 1
     payloads: Payloads = field(default_factory=NoPayloads)
     scored: FakePrompts | None = None  # prompts of evaluations
+    reached: Failpoints = no_failpoints
 
     def __post_init__(self) -> None:
         names = [f"generator-{index}" for index in range(self.engines)]
@@ -75,6 +77,7 @@ class World:
                 telemetry=self.telemetry,
                 trace=NoTrace(),
                 payloads=self.payloads,
+                failpoints=self.reached,
                 evaluation=self.scored,
             ),
             sampler=build_sampler(config.sampler, config.groups_per_step),

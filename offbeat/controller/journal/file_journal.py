@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from offbeat.controller.books import Books
+from offbeat.controller.events import Event
 from offbeat.controller.journal.disk import SYSTEM_DISK, Disk
 from offbeat.controller.journal.errors import (
     JournalFailed,
@@ -41,6 +42,7 @@ def open_journal(
     *,
     snapshot_records: int,
     disk: Disk = SYSTEM_DISK,
+    unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
     """Begin a new life of the controller: the state so far, and the journal it goes on with.
 
@@ -52,6 +54,7 @@ def open_journal(
         run_blocking: The way off the event loop.
         snapshot_records: Events between two snapshots.
         disk: Where it is written.
+        unix_s: The time of day that each event is stamped with, for people; default: none.
 
     Raises:
         JournalTaken: Another controller began at the same moment.
@@ -62,7 +65,12 @@ def open_journal(
     segments, folded = Segments.begin(directory, disk)
     ledger = folded.ledger
     journal = FileJournal(
-        segments, ledger, run_blocking, snapshot_records=snapshot_records, records=folded.records
+        segments,
+        ledger,
+        run_blocking,
+        snapshot_records=snapshot_records,
+        records=folded.records,
+        unix_s=unix_s,
     )
     ledger.record = journal.append
     return ledger, journal
@@ -84,10 +92,12 @@ class FileJournal:
         *,
         snapshot_records: int,
         records: int,
+        unix_s: Callable[[], float],
     ) -> None:
         """``books`` have taken in every event before it is appended; snapshots are made of them."""
         self._segments, self._books, self._run_blocking = segments, books, run_blocking
         self._snapshot_records, self._records = snapshot_records, records
+        self._unix_s = unix_s
         self._encode = msgspec.msgpack.Encoder().encode
         self._put = segments.queue.append
         self._queued_bytes = 0  # since a sync began
@@ -96,9 +106,9 @@ class FileJournal:
         self._waiters = deque[tuple[int, asyncio.Future[None]]]()  # with what must be durable
         self.failure: JournalFailed | JournalTaken | None = None
 
-    def append(self, event: msgspec.Struct) -> None:
+    def append(self, event: Event) -> None:
         """Take an event. Costs microseconds, whatever the disk does."""
-        payload = self._encode(event)
+        payload = self._encode(msgspec.structs.replace(event, unix_s=self._unix_s()))
         self._put(payload)
         self._appended += 1
         self._records += 1

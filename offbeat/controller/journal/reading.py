@@ -25,6 +25,7 @@ from offbeat.controller.journal.frames import (
     frames,
     parse_header,
 )
+from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 
 log = structlog.stdlib.get_logger()
@@ -94,6 +95,10 @@ def fold(directory: Path, before: int | None = None) -> Folded:
     for part in _chain(directory, last, first):
         end = HEADER_BYTES
         for event, frame_end in part.events():
+            problem = contradiction(ledger, event)
+            if problem is not None:
+                found = f"{type(event).__name__} cannot follow: {problem}"
+                raise JournalCorrupt(str(part.path), end, found)
             ledger.apply(event)
             records, end = records + 1, frame_end
     return Folded(ledger, last.number, end, records)
@@ -114,7 +119,7 @@ class _Part:
         for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
             try:
                 event = decode(payload)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 start = end - len(payload)
                 raise JournalCorrupt(str(self.path), start, f"no record: {error}") from error
             yield event, end
@@ -159,7 +164,7 @@ def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, Snapshot | Non
             path = snapshot_path(directory, number)
             try:
                 return number, _read_snapshot(path)
-            except (JournalCorrupt, JournalVersion, msgspec.DecodeError) as error:
+            except (JournalCorrupt, JournalVersion, ValueError) as error:  # msgspec's is one
                 # An older one and more events say the same.
                 log.warning("journal.snapshot_skipped", file=str(path), error=str(error))
     return 1, None

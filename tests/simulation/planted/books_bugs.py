@@ -123,9 +123,10 @@ class AFilteredGroupIsCountedTwice(Planted):
 
     class Books(Ledger):
         def drop(
-            self, ordinal: int, reason: str, *, shrink: bool = False, filtered: bool = False
+            self, ordinal: int, reason: str, *, shrinks: int = 0, filtered: bool = False
         ) -> None:
-            super().drop(ordinal, reason, shrink=shrink or filtered, filtered=filtered)
+            shrinks = self.trainer_version + 1 if filtered else shrinks
+            super().drop(ordinal, reason, shrinks=shrinks, filtered=filtered)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)

@@ -125,9 +125,8 @@ class AFailedCheckpointCounts(Planted):
 
     class Saving(Checkpoints):
         async def save(self, version: int) -> None:
-            failed = self.failed
             await super().save(version)
-            if self.failed > failed:
+            if version not in self._state.ledger.checkpoints:
                 self._state.ledger.checkpointed(version, "unknown")
 
     def plant(self) -> None:

@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 
-from offbeat.controller.commands import Pause, Resume, Stop
-from offbeat.controller.errors import BudgetSpent, RunAborted, RunFailed, RunStalled
-from offbeat.controller.events import Dispatched, Rewound, StepIntent
+from offbeat.controller.events import Dispatched
 from offbeat.controller.lifecycle import Phase
-from offbeat.messages.failures import FailureKind, RolloutFailed
-from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import Checkpoint, LossSpec, StepResult
+from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.training import LossSpec
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from tests.support.fakes import (
     FakeGenerator,
     FakePrompts,
     FakeRollouts,
-    FakeTrainer,
 )
 from tests.support.virtual_time import run
 from tests.support.world import IN_ORDER, READY_FIRST, World, bad_data, lost
@@ -83,6 +80,23 @@ def test_every_version_counts_when_syncs_are_rarer_than_steps() -> None:
     assert world.generators["generator-0"].loads == [0, 3, 6, 9, 10]
 
 
+def test_the_summary_keeps_the_pause_of_the_syncs_apart_from_their_transfer() -> None:
+    world = World()
+    world.run()
+    syncs = world.built.progress.summary("run", "finished", None).syncs
+    assert syncs is not None
+    assert (syncs.count, syncs.pause_s, syncs.transfer_s) == (10, 0.1, 0.4)
+
+
+def test_a_sync_is_told_of_once_however_many_steps_are_taken_until_the_next() -> None:
+    world = World({"sync": {"interval": 3}})
+    world.run()
+    told = [record["step"] for record in world.telemetry.records if "sync/pause_s" in record]
+    assert told == [1, 4, 7, 10], "each in the step during which it ended"
+    syncs = world.built.progress.summary("run", "finished", None).syncs
+    assert syncs is not None and syncs.count == 4
+
+
 def test_drain_swaps_weights_with_nothing_in_flight() -> None:
     world = World({"sync": {"mode": "drain"}})
 
@@ -131,6 +145,25 @@ def test_an_infrastructure_failure_is_retried_and_nothing_is_lost() -> None:
     world.assert_books_agree()
     assert {3, 7} <= set(world.trained)
     assert (7, 3) in world.rollouts.started
+
+
+def test_what_one_incident_costs_counts_as_one_failure_in_a_row() -> None:
+    """Twelve groups are in flight on one worker; its process dies twice before any of them is back."""
+    world = World({"rollout": {"consecutive_failures": 3}})
+    gone = [ActorLost("environment-0", "rollout", "its process was killed") for _ in range(2)]
+    world.rollouts.faults = {ordinal: list[Exception](gone) for ordinal in range(12)}
+    world.rollouts.slow = dict.fromkeys(range(12), 1.0)
+    world.run()
+    world.assert_books_agree()
+    assert set(range(12)) <= set(world.trained)
+
+
+def test_one_incident_more_than_allowed_in_a_row_ends_the_run_and_names_the_key() -> None:
+    world = World({"rollout": {"consecutive_failures": 3}})
+    gone = [ActorLost("environment-0", "rollout", "its process was killed") for _ in range(3)]
+    world.rollouts.faults = {ordinal: list[Exception](gone) for ordinal in range(12)}
+    world.rollouts.slow = dict.fromkeys(range(12), 1.0)
+    assert "rollout.consecutive_failures" in str(world.fail())
 
 
 def test_a_prompt_that_cannot_be_rolled_out_is_dropped_by_name_and_replaced() -> None:
@@ -269,332 +302,3 @@ def test_an_engine_that_acks_another_digest_never_serves() -> None:
     dispatched = [event for event in world.journal.events if isinstance(event, Dispatched)]
     assert dispatched
     assert {event.engine for event in dispatched} == {"generator-0"}
-
-
-# --- failures of the trainer ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["begin", "microbatch"])
-def test_a_failed_step_is_aborted_and_tried_again_on_the_same_groups(where: str) -> None:
-    world = World()
-    world.trainer.fail_at = {3: [where]}
-    world.run()
-    world.assert_books_agree()
-    assert world.trainer.aborted == [3]
-    assert len(world.trained) == 40
-
-
-def test_a_step_that_keeps_failing_ends_the_run_with_its_own_error() -> None:
-    world = World()
-    world.trainer.fail_at = {3: ["microbatch"] * 5}
-    failure = world.fail()
-    assert "trainer rank 0 failed in microbatch of step 3: out of memory" in str(failure)
-    assert world.built.state.ledger.trainer_version == 2
-
-
-NO_RESTARTS = {"trainer": {"restart_budget": 0, "min_tokens_per_chunk": 1}}
-
-
-def test_a_lost_trainer_without_a_budget_ends_the_run_with_one_typed_line() -> None:
-    world = World(NO_RESTARTS)
-    world.trainer.lose_at_step = 4
-    failure = world.fail()
-    assert isinstance(failure.causes[0], BudgetSpent)
-    assert "trainer.restart_budget" in str(failure) and "process is gone" in str(failure)
-    assert "\n" not in str(failure)
-    assert world.trainer.closed and world.rollouts.closed
-
-
-def test_a_lost_trainer_is_replaced_and_what_it_lost_is_trained_again() -> None:
-    world = World({"checkpoint": {"interval": 3}})
-    world.trainer.lose_at_step = 6
-    world.run()
-    world.assert_books_agree()
-    ledger = world.built.state.ledger
-    assert (ledger.lineage, ledger.trainer_version, world.trainer.lives) == (1, 10, 2)
-    rewound = next(event for event in world.journal.events if isinstance(event, Rewound))
-    assert rewound.to_version == 3
-    assert ledger.counts()["drawn"] == ledger.counts()["trained"] == 40
-    assert ledger.totals.dropped == {}
-    summary = world.built.progress.summary("run", "finished", None)
-    assert sum(summary.staleness_histogram.values()) == 40 * 2  # what was undone counts once
-
-
-def test_the_summary_keeps_the_pause_of_the_syncs_apart_from_their_transfer() -> None:
-    world = World()
-    world.run()
-    syncs = world.built.progress.summary("run", "finished", None).syncs
-    assert syncs is not None
-    assert (syncs.count, syncs.pause_s, syncs.transfer_s) == (10, 0.1, 0.4)
-
-
-def test_a_trainer_lost_before_any_checkpoint_starts_over() -> None:
-    world = World({"checkpoint": {"interval": 0}})
-    world.trainer.lose_at_step = 3
-    world.run()
-    world.assert_books_agree()
-    assert len(world.trained) == 40 and world.trainer.lives == 2
-
-
-def test_a_failed_finish_is_not_guessed_about_but_rewound() -> None:
-    world = World({"checkpoint": {"interval": 2}})
-    world.trainer.fail_at = {6: ["finish"]}
-    world.run()
-    world.assert_books_agree()
-    rewound = next(event for event in world.journal.events if isinstance(event, Rewound))
-    assert rewound.to_version == 4 and "finish" in rewound.reason
-
-
-def test_a_silent_trainer_is_replaced_at_its_deadline() -> None:
-    world = World({"trainer": {"step_deadline_s": 50, "min_tokens_per_chunk": 1}})
-    world.trainer.hang = True
-    world.run()
-    world.assert_books_agree()
-    assert world.trainer.lives == 2
-
-
-def test_a_run_that_ends_for_want_of_engines_leaves_a_checkpoint_of_its_last_version() -> None:
-    world = World({"generator": {"restart_budget": 1}}, engines=1)
-
-    class Doomed(FakeTrainer):
-        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-            if len(self.steps) in (2, 5):
-                world.generators["generator-0"].silent = True  # answers nothing any more
-            return await super().finish_train_step(fence, key)
-
-    world.trainer = Doomed()
-    failure = world.fail()
-    assert isinstance(failure.causes[0], BudgetSpent) and "restart_budget" in str(failure)
-    assert list(world.trainer.checkpoints) == [world.built.state.ledger.trainer_version]
-
-
-def test_a_checkpoint_that_cannot_be_written_costs_no_step() -> None:
-    world = World({"checkpoint": {"interval": 2}})
-    world.trainer.broken_disk = True
-    world.run()
-    world.assert_books_agree()
-    assert world.built.state.ledger.checkpoints == []
-
-
-def test_a_step_not_applied_makes_no_version_and_no_sync() -> None:
-    world = World({"rollout": {"drop_budget": 4}})
-    world.trainer.refuse_steps = {3}
-    world.run()
-    world.assert_books_agree()
-    assert world.built.state.ledger.totals.dropped == {"step_not_applied": 4}
-    assert world.generators["generator-0"].loads == list(range(11))
-
-
-def test_steps_not_applied_in_a_row_end_the_run_with_the_last_good_version() -> None:
-    world = World({"trainer": {"max_steps_not_applied": 2}})
-
-    class Diverged(FakeTrainer):
-        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-            self.refuse_steps = {3} if len(self.steps) == 2 else set()
-            return await super().finish_train_step(fence, key)
-
-    world.trainer = Diverged()
-    failure = world.fail()
-    assert isinstance(failure.causes[0], BudgetSpent)
-    assert "last good version 2" in str(failure)
-
-
-def test_the_intent_is_durable_before_finish_is_sent() -> None:
-    world = World()
-
-    class Careful(FakeTrainer):
-        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-            durable = world.journal.events[: world.journal.barriers[-1]]
-            intents = [event.step for event in durable if isinstance(event, StepIntent)]
-            assert key.step in intents
-            return await super().finish_train_step(fence, key)
-
-    world.trainer = Careful()
-    world.run()
-
-
-# --- the end of a run ----------------------------------------------------------------------------
-
-
-def test_stop_finishes_the_step_in_progress() -> None:
-    world = World()
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(12, controller.control, Stop())
-        await controller.run()
-
-    run(main())
-    assert 1 <= len(world.trainer.steps) < 10
-    assert world.built.state.lifecycle.phase is Phase.FINISHED
-    assert list(world.trainer.checkpoints) == [len(world.trainer.steps)], "nothing is trained twice"
-    world.assert_books_agree()
-
-
-def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed() -> None:
-    world = World()
-
-    async def main() -> None:
-        controller = world.controller()
-        loop, seen = asyncio.get_running_loop(), dict[int, tuple[int, int]]()
-
-        def look(at: int) -> None:
-            seen[at] = (len(world.trainer.steps), len(world.rollouts.started))
-
-        loop.call_later(12, controller.control, Pause())
-        for at in (30, 500):  # longer than the stall limit: an operator's pause is no stall
-            loop.call_later(at, look, at)
-        loop.call_later(600, controller.control, Resume())
-        await controller.run()
-        assert seen[30] == seen[500]
-
-    run(main())
-    assert len(world.trainer.steps) == 10
-    world.assert_books_agree()
-
-
-def test_abort_ends_within_a_second_and_closes_every_actor() -> None:
-    world = World()
-    world.trainer.step_s = 1000
-
-    async def main() -> None:
-        controller = world.controller()
-        asyncio.get_running_loop().call_later(50, controller.abort, "SIGTERM")
-        with pytest.raises(RunFailed) as failure:
-            await controller.run()
-        assert isinstance(failure.value.causes[0], RunAborted)
-        assert asyncio.get_running_loop().time() <= 51
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(main())
-    assert world.built.state.lifecycle.phase is Phase.ABORTED
-    assert world.trainer.closed and world.rollouts.closed
-    assert all(generator.closed for generator in world.generators.values())
-
-
-def test_an_aborted_run_leaves_a_checkpoint_of_its_last_version() -> None:
-    world = World()
-    _abort_at(world, 12)
-    version = world.built.state.ledger.trainer_version
-    assert version and list(world.trainer.checkpoints) == [version]
-
-
-def test_a_step_that_is_being_finished_when_its_run_is_aborted_is_in_the_last_checkpoint() -> None:
-    world = World()
-
-    class Finishing(FakeTrainer):
-        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-            if key.step == 3:
-                world.built.abort("SIGTERM")  # and the trainer goes on
-                await asyncio.sleep(0.5)
-            return await super().finish_train_step(fence, key)
-
-    world.trainer = Finishing(step_s=0.5)
-    world.fail()
-    assert len(world.trainer.steps) == 3
-    assert list(world.trainer.checkpoints) == [3]
-
-
-def test_an_aborted_run_waits_no_longer_for_a_checkpoint_than_its_grace_allows() -> None:
-    world = World({"supervision": {"signal_grace_s": 20}})
-
-    class Slow(FakeTrainer):
-        async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-            await asyncio.Event().wait()
-            return await super().save_checkpoint(fence, version)
-
-    world.trainer = Slow()
-    assert _abort_at(world, 12) == pytest.approx(12 + 0.7 * 20)
-    assert world.trainer.closed and world.trainer.checkpoints == {}
-
-
-def _abort_at(world: World, at: float) -> float:
-    """When it has ended."""
-
-    async def main() -> float:
-        controller, loop = world.controller(), asyncio.get_running_loop()
-        loop.call_later(at, controller.abort, "SIGTERM")
-        with pytest.raises(RunFailed):
-            await controller.run()
-        return loop.time()
-
-    return run(main())
-
-
-def test_a_cancel_from_outside_stays_a_cancel() -> None:
-    world = World()
-
-    async def main() -> None:
-        task = asyncio.create_task(world.controller().run())
-        await asyncio.sleep(9)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
-    assert world.trainer.closed
-    assert world.built.state.lifecycle.phase is Phase.ABORTED
-
-
-def test_a_stall_names_who_waits_for_what() -> None:
-    world = World()
-
-    class Stuck(FakePrompts):
-        def prompt(self, ordinal: int) -> Any:
-            if ordinal >= 6:
-                world.built.state.gate_open = False  # a planted bug: nobody opens it again
-            return super().prompt(ordinal)
-
-    world.prompts = Stuck()
-    failure = world.fail()
-    assert isinstance(failure.causes[0], RunStalled)
-    assert "train pump waits for ready groups" in str(failure)
-    assert "rollout pump waits for room" in str(failure)
-
-
-def test_the_fold_of_the_journal_is_the_ledger() -> None:
-    world = World({"rollout": {"drop_budget": 1}})
-    world.rollouts.faults = {2: [bad_data(2), bad_data(2)], 9: [lost(9)]}
-    world.trainer.fail_at = {3: ["microbatch"]}
-    world.run()
-    ledger = world.built.state.ledger
-    again = type(ledger).fold(world.journal.events)  # type: ignore[arg-type]
-    assert again.counts() == ledger.counts()
-    assert again.totals == ledger.totals and again.versions == ledger.versions
-
-
-def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
-    kept, unkept = World(), World({"checkpoint": {"final": False}})
-    kept.run()
-    unkept.run()
-    assert (kept.trainer.saved, unkept.trainer.saved) == ([10], [])
-
-
-def test_the_outcome_is_told_before_actors_are_closed() -> None:
-    world = World(NO_RESTARTS)
-    world.trainer.lose_at_step = 2
-    told = list[tuple[type[object], bool]]()
-
-    async def main() -> None:
-        controller = world.controller()
-        with pytest.raises(RunFailed):
-            await controller.run(lambda raised: told.append((type(raised), world.trainer.closed)))
-
-    run(main())
-    assert told == [(RunFailed, False)]
-    assert world.trainer.closed
-
-
-def test_actors_are_closed_even_if_the_outcome_cannot_be_told() -> None:
-    world = World()
-
-    def full_disk(raised: BaseException | None) -> None:
-        raise OSError(28, "No space left on device")
-
-    async def main() -> None:
-        with pytest.raises(OSError, match="No space left"):
-            await world.controller().run(full_disk)
-
-    run(main())
-    assert world.trainer.closed
-    assert all(generator.closed for generator in world.generators.values())

@@ -81,7 +81,7 @@ def move(ledger: Ledger, choice: int) -> None:  # noqa: C901, PLR0912 - one case
         case 7 if at[Place.READY]:
             ledger.drop(at[Place.READY][0].ordinal, "no_signal", filtered=True)
         case 7 if at[Place.ADMITTED]:
-            ledger.drop(at[Place.ADMITTED][0].ordinal, "reward_nan", shrink=True)
+            ledger.drop(at[Place.ADMITTED][0].ordinal, "reward_nan", shrinks=step)
         case 8:
             ledger.checkpointed(step - 1, "digest")
         case 9 if ledger.checkpoints and not ledger.in_flight:

@@ -90,13 +90,12 @@ def test_a_group_in_training_is_not_dropped() -> None:
     assert list(ledger.training) == [0]
 
 
-def test_a_dropped_prompt_shrinks_the_step_it_was_stamped_for_or_else_the_open_one() -> None:
-    stamped, free = Ledger(), Ledger()
-    stamped.drop(stamped.admit(3), "too_long", shrink=True)
-    free.drop(free.admit(NEVER), "too_long", shrink=True)
-    assert stamped.shrunk == {3: 1}
-    assert free.shrunk == {1: 1}
-    assert stamped.totals.given_up == 1
+def test_a_dropped_prompt_shrinks_the_step_that_is_named_or_none() -> None:
+    ledger = Ledger()
+    ledger.drop(ledger.admit(3), "too_long", shrinks=3)
+    ledger.drop(ledger.admit(3), "too_long")
+    assert ledger.shrunk == {3: 1}
+    assert ledger.totals.given_up == 2
 
 
 def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
@@ -166,7 +165,7 @@ def test_a_group_given_back_keeps_its_target_step_and_counts_its_attempts_on() -
 
 def test_a_step_taken_again_after_a_rewind_goes_without_the_same_prompts() -> None:
     ledger = with_ready(2)
-    ledger.drop(0, "too_long", shrink=True)
+    ledger.drop(0, "too_long", shrinks=1)
     train(ledger, 1)
     assert not ledger.shrunk
     ledger.rewind(0, "rank_lost")

@@ -169,16 +169,16 @@ class LedgerMoves(RuleBasedStateMachine):
     @rule(pick=PICK, shrink=st.booleans(), filtered=st.booleans())
     def drop(self, pick: int, shrink: bool, filtered: bool) -> None:
         ordinal = self._picked(pick, "admitted", "in_flight", "ready")
-        group = self.ledger.groups.get(ordinal)
+        step = self._stamp(ordinal) if self.stamping else self.step
+        shrinks = step if shrink else 0
         if self._expect(
-            lambda: self.ledger.drop(ordinal, "reward_nan", shrink=shrink, filtered=filtered),
+            lambda: self.ledger.drop(ordinal, "reward_nan", shrinks=shrinks, filtered=filtered),
             legal=self._is_at(ordinal, "admitted", "in_flight", "ready"),
         ):
-            assert group is not None
             self.place[ordinal] = "dropped"
             self.dropped["reward_nan"] += 1
             self.given_up += not filtered
-            self.shrunk[group.stamp if self.stamping else self.step] += shrink
+            self.shrunk[step] += shrink
 
     # --- steps -----------------------------------------------------------------------------------
 

@@ -47,6 +47,12 @@ def test_an_honest_receipt_may_enter() -> None:
         ({"response_tokens": (0, 4), "version_spans": ((), ((5, 4),))}, "a sample without tokens"),
         ({"prompt_tokens": (3, 0)}, "a sample without tokens"),
         ({"version_spans": (((5, 2),), ((5, 3),))}, "do not cover 4 response tokens"),
+        ({"version_spans": (((5, 2),), ((5, 6), (6, -2)))}, "with one of no token"),
+        ({"version_spans": (((5, 2),), ((5, 4), (6, 0)))}, "with one of no token"),
+        ({"valid_tokens": (2, 5)}, "(2, 5) valid tokens of (2, 4)"),
+        ({"valid_tokens": (-1, 4)}, "(-1, 4) valid tokens of (2, 4)"),
+        ({"payload_bytes": -1}, "payload of -1 bytes"),
+        ({"kept_kv": (1,)}, "kept_kv of 1 samples"),
         ({"version_spans": (((4, 1), (5, 1)), ((5, 4),))}, "tokens of version 4: the engine had"),
         (
             {"version_spans": (((5, 2),), ((5, 1), (7, 3)))},

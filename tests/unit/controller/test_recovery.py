@@ -2,17 +2,21 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from offbeat.actors.trainers.step_guard import Call
-from offbeat.controller.errors import TrainerAhead
-from offbeat.controller.events import Opened, Returned, Rewound
+from offbeat.controller.commands import Stop
+from offbeat.controller.errors import OtherWeights, TrainerAhead
+from offbeat.controller.events import Checkpointed, Opened, Returned, Rewound
+from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from tests.support.fakes import FakeTrainer
-from tests.support.world import World
+from tests.support.virtual_time import run
+from tests.support.world import IN_ORDER, READY_FIRST, World
 
 
 @dataclass
@@ -32,16 +36,44 @@ def former_life(steps: int = 4) -> World:
     return world
 
 
-def next_life(before: World, events: int | None = None, *, spool: Spool | None = None) -> World:
+def next_life(
+    before: World,
+    events: int | None = None,
+    *,
+    spool: Spool | None = None,
+    sampler: dict[str, Any] = READY_FIRST,
+) -> World:
     """The controller after it, which knows the first ``events`` records of the journal."""
     known = before.journal.events[:events]
-    world = World({"steps": 10}, ledger=Ledger.fold(known), incarnation=2)  # type: ignore[arg-type]
+    world = World({"sampler": sampler}, ledger=Ledger.fold(known), incarnation=2)  # type: ignore[arg-type]
     world.trainer, world.generators = before.trainer, before.generators
     world.trainer.turn = asyncio.Lock()  # of the new event loop
     world.rollouts.engines = before.generators
     world.payloads = spool or world.payloads
     world.journal.events = list(known)
     return world
+
+
+@pytest.mark.parametrize("sampler", [IN_ORDER, READY_FIRST], ids=["in_order", "ready_first"])
+def test_a_run_that_is_stopped_within_a_step_goes_on_to_its_last_one(
+    sampler: dict[str, Any],
+) -> None:
+    before = World({"sampler": sampler})
+    before.rollouts.slow = {ordinal: 3.0 * (ordinal % 4) + 1 for ordinal in range(40)}
+
+    async def main() -> None:
+        controller = before.controller()
+        asyncio.get_running_loop().call_later(2, controller.control, Stop())
+        await controller.run()
+
+    run(main())
+    (short,) = map(len, before.trainer.steps)
+    assert short < 4
+    world = next_life(before, sampler=sampler)
+    world.run()
+    world.assert_books_agree()
+    assert [len(step) for step in world.trainer.steps] == [short] + [4] * 9
+    assert sorted(world.trained) == list(range(36 + short)), "what the step left is trained"
 
 
 def index_of(world: World, kind: str, nth: int) -> int:
@@ -75,6 +107,25 @@ def test_the_summary_counts_rewinds_and_lives_of_the_controller() -> None:
     world.run()
     summary = world.built.progress.summary("run", "finished", None)
     assert (summary.rewinds, summary.controller_lives) == (1, 2)
+
+
+def test_the_summary_has_the_time_and_the_samples_of_all_lives() -> None:
+    history, speeds = History(), list[float]()
+    for samples, serving_s in ((0, 0.0), (1000, 50.0)):
+        history.samples, history.serving_s, history.wall_s = samples, serving_s, 2 * serving_s
+        world = World()
+
+        async def main(world: World = world) -> None:
+            controller = world.controller()
+            controller.progress.go_on_from(history)
+            await controller.run()
+
+        run(main())
+        told = world.built.progress.summary("run", "finished", None)
+        speeds.append(told.samples_per_s)
+        own_s = told.wall_s - history.wall_s
+    assert 0 < own_s < 50
+    assert speeds[1] == pytest.approx((1000 + 80) / (50 + 80 / speeds[0]))
 
 
 def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
@@ -122,6 +173,15 @@ def test_a_new_trainer_is_restored_and_what_it_lost_is_trained_again() -> None:
     world.assert_books_agree()
     assert [event.to_version for event in world.events(Rewound)] == [2]
     assert world.trainer.steps[:2] == saved[2] and len(world.trained) == 40
+
+
+def test_a_whole_checkpoint_that_another_run_has_written_is_refused() -> None:
+    before = former_life()
+    before.journal.events.append(Checkpointed(2, "of this run"))
+    before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]})
+    failure = next_life(before).fail()
+    assert isinstance(failure.causes[0], OtherWeights)
+    assert "this run has written of this run" in str(failure)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["spooled", "gone"])

@@ -98,6 +98,21 @@ def test_in_order_claims_by_ordinal_whatever_came_first() -> None:
     assert run.sampler.select(run) == [first.ordinal, second.ordinal]
 
 
+def test_in_order_trains_first_what_a_stopped_step_left_behind() -> None:
+    run = SampledRun(InOrder(G, max_staleness=1, max_lookahead=1), G)
+    first, second, third, fourth = admitted(run, 4)
+    run.commit(first)
+    run.claim()
+    run.stop()
+    for group in (fourth, third, second):
+        run.commit(group)
+    assert (second.stamp, third.stamp, fourth.stamp) == (1, 2, 2)
+    assert run.sampler.select(run) == [second.ordinal, third.ordinal]
+    run.serve(0)
+    run.serve(1)
+    assert [group.stamp for group in admitted(run, 9)] == [3], "the fourth holds the other place"
+
+
 def test_a_group_that_comes_back_waits_for_weights_that_are_fresh_enough() -> None:
     run = SampledRun(InOrder(G, max_staleness=1, max_lookahead=1), G)
     train(run, 1)

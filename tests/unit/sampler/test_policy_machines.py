@@ -67,8 +67,7 @@ class Moves(RuleBasedStateMachine):
     def admit(self, engine: int, many: int) -> None:
         for _ in range(many):
             if self.run.admit(engine):
-                held = self.run.outstanding + len(self.run.ledger.training)
-                assert held <= self.policy.reach
+                self.after_admission()
 
     @rule(engine=ENGINE, many=st.integers(1, 9))
     def dispatch_again(self, engine: int, many: int) -> None:
@@ -131,6 +130,13 @@ class Moves(RuleBasedStateMachine):
 
     # --- promises --------------------------------------------------------------------------------
 
+    def after_admission(self) -> None:
+        assert self.held <= self.policy.reach
+
+    @property
+    def held(self) -> int:
+        return self.run.outstanding + len(self.run.ledger.training)
+
     def before_claim(self) -> None: ...
 
     def after_claim(self, claimed: list[Group]) -> None: ...
@@ -145,6 +151,8 @@ class Moves(RuleBasedStateMachine):
             assert self.run.sampler.stale(self.run) == []
             assert self.run.sampler.doomed(self.run, foreseen=True) == []
 
+    trains_all = True
+
     def teardown(self) -> None:
         """From wherever the moves led, once nothing fails any more every group is trained."""
         if not hasattr(self, "run"):
@@ -156,14 +164,21 @@ class Moves(RuleBasedStateMachine):
             before = run.trainer_version
             run.round()
             assert run.trainer_version == before + 1, "the step in progress was completed"
-        if not self.discards:
+        if self.trains_all:
             assert not left & set(run.ledger.groups)
         assert all(0 <= each <= self.staleness for each in run.staleness)
 
 
 class InOrderMoves(Moves):
     def make(self, groups_per_step: int, max_staleness: int, lookahead: int) -> Sampler:
-        return InOrder(groups_per_step, max_staleness, min(lookahead, max_staleness))
+        self.lookahead = min(lookahead, max_staleness)
+        return InOrder(groups_per_step, max_staleness, self.lookahead)
+
+    def after_admission(self) -> None:
+        """Since a rewind, groups may wait for steps beyond the look-ahead."""
+        last = self.run.trainer_version + 1 + self.lookahead
+        beyond = sum(count for stamp, count in self.run.stamped.items() if stamp > last)
+        assert self.held - beyond <= self.policy.reach
 
     def before_claim(self) -> None:
         self.step = self.run.trainer_version + 1
@@ -172,6 +187,25 @@ class InOrderMoves(Moves):
         ordinals = [group.ordinal for group in claimed]
         assert ordinals == sorted(ordinals)
         assert all(group.stamp == self.step for group in claimed)
+
+
+class StoppedInOrderMoves(InOrderMoves):
+    """A step may end early. What it leaves behind may have to be rolled out again."""
+
+    discards = True
+
+    def after_admission(self) -> None:
+        """Since a rewind, a step that went short may want prompts that nobody waits for."""
+
+    @precondition(lambda self: self.run.ledger.training)
+    @rule()
+    def stop(self) -> None:
+        self.run.stop()
+        self.sweep()
+
+    def after_claim(self, claimed: list[Group]) -> None:
+        assert all(group.stamp <= self.step for group in claimed)
+        self.sweep()
 
 
 class PacedMoves(Moves):
@@ -230,7 +264,7 @@ class WeightFifoMoves(PacedMoves):
 
 
 class WindowedMoves(Moves):
-    discards = True
+    discards, trains_all = True, False
     freshest_first = False
 
     def make(self, groups_per_step: int, max_staleness: int, lookahead: int) -> Sampler:
@@ -297,10 +331,18 @@ class FreshestFirstMoves(WindowedMoves):
         assert all(group.bound_version >= other for group in claimed for other in left)
 
 
-for _machine in (InOrderMoves, ReadyFirstMoves, WeightFifoMoves, WindowedMoves, FreshestFirstMoves):
+for _machine in (
+    InOrderMoves,
+    StoppedInOrderMoves,
+    ReadyFirstMoves,
+    WeightFifoMoves,
+    WindowedMoves,
+    FreshestFirstMoves,
+):
     _machine.TestCase.settings = SOME
 
 TestInOrder = InOrderMoves.TestCase
+TestStoppedInOrder = StoppedInOrderMoves.TestCase
 TestReadyFirst = ReadyFirstMoves.TestCase
 TestWeightFifo = WeightFifoMoves.TestCase
 TestWindowed = WindowedMoves.TestCase

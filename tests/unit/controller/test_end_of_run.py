@@ -1,0 +1,234 @@
+"""How a run ends: at its last step, stopped, aborted, cancelled or stalled."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from offbeat.controller.commands import Pause, Resume, Stop
+from offbeat.controller.errors import RunAborted, RunFailed, RunStalled
+from offbeat.controller.lifecycle import Phase
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import Checkpoint, StepResult
+from tests.support.fakes import (
+    FakePrompts,
+    FakeTrainer,
+    MemoryJournal,
+)
+from tests.support.virtual_time import run
+from tests.support.world import World, bad_data, lost
+
+
+def test_stop_finishes_the_step_in_progress() -> None:
+    world = World()
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(12, controller.control, Stop())
+        await controller.run()
+
+    run(main())
+    assert 1 <= len(world.trainer.steps) < 10
+    assert world.built.state.lifecycle.phase is Phase.FINISHED
+    assert list(world.trainer.checkpoints) == [len(world.trainer.steps)], "nothing is trained twice"
+    world.assert_books_agree()
+
+
+def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed() -> None:
+    world = World()
+
+    async def main() -> None:
+        controller = world.controller()
+        loop, seen = asyncio.get_running_loop(), dict[int, tuple[int, int]]()
+
+        def look(at: int) -> None:
+            seen[at] = (len(world.trainer.steps), len(world.rollouts.started))
+
+        loop.call_later(12, controller.control, Pause())
+        for at in (30, 500):  # longer than the stall limit: an operator's pause is no stall
+            loop.call_later(at, look, at)
+        loop.call_later(600, controller.control, Resume())
+        await controller.run()
+        assert seen[30] == seen[500]
+
+    run(main())
+    assert len(world.trainer.steps) == 10
+    world.assert_books_agree()
+
+
+def test_abort_ends_within_a_second_and_closes_every_actor() -> None:
+    world = World()
+    world.trainer.step_s = 1000
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(50, controller.abort, "SIGTERM")
+        with pytest.raises(RunFailed) as failure:
+            await controller.run()
+        assert isinstance(failure.value.causes[0], RunAborted)
+        assert asyncio.get_running_loop().time() <= 51
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(main())
+    assert world.built.state.lifecycle.phase is Phase.ABORTED
+    assert world.trainer.closed and world.rollouts.closed
+    assert all(generator.closed for generator in world.generators.values())
+
+
+def test_an_aborted_run_leaves_a_checkpoint_of_its_last_version() -> None:
+    world = World()
+    _abort_at(world, 12)
+    version = world.built.state.ledger.trainer_version
+    assert version and list(world.trainer.checkpoints) == [version]
+
+
+def test_a_step_that_is_being_finished_when_its_run_is_aborted_is_in_the_last_checkpoint() -> None:
+    world = World()
+
+    class Finishing(FakeTrainer):
+        async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+            if key.step == 3:
+                world.built.abort("SIGTERM")  # and the trainer goes on
+                await asyncio.sleep(0.5)
+            return await super().finish_train_step(fence, key)
+
+    world.trainer = Finishing(step_s=0.5)
+    world.fail()
+    assert len(world.trainer.steps) == 3
+    assert list(world.trainer.checkpoints) == [3]
+
+
+def test_an_aborted_run_waits_no_longer_for_a_checkpoint_than_its_grace_allows() -> None:
+    world = World({"supervision": {"signal_grace_s": 20}})
+
+    class Slow(FakeTrainer):
+        async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+            await asyncio.Event().wait()
+            return await super().save_checkpoint(fence, version)
+
+    world.trainer = Slow()
+    assert _abort_at(world, 12) == pytest.approx(12 + 0.7 * 20)
+    assert world.trainer.closed and world.trainer.checkpoints == {}
+
+
+def _abort_at(world: World, at: float) -> float:
+    """When it has ended."""
+
+    async def main() -> float:
+        controller, loop = world.controller(), asyncio.get_running_loop()
+        loop.call_later(at, controller.abort, "SIGTERM")
+        with pytest.raises(RunFailed):
+            await controller.run()
+        return loop.time()
+
+    return run(main())
+
+
+def test_a_cancel_from_outside_stays_a_cancel() -> None:
+    world = World()
+
+    async def main() -> None:
+        task = asyncio.create_task(world.controller().run())
+        await asyncio.sleep(9)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert world.trainer.closed
+    assert world.built.state.lifecycle.phase is Phase.ABORTED
+
+
+def test_a_stall_names_who_waits_for_what() -> None:
+    world = World()
+
+    class Stuck(FakePrompts):
+        def prompt(self, ordinal: int) -> Any:
+            if ordinal >= 6:
+                world.built.state.gate_open = False  # a planted bug: nobody opens it again
+            return super().prompt(ordinal)
+
+    world.prompts = Stuck()
+    failure = world.fail()
+    assert isinstance(failure.causes[0], RunStalled)
+    assert "train pump waits for ready groups" in str(failure)
+    assert "rollout pump waits for room" in str(failure)
+
+
+def test_the_fold_of_the_journal_is_the_ledger() -> None:
+    world = World({"rollout": {"drop_budget": 1}})
+    world.rollouts.faults = {2: [bad_data(2), bad_data(2)], 9: [lost(9)]}
+    world.trainer.fail_at = {3: ["microbatch"]}
+    world.run()
+    ledger = world.built.state.ledger
+    again = type(ledger).fold(world.journal.events)  # type: ignore[arg-type]
+    assert again.counts() == ledger.counts()
+    assert again.totals == ledger.totals and again.versions == ledger.versions
+
+
+def test_the_trained_model_is_kept_at_the_end_unless_told_otherwise() -> None:
+    kept, unkept = World(), World({"checkpoint": {"final": False}})
+    kept.run()
+    unkept.run()
+    assert (kept.trainer.saved, unkept.trainer.saved) == ([10], [])
+
+
+def test_the_outcome_is_told_before_actors_are_closed() -> None:
+    world = World({"trainer": {"restart_budget": 0}})
+    world.trainer.lose_at_step = 2
+    told = list[tuple[type[object], bool]]()
+
+    async def main() -> None:
+        controller = world.controller()
+        with pytest.raises(RunFailed):
+            await controller.run(lambda raised: told.append((type(raised), world.trainer.closed)))
+
+    run(main())
+    assert told == [(RunFailed, False)]
+    assert world.trainer.closed
+
+
+def test_actors_are_closed_even_if_the_outcome_cannot_be_told() -> None:
+    world = World()
+
+    def full_disk(raised: BaseException | None) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="No space left"):
+            await world.controller().run(full_disk)
+
+    run(main())
+    assert world.trainer.closed
+    assert all(generator.closed for generator in world.generators.values())
+
+
+def test_actors_are_closed_even_if_the_last_checkpoint_ends_in_a_bug() -> None:
+    world = World()
+
+    class Buggy(FakeTrainer):
+        async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+            raise ZeroDivisionError
+
+    world.trainer = Buggy()
+
+    async def main() -> None:
+        controller = world.controller()
+        asyncio.get_running_loop().call_later(12, controller.abort, "SIGTERM")
+        with pytest.raises(ZeroDivisionError):
+            await controller.run()
+
+    run(main())
+    assert world.trainer.closed
+    assert all(generator.closed for generator in world.generators.values())
+
+
+def test_a_journal_that_hangs_at_the_start_ends_the_run_by_its_name() -> None:
+    class Hung(MemoryJournal):
+        async def barrier(self) -> None:
+            await asyncio.Event().wait()
+
+    world = World()
+    world.journal = Hung()
+    assert "beginning of incarnation 1 waited for the journal" in str(world.fail())
+    assert world.trainer.closed

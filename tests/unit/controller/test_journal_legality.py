@@ -1,0 +1,141 @@
+"""A journal put together from whole records in an order that never was: it is told, not believed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.controller.events import AnyEvent, Opened
+from offbeat.controller.journal import JournalCorrupt, recover
+from offbeat.controller.journal.frames import SEGMENT, frame, header
+from offbeat.controller.journal.legality import contradiction
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Receipt
+from offbeat.sampler.policy import NEVER
+
+
+def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
+    return Receipt(
+        ordinal=ordinal,
+        attempt=attempt,
+        engine="generator-0",
+        engine_incarnation="life-1",
+        rewards=(0.5,),
+        prompt_tokens=(3,),
+        response_tokens=(2,),
+        valid_tokens=(2,),
+        finish_reasons=("stop",),
+        version_spans=(((version, 2),),),
+        columns=("response_ids",),
+        payload_bytes=100,
+    )
+
+
+def history() -> list[AnyEvent]:
+    """Two steps, a retry, an eviction, a drop, an aborted step, a rewind, and a second life."""
+    events = list[AnyEvent]()
+    ledger = Ledger(events.append)
+
+    def rolled_out(version: int) -> int:
+        ordinal = ledger.admit(NEVER)
+        attempt = ledger.dispatch(ordinal, "generator-0", version)
+        ledger.commit(receipt(ordinal, attempt, version))
+        return ordinal
+
+    ledger.open("run-1", 1)
+    step = [rolled_out(0), rolled_out(0)]
+    ledger.claim(step, 1, 1)
+    ledger.unclaim(1, 1)
+    ledger.claim(step, 1, 2)
+    ledger.intend(1, 2)
+    ledger.applied(1, 2)
+    ledger.checkpointed(1, "digest-1")
+    old = rolled_out(0)
+    ledger.evict(old, "stale")
+    attempt = ledger.dispatch(old, "generator-1", 1)
+    ledger.retry(old, "infrastructure", "engine_lost")
+    ledger.drop(old, "reward_raised")
+    ledger.claim([rolled_out(1)], 2, 1)
+    ledger.intend(2, 1)
+    ledger.applied(2, 1)
+    ledger.rewind(1, "the trainer was started anew")
+    ledger.open("run-1", 2)
+    assert attempt == 2
+    return events
+
+
+def recovered(directory: Path, payloads: list[bytes]) -> Ledger:
+    file = directory / "events-000001.bin"
+    file.write_bytes(header(SEGMENT) + b"".join(map(frame, payloads)))
+    return recover(directory)
+
+
+def conserves(ledger: Ledger) -> bool:
+    counts = ledger.counts()
+    drawn = counts.pop("drawn")
+    return drawn == sum(counts.values()) + sum(ledger.totals.dropped.values())
+
+
+EVENTS = history()
+PAYLOADS = [msgspec.msgpack.encode(event) for event in EVENTS]
+AT = st.integers(0, len(EVENTS) - 1)
+
+
+def test_what_a_ledger_records_contradicts_nothing(tmp_path: Path) -> None:
+    assert recovered(tmp_path, PAYLOADS).counts() == Ledger.fold(EVENTS).counts()
+
+
+@pytest.mark.parametrize(
+    "event", [each for each in EVENTS if not isinstance(each, Opened)], ids=repr
+)
+def test_a_record_that_stands_there_twice_is_damage_or_changes_nothing(event: AnyEvent) -> None:
+    ledger = Ledger.fold(EVENTS[: EVENTS.index(event) + 1])
+    before = str(ledger), ledger.trainer_version, dict(ledger.history)
+    if contradiction(ledger, event) is None:
+        ledger.apply(event)
+    assert (str(ledger), ledger.trainer_version, dict(ledger.history)) == before
+
+
+def test_two_runs_in_one_journal_are_told_apart(tmp_path: Path) -> None:
+    other = msgspec.msgpack.encode(Opened("run-2", 3))
+    with pytest.raises(
+        JournalCorrupt, match="Opened cannot follow: it is of run run-2, those before"
+    ):
+        recovered(tmp_path, [*PAYLOADS, other])
+
+
+@given(AT, AT, st.sampled_from(["twice", "lost", "moved"]))
+def test_records_in_another_order_are_told_or_lose_no_group(
+    tmp_path_factory: pytest.TempPathFactory, at: int, to: int, what: str
+) -> None:
+    others = PAYLOADS[:at] + PAYLOADS[at + 1 :]
+    changed: dict[str, Callable[[], list[bytes]]] = {
+        "twice": lambda: [*PAYLOADS[:to], PAYLOADS[at], *PAYLOADS[to:]],
+        "lost": lambda: others,
+        "moved": lambda: [*others[:to], PAYLOADS[at], *others[to:]],
+    }
+    try:
+        ledger = recovered(tmp_path_factory.mktemp("journal"), changed[what]())
+    except JournalCorrupt:
+        return
+    assert conserves(ledger)
+
+
+@given(AT, st.integers(0, 10**6), st.integers(0, 255))
+def test_a_record_with_another_byte_and_its_own_checksum_raises_nothing_but_what_is_declared(
+    tmp_path_factory: pytest.TempPathFactory, at: int, where: int, byte: int
+) -> None:
+    payload = bytearray(PAYLOADS[at])
+    payload[where % len(payload)] = byte
+    try:
+        ledger = recovered(
+            tmp_path_factory.mktemp("journal"),
+            [*PAYLOADS[:at], bytes(payload), *PAYLOADS[at + 1 :]],
+        )
+    except OffbeatError:
+        return
+    assert conserves(ledger)

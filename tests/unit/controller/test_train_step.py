@@ -1,0 +1,68 @@
+"""One step and its calls: what a failed attempt leaves to the next one."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from offbeat.controller.failpoints import Failpoint
+from offbeat.messages.failures import TrainStepFailed
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import Chunk, ChunkResult, LossSpec, PreparedColumns
+from tests.support.fakes import FakeTrainer
+from tests.support.world import World
+
+
+class Untimely(FakeTrainer):
+    """A microbatch fails at the very moment at which the next group comes in."""
+
+    attempts = 3
+    running: "asyncio.Future[None] | None" = None
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        if self.attempts:
+            self.attempts -= 1
+            self.running = asyncio.get_running_loop().create_future()
+            await self.running
+        return await super().train_microbatch(fence, key, chunk)
+
+    def reached(self, point: Failpoint) -> None:
+        if point is Failpoint.COMMITTED and self.running is not None:
+            failure = TrainStepFailed(0, 1, "microbatch", "out of memory")
+            asyncio.get_running_loop().call_soon(self.running.set_exception, failure)
+            self.running = None
+
+
+def test_a_call_that_was_cancelled_before_it_was_sent_leaves_the_queue_as_it_was() -> None:
+    trainer = Untimely()
+    retries = {"step_retries": 3, "min_tokens_per_chunk": 1}
+    world = World({"steps": 1, "trainer": retries}, trainer=trainer, reached=trainer.reached)
+    world.rollouts.slow = {ordinal: 7.3 * (ordinal + 1) for ordinal in range(4)}
+    world.run()
+    assert trainer.aborted == [1, 1, 1]
+    world.assert_books_agree()
+
+
+class Scorer(FakeTrainer):
+    """The logprobs it prepares are the version that they are of."""
+
+    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        assert all(len(payloads) == 1 for payloads in chunk.payloads)
+        made = await super().prepare_logprobs(fence, chunk, loss)
+        return msgspec.structs.replace(made, payloads=(len(self.steps),) * len(chunk.ordinals))
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        assert all(added == [len(self.steps)] for _, *added in chunk.payloads)
+        return await super().train_microbatch(fence, key, chunk)
+
+
+@pytest.mark.parametrize("fault", ["finish", "microbatch"], ids=["rewound", "aborted"])
+def test_policy_logprobs_are_of_the_version_that_trains_also_after_an_aborted_step(
+    fault: str,
+) -> None:
+    checkpoints = {"checkpoint": {"interval": 3}}
+    world = World(checkpoints, trainer=Scorer(), loss=LossSpec(old_logprobs="policy"))
+    world.trainer.fail_at = {step: [fault] for step in (5, 6, 7)}
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 40
