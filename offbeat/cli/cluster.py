@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,14 +39,24 @@ class NoRoom(OffbeatError):
 class RayNotStarted(OffbeatError):
     """The private cluster on this machine did not come up."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
+    def __init__(self, detail: str, fix: str) -> None:
+        super().__init__(detail, fix)
+        self.detail, self.fix = detail, fix
 
     def __str__(self) -> str:
         return (
             f"Ray did not start on this machine: {self.detail}. "
-            "Stop what keeps its cores busy, or join a cluster that runs: RAY_ADDRESS=..."
+            f"{self.fix}, or join a cluster that runs: RAY_ADDRESS=..."
+        )
+
+
+class ClusterLost(OffbeatError):
+    """No machine is left that could run an actor."""
+
+    def __str__(self) -> str:
+        return (
+            "no machine of the Ray cluster is alive: its raylet was killed or crashed, or the network "
+            "to it is cut. offbeat train --resume goes on from the run directory"
         )
 
 
@@ -70,9 +80,20 @@ def start_ray() -> None:
             **local,
         )
     except Exception as error:
-        if type(error) is not Exception:
-            raise  # a class of its own says what it is; a start that takes too long has none
-        raise RayNotStarted(" ".join(str(error).split())) from error
+        if not_started := why_not_started(error):
+            raise not_started from error
+        raise
+
+
+def why_not_started(error: Exception) -> RayNotStarted | None:
+    """What an error of ``ray.init`` says of this machine; None for one that says what it is."""
+    detail = " ".join(str(error).split()).rstrip(".")
+    if type(error) is Exception:  # Ray has no class of its own for a start that takes too long
+        return RayNotStarted(detail, "Stop what keeps its cores busy")
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        places = "Set RAY_TMPDIR to a short path, and HOME to a directory, that can be written"
+        return RayNotStarted(detail, places)
+    return None
 
 
 def check_room(spec: RunSpec) -> None:
@@ -81,13 +102,50 @@ def check_room(spec: RunSpec) -> None:
     Raises:
         NoRoom: Naming the actor, the resource and the key to change.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = _alive()
     for section in ("trainer", "generator"):
         config = spec.config.trainer if section == "trainer" else spec.config.generator
         for resource, asked, key in (("CPU", config.cpus, "cpus"), ("GPU", config.gpus, "gpus")):
             largest = max((node.get(resource, 0.0) for node in nodes), default=0.0)
             if asked > largest:
                 raise NoRoom(section, resource, asked, largest, f"{section}.{key}")
+    if not os.environ.get("RAY_ADDRESS"):
+        check_total(spec.config, nodes)
+
+
+def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
+    """All actors fit together into a cluster that gets no more machines.
+
+    Raises:
+        NoRoom: Naming the resource and the keys to change.
+    """
+    ranks, engines = _ranks(config), config.generator.engines
+    for resource, key in (("CPU", "cpus"), ("GPU", "gpus")):
+        trainer, generator = (
+            (config.trainer.cpus, config.generator.cpus)
+            if key == "cpus"
+            else (config.trainer.gpus, config.generator.gpus)
+        )
+        asked = ranks * trainer + engines * generator
+        there = sum(node.get(resource, 0.0) for node in nodes)
+        if asked > there:
+            who = f"the run of {ranks} trainer ranks and {engines} engines"
+            raise NoRoom(who, resource, asked, there, f"trainer.{key} or generator.{key}")
+
+
+def check_alive() -> None:
+    """A lost actor can be started again somewhere.
+
+    Raises:
+        ClusterLost: Nowhere.
+    """
+    if not _alive():
+        raise ClusterLost
+
+
+def _alive() -> list[dict[str, float]]:
+    """The resources of each machine."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def make_actors(spec: RunSpec) -> Actors:
@@ -127,10 +185,14 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
     rank_cls = ray.remote(trainer_class(config.trainer.backend)).options(
         num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
     )
-    ranks = 1 if config.trainer.backend == "stub" else trainer_ranks(config)
+    ranks = _ranks(config)
     for rank in range(ranks):
         made_from = TrainerSpec(config, config.model.path, str(spec.run_dir), rank, ranks)
         yield rank_cls.remote(made_from)
+
+
+def _ranks(config: RunConfig) -> int:
+    return 1 if config.trainer.backend == "stub" else trainer_ranks(config)
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:

@@ -1,13 +1,14 @@
 """The composition root inside the controller's process: config and actor handles -> a controller."""
 
 import asyncio
+import itertools
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import yaml
 
@@ -18,11 +19,13 @@ from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.algorithms.advantages import estimator
 from offbeat.cli.hosted import HostedRun, segments_needed
+from offbeat.cli.run_directory import JOURNAL
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
-from offbeat.controller.history import trained_steps
+from offbeat.controller.events import Opened
+from offbeat.controller.history import History
 from offbeat.controller.journal import open_journal, read_journal
 from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_evaluation_prompts, make_prompts
@@ -31,10 +34,9 @@ from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.logs import configure_logging
-from offbeat.telemetry.trace import TraceFile
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 from offbeat.transfer_queue.spool import FOLDER
-
-JOURNAL: Final = "journal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class RunSpec:
     run_id: str
     run_dir: Path
     working_dir: Path  # user code is imported from here first
+    driver: str  # names the process that started all this
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,16 @@ class Actors:
 def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     """Everything a run consists of, on the event loop that will run it."""
     config, run_dir = spec.config, spec.run_dir
-    configure_logging("controller", run_dir / "logs", run_id=spec.run_id)
+    redactor = Redactor.from_environment(config=config)
+    configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
     ledger, journal = open_journal(
         run_dir / JOURNAL,
         partial(asyncio.get_running_loop().run_in_executor, None),
         snapshot_records=config.supervision.snapshot_records,
+        unix_s=time.time,
     )
     life = ledger.incarnation + 1
-    trace = TraceFile(run_dir / "trace.json", asyncio.get_running_loop().time)
+    trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
     telemetry = run_telemetry(
         config.wandb,
         run_dir=run_dir,
@@ -96,9 +101,12 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),
         ledger=ledger,
+        driver=spec.driver,
     )
     if life > 1:
-        controller.progress.resume(trained_steps(read_journal(run_dir / JOURNAL)))
+        this_life = Opened(spec.run_id, life, spec.driver)
+        events = itertools.chain(read_journal(run_dir / JOURNAL), [this_life])
+        controller.progress.go_on_from(History.of(events))
     return HostedRun(
         controller,
         run_id=spec.run_id,
@@ -107,6 +115,7 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         telemetry=telemetry,
         trace=trace,
         spool=spool,
+        redactor=redactor,
     )
 
 

@@ -6,6 +6,7 @@ It is the one place that picks an exit code.
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,9 @@ from offbeat.actors.call import cause_of, first_line, lost
 from offbeat.actors.handles import Handle
 from offbeat.cli.check import find
 from offbeat.cli.checks.finding import Level
+from offbeat.cli.checks.software import check_ray_address
 from offbeat.cli.cluster import (
+    check_alive,
     check_room,
     make_actors,
     make_controller,
@@ -34,22 +37,27 @@ from offbeat.cli.compose import Actors, RunSpec
 from offbeat.cli.control import Orders, taken
 from offbeat.cli.dry import dry
 from offbeat.cli.run_directory import (
+    JOURNAL,
     SUMMARY,
     RunDirUnusable,
     held,
     make_run_dir,
     reopen_run_dir,
 )
+from offbeat.cli.screen import screen
+from offbeat.cli.silence import Silence
+from offbeat.cli.unfinished import journalled_summary
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
-from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
+from offbeat.messages.text import printable
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
+from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.report import render_summary
 from offbeat.telemetry.status import Status
-from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
 FINISHED: Final = 0
@@ -57,7 +65,6 @@ FAILED: Final = 1
 BAD_CONFIG: Final = 2
 _EXIT_OF_SIGNAL: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
-_SILENT_S: Final = 60.0  # a controller that answers nothing for so long is frozen
 
 
 class Interrupted(BaseException):
@@ -65,11 +72,22 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Remembers the signal that asked the run to end; a second one ends it at once."""
+    """Remembers the signal that asked the run to end; a second one ends it at once.
+
+    While nobody watches, the first one raises ``Interrupted`` wherever the process is. A watcher asks
+    ``at_once`` instead: an exception raised within a wait of Ray's would leave it as another one.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self.watched = False  # somebody looks at ``received`` regularly
+        self.watched = False  # somebody looks regularly
+        self.begun = False  # there is a run that can be ended in order
+        self._again = False
+
+    @property
+    def at_once(self) -> bool:
+        """The run is not to be ended in order, or cannot be."""
+        return self.received is not None and (self._again or not self.begun)
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
@@ -82,9 +100,9 @@ class Signals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        again = self.received is not None
+        self._again = self.received is not None
         self.received = self.received or signal.Signals(number)
-        if again or not self.watched:
+        if not self.watched:
             raise Interrupted(self.received.name)
 
 
@@ -92,9 +110,9 @@ def drive(
     loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool, resume: Path | None = None
 ) -> int:
     """Run it to its end; the exit code."""
-    console, errors = Console(), Console(stderr=True)
+    console, errors = screen(sys.stdout), screen(sys.stderr)
     config = dry(loaded.config) if dry_run else loaded.config
-    if not dry_run and _cannot_work(config, run_dir, errors):
+    if _cannot_work(config, run_dir, errors, dry_run=dry_run):
         return BAD_CONFIG
     with ExitStack() as ours:
         try:
@@ -102,28 +120,31 @@ def drive(
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
             errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             return BAD_CONFIG
-        spec = RunSpec(config, run_id, directory, Path.cwd())
-        return _driven(spec, console, errors)
+        spec = RunSpec(config, run_id, directory, Path.cwd(), driver=secrets.token_hex(4))
+        return _driven(spec, console, errors, resumed=resume is not None)
 
 
 def _opened(
     config: RunConfig, run_dir: Path | None, resume: Path | None, ours: ExitStack
 ) -> tuple[str, Path]:
     """Name and directory of the run, new or resumed; the directory is held until ``ours`` ends."""
+    new_id = f"{config.name}-{secrets.token_hex(4)}"
     if resume is None:
         directory = make_run_dir(config, run_dir)
         ours.enter_context(held(directory))
-        return f"{config.name}-{secrets.token_hex(4)}", directory
+        return new_id, directory
     ours.enter_context(held(resume.absolute()))
     directory = reopen_run_dir(config, resume)
     taken(directory)  # what was asked of a driver before this one
-    return recover(directory / "journal").run_id, directory
+    return recover(directory / JOURNAL).run_id or new_id, directory
 
 
-def _driven(spec: RunSpec, console: Console, errors: Console) -> int:
+def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) -> int:
     directory = spec.run_dir
-    configure_logging("driver", directory / "logs", run_id=spec.run_id)
+    redactor = Redactor.from_environment(config=spec.config)
+    configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
     console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
+    log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=resumed)
     signals = Signals()
     try:
         with signals.installed():
@@ -131,7 +152,9 @@ def _driven(spec: RunSpec, console: Console, errors: Console) -> int:
     except Interrupted as interrupted:
         summary = _unfinished(spec, "aborted", f"{interrupted} before an orderly end")
     except (OffbeatError, RayError, RuntimeError, ConnectionError) as error:
-        summary = _unfinished(spec, "failed", f"{type(error).__name__}: {first_line(error)}")
+        problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
+        summary = _unfinished(spec, "failed", problem)
+    log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
     console.print(render_summary(summary, _written(directory)))
     if summary.outcome == "failed":
         errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
@@ -142,14 +165,18 @@ def _driven(spec: RunSpec, console: Console, errors: Console) -> int:
     return FINISHED if summary.outcome == "finished" else FAILED
 
 
-def _cannot_work(config: RunConfig, run_dir: Path | None, errors: Console) -> bool:
+def _cannot_work(
+    config: RunConfig, run_dir: Path | None, errors: Console, *, dry_run: bool
+) -> bool:
     """What ``offbeat check`` calls an error here, told before anything is started.
 
-    A run that joins a cluster is not judged by this machine.
+    A run that joins a cluster is not judged by this machine, and a dry run by neither.
     """
     if os.environ.get("RAY_ADDRESS"):
-        return False
-    found = [each for each in find(config, run_dir) if each.level is Level.ERROR]
+        findings = check_ray_address(os.environ)
+    else:
+        findings = () if dry_run else find(config, run_dir)
+    found = [each for each in findings if each.level is Level.ERROR]
     for finding in found:
         errors.print(str(finding), style="red", markup=False, highlight=False, soft_wrap=True)
     return bool(found)
@@ -210,8 +237,10 @@ def _watch(
         controller.control.remote(order)
     signals.watched = True
     give_up_at: float | None = None
-    heard_at = time.monotonic()
+    silence = Silence()
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
+        if signals.received is not None and signals.at_once:
+            raise Interrupted(signals.received.name)
         if signals.received is not None and give_up_at is None:
             controller.abort.remote(signals.received.name)
             give_up_at = time.monotonic() + spec.config.supervision.signal_grace_s
@@ -219,10 +248,11 @@ def _watch(
             return _unfinished(spec, "aborted", "the controller did not end in time")
         for order in orders.taken():
             controller.control.remote(order)
-        if _show(controller, display):
-            heard_at = time.monotonic()
-        elif time.monotonic() > heard_at + _SILENT_S:
-            raise DeadlineExceeded("driver", "the controller's status", _SILENT_S)
+        if _show(controller, display, signals):
+            silence.broken()
+        else:
+            check_alive()  # it may have nowhere to start
+        silence.check()
     try:
         return Summary.from_json(cast("bytes", ray.get(ended)))
     except RayTaskError as error:
@@ -231,13 +261,14 @@ def _watch(
         raise lost(error, "controller", "the run") from None
 
 
-def _show(controller: Handle, display: ProgressDisplay) -> bool:
+def _show(controller: Handle, display: ProgressDisplay, signals: Signals) -> bool:
     """True if the controller answered."""
     try:
         status = cast("bytes | None", ray.get(controller.status.remote(), timeout=_LOOK_S))
     except (GetTimeoutError, RayError):
         return False  # a controller that is gone ends the wait above with its own error
     if status is not None:
+        signals.begun = True
         display.update(msgspec.json.decode(status, type=Status))
     return True
 
@@ -247,28 +278,13 @@ def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str
     path = spec.run_dir / SUMMARY
     if path.exists():
         return Summary.from_json(path.read_bytes())
-    ledger = _journalled(spec.run_dir)
-    summary = Summary(
-        run_id=spec.run_id,
-        name=spec.config.name,
-        outcome=outcome,
-        error=error,
-        steps=ledger.trainer_version,
-        trainer_version=ledger.trainer_version,
-        groups=Groups(**ledger.counts(), dropped=ledger.totals.dropped),
-        wall_s=0.0,
-    )
+    journal = spec.run_dir / JOURNAL
+    summary = journalled_summary(journal, spec.config, spec.run_id, outcome, error)
     try:
         summary.write(path)
     except OSError as failure:  # a full disk: what is shown still says how the run ended
         log.error("summary.not_written", error=str(failure))  # noqa: TRY400
     return summary
-
-
-def _journalled(run_dir: Path) -> Ledger:
-    """Where every group was when the journal was last written."""
-    journal = run_dir / "journal"
-    return recover(journal) if journal.exists() else Ledger()
 
 
 def _written(directory: Path) -> dict[str, Path]:
@@ -278,7 +294,7 @@ def _written(directory: Path) -> dict[str, Path]:
         "metrics": "metrics.jsonl",
         "summary": SUMMARY,
         "wandb": "wandb",
-        "journal": "journal",
+        "journal": JOURNAL,
         "timeline": "trace.json",
         "rollouts": "rollouts",
         "model": "checkpoints",

@@ -15,7 +15,9 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.journal import FileJournal
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.text import printable
 from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TraceFile
 
 log = structlog.stdlib.get_logger()
@@ -36,10 +38,11 @@ class HostedRun:
         telemetry: Telemetry,
         trace: TraceFile,
         spool: RaySpool,
+        redactor: Redactor,
     ) -> None:
         self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
         self._journal, self._telemetry, self._trace = journal, telemetry, trace
-        self._spool = spool
+        self._spool, self._redacted = spool, redactor
         self._outcome: Literal["finished", "aborted", "failed"] = "failed"
         self._summary = b""
 
@@ -86,7 +89,7 @@ class HostedRun:
         summary = self._controller.progress.summary(
             self._run_id,
             self._outcome,
-            None if raised is None else str(raised),
+            None if raised is None else self._redacted(printable(str(raised))),
         )
         self._summary = msgspec.json.encode(summary)
         try:

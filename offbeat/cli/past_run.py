@@ -2,20 +2,21 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import typer
 
+from offbeat.cli.run_directory import JOURNAL, SUMMARY
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import read_journal
+from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
 
 UNREADABLE: Final = 2
 """Exit code where there is no run to look at."""
-
-_JOURNAL: Final = "journal"
 
 
 class NotARun(OffbeatError):
@@ -51,7 +52,9 @@ def journal_of(run_dir: Path) -> Path:
     """
     if not run_dir.is_dir():
         raise NotARun(str(run_dir), "no such directory", "Name a run directory, as in runs/gsm8k")
-    journal = run_dir / _JOURNAL
+    journal = run_dir / JOURNAL
+    if not journal.is_dir() and (run_dir / SUMMARY).exists():
+        raise NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
     if not journal.is_dir():
         fix = "Name the directory that holds config.yaml and journal; a run has one once it began"
         raise NotARun(str(run_dir), "it holds no journal", fix)
@@ -66,14 +69,19 @@ def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
         ImpossibleEvent: An event does not fit those before it.
     """
     for number, event in enumerate(read_journal(journal), start=1):
-        try:
-            ledger.apply(event)
-        except KeyError as error:
-            problem = f"nothing is known of {error}"
-            raise ImpossibleEvent(number, repr(event), problem) from error
+        problem = contradiction(ledger, event)
+        if problem is not None:
+            raise ImpossibleEvent(number, repr(event), problem)
+        ledger.apply(event)
         if not conserves(ledger):
             raise ImpossibleEvent(number, repr(event), f"groups do not add up: {ledger}")
         yield number, event
+
+
+def clock_time(unix_s: float) -> str:
+    """As the logs write it, to the millisecond; a dash where the journal does not say."""
+    moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
+    return moment.replace("+00:00", "Z") if unix_s else "-"
 
 
 def conserves(ledger: Ledger) -> bool:

@@ -3,18 +3,35 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from offbeat.cli.past_run import folded, journal_of
+from offbeat.cli.past_run import clock_time, folded, journal_of
+from offbeat.cli.run_directory import SUMMARY
 from offbeat.controller.books import Group
 from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
-from offbeat.controller.journal import recover
+from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.text import printable
 from offbeat.telemetry.summary import Summary
 
-_SUMMARY: Final = "summary.json"
+
+class ControllerLife(msgspec.Struct):
+    """One life of the controller. Times are those of its first and last event, 0: not known."""
+
+    incarnation: int
+    resumed: bool  # offbeat train --resume began it
+    began_unix_s: float
+    ended_unix_s: float
+
+    def to_text(self) -> str:
+        """A few words."""
+        how = "resumed " if self.resumed else ""
+        if not self.began_unix_s:
+            return f"incarnation {self.incarnation} {how}".rstrip()
+        began, ended = clock_time(self.began_unix_s), clock_time(self.ended_unix_s)
+        return f"incarnation {self.incarnation} {how}from {began} to {ended}"
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +39,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     events: dict[str, int]  # by kind
-    lives: list[int]  # incarnations of the controller, in order
+    lives: list[ControllerLife]  # of the controller, in order
     rewinds: list[Rewound]
     lineage: int
     trainer_version: int  # steps applied in this lineage
@@ -34,6 +51,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     retried: dict[str, int]  # by reason
     evicted: int
     summary: Literal["agrees", "differs", "of an earlier life", "not written"]
+    ended: str  # by the summary: outcome, and the error if there is one
     differences: list[str]  # one line each
 
     @property
@@ -49,7 +67,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         """For people; newline at the end."""
         rows = {
             "events": f"{sum(self.events.values())}: {_listed(self.events)}",
-            "controller": f"{len(self.lives)} lives (incarnations {_joined(self.lives)})",
+            "controller": "\n".join(life.to_text() for life in self.lives) or "no life yet",
             "groups": self._equation(),
             "dropped": _listed(self.dropped),
             "retried": _listed(self.retried) + (f"; {self.evicted} evicted" * bool(self.evicted)),
@@ -57,14 +75,21 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
             "lineage": self._lineage(),
             "checkpoints": f"versions {_joined(self.checkpoints)}" if self.checkpoints else "none",
             "weights": self.weights_digest or "none published",
-            _SUMMARY: self.summary,
+            SUMMARY: self._summary(),
         }
         width = max(map(len, rows))
-        lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+        below = "\n" + " " * (width + 2)
+        lines = [f"{name:<{width}}  {value}".replace("\n", below) for name, value in rows.items()]
         verdict = "the journal and what was written beside it agree"
         if self.differences:
             verdict = f"{len(self.differences)} differences:"
         return "\n".join([self.run_id or "no life yet", *lines, verdict, *self.differences]) + "\n"
+
+    def _summary(self) -> str:
+        """What it says of the end, unless it tells of another."""
+        if self.summary == "not written":
+            return f"{self.summary}: the run goes on, or was killed (offbeat train --resume tells)"
+        return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
 
     def _equation(self) -> str:
         rest = [f"{count} {place}" for place, count in self.groups.items() if place != "drawn"]
@@ -90,7 +115,7 @@ def replay(run_dir: Path) -> Replay:
     for _, event in folded(journal, story.ledger):
         story.take(event)
     differences = list(_between_folds(journal, story.ledger))
-    state, found = _held_against(story, run_dir / _SUMMARY)
+    state, ended, found = _held_against(story, run_dir / SUMMARY)
     ledger = story.ledger
     return Replay(
         run_id=ledger.run_id,
@@ -107,6 +132,7 @@ def replay(run_dir: Path) -> Replay:
         retried=ledger.totals.retried,
         evicted=ledger.totals.evicted,
         summary=state,
+        ended=ended,
         differences=[*differences, *found],
     )
 
@@ -117,7 +143,8 @@ class _Story:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.kinds = Counter[str]()
-        self.lives = list[int]()
+        self.lives = list[ControllerLife]()
+        self._driver = ""
         self.rewinds = list[Rewound]()
         self.checkpoints = list[int]()
         self.at_ends = list[dict[str, Any]]()  # of the lives before the last
@@ -129,13 +156,19 @@ class _Story:
             case Opened():
                 if self.lives:
                     self.at_ends.append(_told(self.ledger))
-                self.lives.append(event.incarnation)
+                resumed = bool(self.lives) and event.driver != self._driver
+                self.lives.append(
+                    ControllerLife(event.incarnation, resumed, event.unix_s, event.unix_s)
+                )
+                self._driver = event.driver
             case Rewound():
                 self.rewinds.append(event)
             case Checkpointed():
                 self.checkpoints.append(event.version)
             case _:
                 pass
+        if self.lives:
+            self.lives[-1].ended_unix_s = event.unix_s
 
 
 # --- two folds -----------------------------------------------------------------------------------
@@ -145,8 +178,8 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
     """Where the fold from the newest snapshot is not the fold from the first event."""
     try:
         recovered = recover(journal)
-    except KeyError as error:  # of an event that the fold from the first event on could take in
-        yield f"the newest snapshot does not know what the events behind it are about: {error}"
+    except JournalCorrupt as error:  # of events that the fold from the first one on could take in
+        yield f"the newest snapshot is not of the events before it: {error.problem}"
         return
     wanted, got = _state(recovered), _state(whole)
     if wanted == got or _was_once(journal, recovered, wanted):
@@ -177,13 +210,15 @@ def _state(ledger: Ledger) -> dict[str, Any]:
 _Standing = Literal["agrees", "differs", "of an earlier life", "not written"]
 
 
-def _held_against(story: _Story, path: Path) -> tuple[_Standing, list[str]]:
+def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]:
+    """Whether the summary agrees, how it says that the run ended, and the differences."""
     if not path.exists():
-        return "not written", []
+        return "not written", "", []
     try:
         summary = Summary.from_json(path.read_bytes())
     except msgspec.DecodeError as error:
-        return "differs", [f"{_SUMMARY} cannot be read: {error}"]
+        return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
+    ended = f"{summary.outcome}: {summary.error}" if summary.error else summary.outcome
     said = {
         "run_id": summary.run_id,
         "trainer_version": summary.trainer_version,
@@ -195,14 +230,15 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, list[str]]:
     }
     found = _told(story.ledger)
     if said == found:
-        return "agrees", []
+        return "agrees", ended, []
     if said in story.at_ends:
-        return "of an earlier life", []
-    return "differs", [
-        f"{name}: {value} in {_SUMMARY}, {found[name]} in the journal"
+        return "of an earlier life", ended, []
+    differences = [
+        f"{name}: {value} in {SUMMARY}, {found[name]} in the journal"
         for name, value in said.items()
         if value != found[name]
     ]
+    return "differs", ended, differences
 
 
 def _told(ledger: Ledger) -> dict[str, Any]:

@@ -10,13 +10,15 @@ from typing import Final, cast
 
 import yaml
 
-from offbeat.config.dump import REDACTED, to_yaml
+from offbeat.config.dump import to_yaml
 from offbeat.config.run import RunConfig
+from offbeat.config.secrets import REDACTED
 from offbeat.messages.failures import OffbeatError
 from offbeat.telemetry.summary import write_atomically
 
 CONFIG: Final = "config.yaml"
 SUMMARY: Final = "summary.json"
+JOURNAL: Final = "journal"
 
 
 class RunDirUnusable(OffbeatError):
@@ -54,6 +56,8 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
             fix = "Name another one with --run-dir"
             raise RunDirUnusable(str(candidate), error.strerror or str(error), fix) from error
         return candidate
+    if not wanted.is_dir():
+        raise RunDirUnusable(str(wanted), "it is a file", "Name another one with --run-dir")
     fix = f"Name another one with --run-dir, or go on with it: offbeat train --resume {wanted}"
     raise RunDirUnusable(str(wanted), "it holds another run", fix)
 
@@ -61,14 +65,15 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
 def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
     """The directory of a run that is to go on, checked against the recipe it goes on with.
 
-    Its config becomes this one. A summary, which tells of a run that has ended, goes.
+    Its config becomes this one. A summary, which tells of a run that has ended, goes. A run that was
+    ended while it started, before its first record, begins.
 
     Raises:
         RunDirUnusable: It holds no run, or one that this recipe cannot go on with: the message names
             each difference. Or its run has finished all these steps, or it cannot be written.
     """
     directory = run_dir.absolute()
-    if not (directory / CONFIG).exists() or not (directory / "journal").is_dir():
+    if not (directory / CONFIG).exists():
         fix = "Name the directory that an earlier run wrote"
         raise RunDirUnusable(str(directory), "it holds no run to resume", fix)
     _check_secrets(config, directory)
@@ -78,6 +83,7 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
         _check_fixed(before, yaml.safe_load(content), directory)
         _check_journal(directory)
         _check_unfinished(config, directory)
+        (directory / JOURNAL).mkdir(exist_ok=True)
         write_atomically(directory / CONFIG, content.encode())
         (directory / SUMMARY).unlink(missing_ok=True)
     except (OSError, yaml.YAMLError) as error:
@@ -86,12 +92,21 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
     return directory
 
 
+_DONE: Final = ("rollouts", "checkpoints")
+"""Where only a run that has begun puts something; its journal has been written before."""
+
+
 def _check_journal(directory: Path) -> None:
-    if not any(file.stat().st_size for file in (directory / "journal").glob("events-*.bin")):
+    """It has been written, or there was nothing to write yet."""
+    if any(file.stat().st_size for file in (directory / JOURNAL).glob("events-*.bin")):
+        return
+    done = [name for name in _DONE if any(directory.glob(f"{name}/*"))]
+    metrics = directory / "metrics.jsonl"
+    if done or (metrics.exists() and metrics.stat().st_size):
         raise RunDirUnusable(
             str(directory),
-            "its journal is empty: nothing tells which prompts were drawn or trained",
-            "Start a new run; a checkpoint in it may serve as its model",
+            "its journal is empty or gone: nothing tells which prompts were drawn or trained",
+            "Bring journal/ back, or start a new run; a checkpoint may serve as its model",
         )
 
 

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import typer
 
 from offbeat.cli.checks.finding import size
 from offbeat.config.dump import to_yaml
 from offbeat.config.loader import LoadedRecipe
+from offbeat.config.secrets import is_secret_key
 from offbeat.messages.failures import OffbeatError
+from offbeat.telemetry.redaction import Redactor
 
 EXCLUDED: Final = (
     ".git",
@@ -38,6 +41,20 @@ class CannotPack(OffbeatError):
 
     def __str__(self) -> str:
         return f"cannot submit from {self.working_dir}: {self.problem}"
+
+
+class NoDashboardAddress(OffbeatError):
+    """An address at which no Ray dashboard can be."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return (
+            f"--address {self.address!r} is not the address of a Ray dashboard. "
+            "Write it as http://HOST:8265"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +88,9 @@ def submit_job(
     0 submitted, now or before; 2 it could not be: the address, the token or the directory is wrong.
     """
     try:
+        check_address(address)
         job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
-    except CannotPack as error:
+    except (NoDashboardAddress, CannotPack) as error:
         typer.echo(str(error), err=True)
         return BAD_USAGE
     for name, value in client_environment(os.environ, Path.home()).items():
@@ -100,6 +118,21 @@ def submit_job(
     return 0
 
 
+def check_address(address: str) -> None:
+    """Other forms that Ray's client takes make it search for a cluster, a minute long for nothing.
+
+    Raises:
+        NoDashboardAddress: When it is no URL of a host, and of a port if one is named.
+    """
+    try:
+        url = urlsplit(address)
+        reachable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:  # of the port, or of an IPv6 address
+        reachable = False
+    if not reachable:
+        raise NoDashboardAddress(address)
+
+
 def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """What Ray's client has to be told: it sends a token only in token mode, even if it has one.
 
@@ -122,7 +155,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
     does the run directory, which must not lie in the copy that Ray throws away.
 
     Raises:
-        CannotPack: A recipe is not packed, or the directory is too large.
+        CannotPack: A recipe is not packed, the directory is too large, or an override is a secret.
     """
     sources = [Path(os.path.abspath(source)) for source in loaded.sources]  # noqa: PTH100 - without `..`
     for source in sources:
@@ -133,6 +166,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
             )
             raise CannotPack(str(working_dir), problem)
     recipe = sources[-1].relative_to(working_dir)
+    _refuse_secrets(overrides, working_dir)
     nbytes = packed_bytes(working_dir)
     if nbytes > MAX_PACKAGE_BYTES:
         problem = (
@@ -146,6 +180,19 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
     command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
     command += [*_paths_not_packed(loaded, working_dir), "--run-dir", run_dir]
     return Job(submission_id, shlex.join(command), str(working_dir), run_dir)
+
+
+def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
+    """The command of a job is shown to whoever may look at the cluster's jobs."""
+    redacted = Redactor.from_environment()
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if is_secret_key(key) or redacted(value) != value:
+            problem = (
+                f"{key} looks like a secret, and the command of a job is no place for one. Have your "
+                "code read it from an environment variable of the cluster"
+            )
+            raise CannotPack(str(working_dir), problem)
 
 
 def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:

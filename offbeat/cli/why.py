@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from offbeat.cli.past_run import folded, journal_of
+from offbeat.cli.past_run import clock_time, folded, journal_of
 from offbeat.controller.books import Group, Place
 from offbeat.controller.events import (
     Admitted,
@@ -55,6 +55,7 @@ class Moment(msgspec.Struct, frozen=True):
     """Something that happened to a group."""
 
     event: int  # its number in the journal, from 1
+    unix_s: float  # 0: the journal does not say
     version: int  # the trainer's, before the event
     what: str
     detail: str
@@ -67,6 +68,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     moments: list[Moment]
     now: str
+    until_unix_s: float  # the last event of the journal, whatever it is about
 
     def to_json(self) -> str:
         """Indented, newline at the end."""
@@ -74,14 +76,15 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_text(self) -> str:
         """For people; newline at the end."""
-        head = f"{self.group} of {self.run_id}"
-        width = max(len(moment.what) for moment in self.moments)
-        lines = [f"{'event':>8}  {'version':>7}  what"]
+        head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
+        what = max(len(moment.what) for moment in self.moments)
+        time = max(len("time"), *(len(clock_time(moment.unix_s)) for moment in self.moments))
+        lines = [f"{'event':>8}  {'version':>7}  {'time':<{time}}  what"]
         lines += [
-            f"{m.event:>8}  {m.version:>7}  {m.what:<{width}}  {m.detail}".rstrip()
+            f"{m.event:>8}  {m.version:>7}  {clock_time(m.unix_s):<{time}}  {m.what:<{what}}  {m.detail}"
             for m in self.moments
         ]
-        return "\n".join([head, *lines, f"now: {self.now}"]) + "\n"
+        return "\n".join([head, *map(str.rstrip, lines), f"now: {self.now}"]) + "\n"
 
 
 def why(run_dir: Path, group: str) -> Life:
@@ -99,14 +102,20 @@ def why(run_dir: Path, group: str) -> Life:
     ledger = Ledger()
     teller = _Teller(int(named[1]), ledger)
     moments = list[Moment]()
-    version = 0
+    version, until_unix_s = 0, 0.0
     for number, event in folded(journal_of(run_dir), ledger):
-        moments += (Moment(number, version, *told) for told in teller.tell(event))
-        version = ledger.trainer_version
+        moments += (Moment(number, event.unix_s, version, *told) for told in teller.tell(event))
+        version, until_unix_s = ledger.trainer_version, event.unix_s
     name = group_id(teller.ordinal)
     if not moments:
         raise NoSuchGroup(name, ledger.totals.drawn, "range")
-    return Life(run_id=ledger.run_id, group=name, moments=moments, now=teller.now())
+    return Life(
+        run_id=ledger.run_id,
+        group=name,
+        moments=moments,
+        now=teller.now(),
+        until_unix_s=until_unix_s,
+    )
 
 
 class _Teller:
@@ -115,6 +124,7 @@ class _Teller:
     def __init__(self, ordinal: int, ledger: Ledger) -> None:
         self.ordinal, self._ledger = ordinal, ledger
         self._was: Place | None = None
+        self._driver = ""
         self._ended = ""  # how, while it is in the ledger no more
         self._trained_in = 0  # version made, 0 for none
 
@@ -140,8 +150,11 @@ class _Teller:
             case Checkpointed() if 0 < self._trained_in <= event.version:
                 yield "saved", f"in the checkpoint of version {event.version}"
                 self._trained_in = 0
-            case Opened() if group is not None:
-                yield "new controller", f"incarnation {event.incarnation} takes over"
+            case Opened():
+                before, self._driver = self._driver, event.driver
+                if group is not None:
+                    what = "new controller" if event.driver == before else "resumed"
+                    yield what, f"incarnation {event.incarnation} takes over"
             case _:
                 yield from self._own(event)
 

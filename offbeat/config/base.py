@@ -1,9 +1,10 @@
 """The base of every config model, and the marks a field can carry."""
 
+import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class RelativeToRecipe:
@@ -25,6 +26,32 @@ RunName = Annotated[
     InWords("of letters, digits, dots, dashes and underscores, a letter or digit first"),
 ]
 """Fit to be the name of a directory."""
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
+    match value:
+        case dict():
+            entries = cast("dict[str, Any]", value)
+            return {_plain(key): _plain(child) for key, child in entries.items()}
+        case list():
+            return [_plain(child) for child in cast("list[Any]", value)]
+        case str():
+            value.encode()  # half of a character: UnicodeEncodeError is a ValueError
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{value} is not finite")
+        case None | bool() | int() | float():
+            pass
+        case _:
+            raise ValueError(f"{value!r} is a {type(value).__name__}")
+    return value
+
+
+Options = Annotated[
+    dict[str, Any],
+    AfterValidator(_plain),
+    InWords("of text, finite numbers, true, false, null, and lists or mappings of these"),
+]
+"""Free-form, and the same whether it stays in the process or crosses to another as JSON."""
 
 
 class Config(BaseModel):

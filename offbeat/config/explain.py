@@ -31,7 +31,7 @@ def explain(key: str = "") -> str:
     known = schema.known_keys().get(key)
     if known is None:
         place, _, _ = key.rpartition(".")
-        raise NoSuchKey(key, meant(key, [other.leaf for other in _below(place)]))
+        raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
     if known.sections:
         docs = [" ".join((section.__doc__ or "").split()) for section in known.sections]
         return "\n".join([f"{key}: {known.doc}", *_choices(known, docs), "", _table(key)])
@@ -48,13 +48,9 @@ def _choices(section: schema.Key, docs: list[str]) -> list[str]:
     return [f"    {name}: {doc}" for name, doc in zip(names, docs, strict=True)] if names else []
 
 
-def _below(place: str) -> list[schema.Key]:
-    return [key for key in schema.known_keys().values() if key.key.rpartition(".")[0] == place]
-
-
 def _table(place: str) -> str:
     """One entry a key; sections below are only named."""
-    entries = [f"{key.key}\n{indent(_entry(key), '    ')}" for key in _below(place)]
+    entries = [f"{key.key}\n{indent(_entry(key), '    ')}" for key in schema.children(place)]
     return "\n".join(entries)
 
 

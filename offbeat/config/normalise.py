@@ -117,7 +117,10 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
 
 
 def meant(key: str, valid: Iterable[str]) -> str:
-    """What a user may have meant by ``key``, where ``valid`` are the names its section has."""
+    """What a user may have meant by ``key``, where ``valid`` are the names its section has.
+
+    Of a section that there is not, whose names are none: what may have been meant by the section.
+    """
     place, _, leaf = key.rpartition(".")
     valid = sorted(valid)
     by_leaf = dict[str, list[schema.Key]]()
@@ -130,6 +133,11 @@ def meant(key: str, valid: Iterable[str]) -> str:
         return f"Did you mean `{near[0]}`? ({known.summary})"
     if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):
         return f"Did you mean `{near[0]}`? {_belongs(near[0], by_leaf[near[0]])}"
+    if not valid:
+        if place in schema.known_keys():
+            return f"`{place}` is no section."
+        above = place.rpartition(".")[0]
+        return meant(place, [known.leaf for known in schema.children(above)])
     where = f"`{place}`" if place else "The top level"
     return f"{where} has: {', '.join(valid)}."
 

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from offbeat.config.secrets import is_secret_key, without_secrets
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import printable
 
 _LONGEST_VALUE: Final = 60
+_LONGEST_LINE: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,15 @@ class Problem:
     hint: str  # what to do; may be empty
 
     def __str__(self) -> str:
-        shown = "" if isinstance(self.value, Absent) else f" = {shorten(self.value)}"
+        shown = "" if isinstance(self.value, Absent) else f" = {self._shown()}"
         named = self.key and not self.message.startswith(self.key)
         head = f"{self.location}: {self.key}{shown}: " if named else f"{self.location}: "
-        return f"{head}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
+        told = printable(f"{head}{self.message}", longest=_LONGEST_LINE)
+        return told + (f"\n    {printable(self.hint, longest=_LONGEST_LINE)}" if self.hint else "")
+
+    def _shown(self) -> str:
+        """Never a secret: a report may end in a log that others read."""
+        return shorten(without_secrets(self.value, named=is_secret_key(self.key)))
 
 
 class ConfigError(OffbeatError):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config, RecipePath
+from offbeat.config.base import Config, Options, RecipePath
 
 
 class DataConfig(Config):
@@ -29,7 +29,7 @@ class EnvironmentConfig(Config):
     target: str | None = None
     """``module:name`` of the reward function or Environment class, importable from the working directory."""
 
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Keyword arguments of the environment."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
@@ -113,7 +113,7 @@ class CustomSamplerConfig(Config):
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Most weight versions between a sample's oldest token and training on it; enforced at use."""
 
-    options: dict[str, Any] = {}
+    options: Options = {}
     """Further keyword arguments of the class."""
 
 
@@ -160,7 +160,8 @@ class RolloutConfig(Config):
     """Further attempts of a group whose engine or worker was lost or late."""
 
     consecutive_failures: Annotated[int, Field(ge=1)] = 64
-    """Infrastructure failures in a row, over all groups, that end the run."""
+    """Infrastructure failures in a row, over all groups, that end the run. Those of groups that were in
+    flight together count as one: a process that dies takes all of its groups with it."""
 
     data_retries: Annotated[int, Field(ge=0)] = 1
     """Further attempts of a group whose environment or reward failed."""

@@ -68,6 +68,11 @@ def known_keys() -> dict[str, Key]:
     return {name: _combined(variants) for name, variants in found.items()}
 
 
+def children(section: str) -> list[Key]:
+    """Keys directly below a dotted section; below "": those of the top level. None below a value."""
+    return [key for key in known_keys().values() if key.key.rpartition(".")[0] == section]
+
+
 def choices_by_name(key: str) -> dict[str, type[Config]]:
     """The models of a section whose ``name`` decides which one it is; empty for any other key."""
     known = known_keys().get(key)

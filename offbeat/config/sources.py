@@ -10,6 +10,7 @@ from typing import Final
 from offbeat.config import schema, yaml_text
 from offbeat.config.merge import join
 from offbeat.config.problems import ABSENT, Location, Problem
+from offbeat.config.secrets import is_secret_key
 from offbeat.config.tree import Leaf, Section
 
 MAX_CHAIN: Final = 16
@@ -146,7 +147,7 @@ def _neighbours(path: Path) -> str:
         for folder in folders
         if folder.is_dir()
         for file in sorted(folder.iterdir())
-        if file.suffix in (".yaml", ".yml")
+        if file.suffix in (".yaml", ".yml") and file.is_file()
     ]
     if not found:
         return f"There are no recipes in {' or '.join(f'{folder}/' for folder in folders)}."
@@ -182,8 +183,9 @@ def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
 
 def _read_override(override: str, sources: Sources) -> Section | None:
     """``a.b.c=value``. A path in it is relative to the working directory."""
-    where = Location(f"{_OVERRIDE}{override!r}")
     key, equals, text = override.partition("=")
+    shown = f"{key}=..." if is_secret_key(key) else override
+    where = Location(f"{_OVERRIDE}{shown!r}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         message = "this is no override"

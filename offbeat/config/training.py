@@ -93,7 +93,7 @@ class TrainerConfig(Config):
     """Times the ranks are replaced and restored from a checkpoint, over the run; one more ends it."""
 
     max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
-    """Steps in a row with a non-finite gradient that end the run."""
+    """Steps in a row that end the run if none was applied: loss or gradient not finite, or nothing to train on."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
     """CPUs Ray reserves for each rank."""

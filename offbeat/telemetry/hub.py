@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
-from offbeat.telemetry.metrics import METRICS, UndeclaredMetric, declared
+from offbeat.telemetry.metrics import METRICS, undeclared
 from offbeat.telemetry.records import Record
 from offbeat.telemetry.sinks import Sink
 from offbeat.telemetry.spool import Backoff, Pause, SinkWriter, Tally
@@ -100,10 +100,7 @@ class Telemetry:
 
     def _report_undeclared(self, name: str) -> None:
         self._reported.add(name)
-        try:
-            declared(name)
-        except UndeclaredMetric as error:
-            log.error("metric.undeclared", detail=str(error))  # noqa: TRY400  no traceback: it names the fix
+        log.error("metric.undeclared", detail=str(undeclared(name)))
 
     def _report_losses(self, tally: Tally, *, done: bool) -> None:
         if tally.pending or tally.dropped or not done:

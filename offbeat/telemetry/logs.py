@@ -1,28 +1,21 @@
-"""Log set-up of a process: JSON lines into the run directory, short plain lines to the terminal.
+"""Log set-up of a process: JSON lines into the run directory.
 
 Modules take their logger with ``structlog.stdlib.get_logger()`` and log events with fields. What the
-standard library's loggers and ``warnings`` say ends in the same places.
+standard library's loggers and ``warnings`` say ends in the same place.
 """
 
-import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Mapping, MutableMapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import structlog
 
 from offbeat.telemetry.redaction import Redactor
 
-_LEVELS: Final = logging.getLevelNamesMapping()
-_PLAIN_FIRST: Final = ("step",)
-_NOT_IN_PLAIN: Final = frozenset(
-    {"event", "level", "timestamp", "process", "run_id", "exception", "logger"}
-)
 Event = MutableMapping[str, Any]
 
 
@@ -31,8 +24,6 @@ def configure_logging(
     log_dir: Path,
     *,
     run_id: str = "",
-    to_terminal: bool = False,
-    level: str = "INFO",
     redactor: Redactor | None = None,
 ) -> "LogOutputs":
     """Set this process's logging up; call it once, before the first line is logged.
@@ -41,8 +32,6 @@ def configure_logging(
         process: Names the file, ``<log_dir>/<process>.log``; every line carries it.
         log_dir: Made if missing. A line that the disk refuses is lost, and nothing else.
         run_id: Every line carries it.
-        to_terminal: Also short plain lines on stderr: the driver.
-        level: The least that is logged.
         redactor: Default: knows the secrets in this process's environment.
 
     Returns:
@@ -51,7 +40,6 @@ def configure_logging(
     outputs = LogOutputs(
         log_dir / f"{process}.log",
         redactor or Redactor.from_environment(),
-        to_terminal=to_terminal,
         identity={"process": process, **({"run_id": run_id} if run_id else {})},
     )
     structlog.configure(
@@ -63,51 +51,46 @@ def configure_logging(
             structlog.processors.format_exc_info,
             _whole,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=lambda *_: outputs,
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each, _ToStructlog)]:
         root.removeHandler(handler)
-    root.addHandler(_ToStructlog(level=max(_LEVELS[level], logging.WARNING)))
+    root.addHandler(_ToStructlog(level=logging.WARNING))
     logging.captureWarnings(capture=True)
     return outputs
 
 
 def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dict[str, Any]]:
-    """The event as it is: each output has its own form for it."""
+    """The event as it is: the output gives it its form."""
     del logger, method
     return (event,), {}
 
 
 class LogOutputs:
-    """What a logger writes to: a file of JSON lines and, if asked, the terminal."""
+    """What a logger writes to: a file of JSON lines."""
 
     def __init__(
         self,
         path: Path,
         redactor: Redactor,
         *,
-        to_terminal: bool,
         identity: Mapping[str, str],
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(path, "a")
         self._torn = False  # the file may end in the middle of a line
         self._lock = threading.Lock()
-        self._redacted, self._to_terminal, self._identity = redactor, to_terminal, identity
+        self._redacted, self._identity = redactor, identity
 
     def msg(self, event: Event) -> None:
         """Write one event. Never raises: a full disk must not end a run through its log."""
         self._to_file(self._redacted(json_line({**event, **self._identity})))
-        if self._to_terminal:
-            with contextlib.suppress(OSError):
-                # Looked up at each line: a live display puts itself in the place of stderr.
-                sys.stderr.write(self._redacted(plain_line(event)) + "\n")
 
     def close(self) -> None:
-        """Lines from now on reach the terminal at most."""
+        """Lines from now on are let go."""
         with self._lock:
             self._file.close()
 
@@ -127,27 +110,16 @@ class LogOutputs:
 
 
 def json_line(event: Mapping[str, Any]) -> str:
-    """The event as JSON; what JSON does not know is written as its ``repr``."""
-    return msgspec.json.encode(event, enc_hook=repr).decode()
-
-
-def plain_line(event: Mapping[str, Any]) -> str:
-    """The event as ``12:04:31 warning sink.failing sink=wandb``; a traceback follows on its lines."""
-    time_of_day = str(event.get("timestamp", ""))[11:19]
-    names = [name for name in _PLAIN_FIRST if name in event]
-    names += [name for name in event if name not in _NOT_IN_PLAIN and name not in names]
-    fields = [f"{name}={_short(event[name])}" for name in names]
-    line = " ".join(
-        [time_of_day, str(event.get("level", "")), str(event.get("event", "")), *fields]
-    )
-    return f"{line}\n{event['exception']}" if "exception" in event else line
-
-
-def _short(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = str(value)
-    return f'"{text}"' if " " in text or not text else text
+    """The event as JSON; what JSON does not know, bytes included, is written as its ``repr``."""
+    # Base64, which msgspec would make of bytes, hides a secret from the redactor.
+    event = {
+        key: repr(value) if isinstance(value, bytes) else value for key, value in event.items()
+    }
+    try:
+        return msgspec.json.encode(event, enc_hook=repr).decode()
+    except UnicodeEncodeError:  # half of a character, as in a file name that is no UTF-8
+        escaped = {key: ascii(value).strip("'") for key, value in event.items()}
+        return msgspec.json.encode(escaped).decode()
 
 
 class _ToStructlog(logging.Handler):

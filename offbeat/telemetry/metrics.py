@@ -1,8 +1,8 @@
-"""What a metric is, and how one is looked up. The table itself: ``metric_table``."""
+"""What a metric is. The table itself: ``metric_table``."""
 
 import difflib
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -56,23 +56,7 @@ METRICS: Final[Mapping[str, Metric]] = _table()
 """Every metric by its name, in the order of the table."""
 
 
-def declared(name: str) -> Metric:
-    """The row of ``name``.
-
-    Raises:
-        UndeclaredMetric: There is none; the error names the nearest.
-    """
-    if name in METRICS:
-        return METRICS[name]
+def undeclared(name: str) -> UndeclaredMetric:
+    """What to say of a name that the table does not have."""
     (nearest,) = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)
-    raise UndeclaredMetric(name, nearest)
-
-
-def require_declared(names: Iterable[str]) -> None:
-    """Pass when every name has a row.
-
-    Raises:
-        UndeclaredMetric: For the first that has none.
-    """
-    for name in names:
-        declared(name)
+    return UndeclaredMetric(name, nearest)

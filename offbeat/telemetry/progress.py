@@ -14,13 +14,6 @@ from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.status import Status
 
 _BAR: Final = 30
-_VERDICTS: Final = {
-    "trainer": "the trainer is the bottleneck",
-    "generators": "generators are the bottleneck",
-    "sync": "weight sync is the bottleneck",
-    "reward": "the reward is the bottleneck",
-    "balanced": "balanced",
-}
 
 
 class ProgressDisplay:
@@ -120,7 +113,8 @@ def panel(status: Status) -> RenderableType:
 
 
 def _state(status: Status) -> str:
-    parts = [status.phase, _VERDICTS.get(status.verdict, status.verdict)]
+    balanced = status.verdict in {"", "balanced"}
+    parts = [status.phase, status.verdict if balanced else f"held up by {status.verdict}"]
     parts += [f"waiting for {status.waiting_for}"] if status.waiting_for else []
     return ", ".join(part for part in parts if part)
 

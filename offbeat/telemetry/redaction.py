@@ -6,38 +6,40 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-REDACTED: Final = "[redacted]"
-SECRET_NAME: Final = re.compile(r"(_API_KEY|_TOKEN|_SECRET|_PASSWORD)$", re.IGNORECASE)
-"""Environment variables with such a name hold a secret."""
+from offbeat.config import secrets as config_secrets
+from offbeat.config.run import RunConfig
 
-_SHORTEST: Final = 6
-"""A shorter value is no secret but a word: replacing "1" or "true" would garble every line."""
+REDACTED: Final = "[redacted]"
 
 
 class Redactor:
-    """Replaces known secrets in any text, also where JSON has escaped them."""
+    """Replaces known secrets in any text, also where JSON has escaped them; and passwords in URLs."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        found = {secret for secret in secrets if len(secret) >= _SHORTEST}
+        found = {secret for secret in secrets if len(secret) >= config_secrets.SHORTEST}
         forms = {form for secret in found for form in _written_forms(secret)}
         # The longest first: a secret may begin with another one.
         longest_first = sorted(forms, key=lambda form: (-len(form), form))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+        known = [re.escape(form) for form in longest_first]
+        self._pattern = re.compile("|".join([*known, config_secrets.USER_IN_URL.pattern]))
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Redactor":
-        """Knows the value of every variable whose name ends like a secret's."""
-        return cls(value for name, value in environ.items() if SECRET_NAME.search(name))
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
+    ) -> "Redactor":
+        """Knows the value of every variable, and of every key of the recipe, that is named like a secret's."""
+        of_recipe = set[str]() if config is None else config_secrets.of_recipe(config.model_dump())
+        return cls(config_secrets.of_environment(environ) | of_recipe)
 
     def __call__(self, text: str) -> str:
-        return self._pattern.sub(REDACTED, text) if self._pattern else text
+        return self._pattern.sub(REDACTED, text)
 
 
 def _written_forms(secret: str) -> set[str]:
-    """As it is, as JSON writes it with and without ASCII escapes, and as ``repr`` does."""
-    return {
-        secret,
-        json.dumps(secret)[1:-1],
-        json.dumps(secret, ensure_ascii=False)[1:-1],
-        repr(secret)[1:-1],
+    """As it is and as ``repr`` writes it; each also within JSON, with and without ASCII escapes."""
+    plain = {secret, repr(secret)[1:-1]}
+    return plain | {
+        json.dumps(form, ensure_ascii=ascii_only)[1:-1]
+        for form in plain
+        for ascii_only in (True, False)
     }

@@ -43,13 +43,16 @@ def _figures(summary: Summary) -> Table:
     _add(table, "reward", f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
                   "means over the first and the last 20 steps")  # fmt: skip
     first = f"first after {summary.first_step_s:.1f} s" if summary.first_step_s is not None else ""
-    _add(table, "steps", f"{summary.steps} in {_duration(summary.wall_s)}", first)
+    of = f" of {summary.steps_asked}" if summary.steps < summary.steps_asked else ""
+    _add(table, "steps", f"{summary.steps}{of} in {_duration(summary.wall_s)}", first)
     _add(
         table,
         "speed",
         f"{summary.samples_per_s:,.0f} samples/s",
         f"{summary.tokens_per_s:,.0f} tokens/s",
     )
+    if summary.verdict:
+        _add(table, "held up by", summary.verdict, "what to turn: docs/failure-modes.md")
     if syncs := summary.syncs:
         _add(
             table,
@@ -63,6 +66,10 @@ def _figures(summary: Summary) -> Table:
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(groups.dropped.items()))
     _add(table, "dropped", str(sum(groups.dropped.values())), dropped)
     _add(table, "restarts", *_restarts(summary))
+    if summary.resumes:
+        _add(table, "resumed", _times(summary.resumes))
+    if summary.rewinds:
+        _add(table, "rewound", _times(summary.rewinds), "to a checkpoint, or to the initial model")
     return table
 
 
@@ -70,8 +77,7 @@ def _restarts(summary: Summary) -> tuple[str, str]:
     """How many in all, and of what."""
     counts = {
         "of engines": summary.restarts,
-        "of the trainer": summary.rewinds,
-        "of the controller": summary.controller_lives - 1,
+        "of the controller": summary.controller_lives - 1 - summary.resumes,
     }
     told = [f"{count} {whose}" for whose, count in counts.items() if count]
     return str(sum(counts.values())), ", ".join(told)
@@ -132,6 +138,10 @@ def _columns() -> Table:
 def _add(table: Table, *cells: str) -> None:
     """A row of plain text: what comes from the run is never read as markup."""
     table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int  # optimizer steps taken
     steps: int  # to take
-    version: int  # trainer version
     phase: str
     reward: float | None = None  # mean over the last 20 steps
     reward_recent: tuple[float, ...] = ()  # of those steps, oldest first

@@ -20,7 +20,7 @@ class Groups(msgspec.Struct, frozen=True):
 
 
 class Syncs(msgspec.Struct, frozen=True):
-    """Weight syncs of the last life of the controller. Times are of the slowest engine."""
+    """Weight syncs. Times are of the slowest engine."""
 
     count: int
     pause_s: float  # median; decoding stood still
@@ -29,31 +29,38 @@ class Syncs(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is over. A busy fraction and the waits beside it sum to 1."""
+    """A run that is over, over all lives of its controller where nothing else is said.
+
+    A busy fraction and the waits beside it are of the last life, since its first weights were served,
+    and sum to 1: ``offbeat.telemetry.time_accounting`` says what each wait is.
+    """
 
     run_id: str
     name: str
     outcome: Literal["finished", "aborted", "failed"]
     error: str | None = None  # one line
     steps: int  # optimizer steps taken
+    steps_asked: int = 0  # fewer are taken if the run is stopped, or its prompts end
     trainer_version: int
     groups: Groups
     reward_first: float | None = None  # mean over the first 20 steps; None without a step
     reward_last: float | None = None
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
-    wall_s: float
+    wall_s: float  # not between two lives
     first_step_s: float | None = None  # from the start to the end of step 1
-    samples_per_s: float = 0.0
+    samples_per_s: float = 0.0  # since the first weights of each life were served
     tokens_per_s: float = 0.0
     trainer_busy_fraction: float = 0.0
     generator_busy_fraction: float = 0.0
     trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
-    syncs: Syncs | None = None  # None without one
-    restarts: int = 0  # of engines, in this life of the controller
-    rewinds: int = 0  # of the trainer, to a checkpoint, over all lives
+    verdict: str = ""  # who held the last life up; empty if it took no step
+    syncs: Syncs | None = None  # of the last life; None without one
+    restarts: int = 0  # of engines, in the last life
+    rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
     controller_lives: int = 1
+    resumes: int = 0  # of the lives, those that offbeat train --resume began
     weights_digest: str | None = None
     versions: dict[str, str] = {}  # of offbeat and what it stands on
 

@@ -1,8 +1,7 @@
 """Where the time of an actor went: every moment belongs to exactly one category. Pure but for the clock."""
 
 import enum
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Final
 
 
@@ -37,10 +36,11 @@ class GeneratorTime(enum.StrEnum):
 
 
 class Verdict(enum.StrEnum):
-    """What a step waited for most."""
+    """What a step, or a run, waited for most; what to turn: docs/failure-modes.md, "A run that is slow"."""
 
     TRAINER = "trainer"
     GENERATORS = "generators"
+    STALENESS = "staleness"  # trainer and generators wait by turns: the bound keeps them in step
     SYNC = "sync"
     REWARD = "reward"
     INCIDENT = "incident"
@@ -63,44 +63,22 @@ class TimeAccount:
         self._category = category
         self._since = clock()
         self._seconds = dict[str, float]()
-        self._lap = dict[str, float]()
 
     @property
     def category(self) -> str:
         return self._category
 
-    def switch(self, category: str) -> str:
-        """Time counts for ``category`` from now on; returns the one before."""
+    def switch(self, category: str) -> None:
+        """Time counts for ``category`` from now on."""
         now = self._clock()
         before = self._category
         self._seconds[before] = self._seconds.get(before, 0.0) + (now - self._since)
         self._category, self._since = category, now
-        return before
-
-    @contextmanager
-    def spending(self, category: str) -> Generator[None, None, None]:
-        """Time in the block counts for ``category``; afterwards, for what it counted before."""
-        before = self.switch(category)
-        try:
-            yield
-        finally:
-            self.switch(before)
 
     def seconds(self) -> dict[str, float]:
         """Since creation, by category; the one in progress is counted up to now."""
         self.switch(self._category)
         return dict(self._seconds)
-
-    def lap(self) -> dict[str, float]:
-        """Since the last lap, or creation, by category: the laps sum to ``seconds``."""
-        seconds = self.seconds()
-        lap = {name: value - self._lap.get(name, 0.0) for name, value in seconds.items()}
-        self._lap = seconds
-        return lap
-
-    def fractions(self) -> dict[str, float]:
-        """``seconds`` as shares; they sum to 1, or are empty before any time has passed."""
-        return fractions(self.seconds())
 
 
 class CrowdAccount:
@@ -165,7 +143,7 @@ class Laps:
         for name in owed:
             taken = min(max(0.0, lap[name]), excess)
             lap[name], excess = max(0.0, lap[name]) - taken, excess - taken
-        self._given = added([self._given, lap])
+        self._given |= {name: self._given.get(name, 0.0) + value for name, value in lap.items()}
         return lap
 
 
@@ -177,15 +155,6 @@ def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
     )
 
 
-def added(accounts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The seconds of several actors together, by category: those of a fleet."""
-    total = dict[str, float]()
-    for seconds in accounts:
-        for name, value in seconds.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
-
-
 def verdict(
     trainer: Mapping[str, float],
     generators: Mapping[str, float],
@@ -193,10 +162,10 @@ def verdict(
     generate_s: float = 0.0,
     reward_s: float = 0.0,
 ) -> Verdict:
-    """Who held the step up: the cause behind the longest waiting.
+    """Who held a step, or a run, up: the cause behind the longest waiting.
 
     Args:
-        trainer: Seconds or shares of the step by ``TrainerTime``.
+        trainer: Seconds or shares of it by ``TrainerTime``.
         generators: The same of all engines together, by ``GeneratorTime``.
         generate_s: Time of a group in the engine.
         reward_s: Time of a group in environment and reward. Where the trainer waits for groups and
@@ -210,10 +179,14 @@ def verdict(
     paused = t.get(TrainerTime.WAITING_GATE, 0.0)
     hurt, broken = t.get(TrainerTime.INCIDENT, 0.0), g.get(GeneratorTime.INCIDENT, 0.0)
     slow_rollouts = Verdict.REWARD if reward_s > generate_s else Verdict.GENERATORS
+    for_groups = max(0.0, t.get(TrainerTime.WAITING_GROUPS, 0.0) - broken)
+    for_trainer = max(0.0, g.get(GeneratorTime.WAITING_GATE, 0.0) - hurt - paused)
+    by_turns = min(for_groups, for_trainer)
     causes = {
         Verdict.INCIDENT: max(hurt, broken),
-        slow_rollouts: t.get(TrainerTime.WAITING_GROUPS, 0.0) - broken,
-        Verdict.TRAINER: g.get(GeneratorTime.WAITING_GATE, 0.0) - hurt - paused,
+        slow_rollouts: for_groups - by_turns,
+        Verdict.TRAINER: for_trainer - by_turns,
+        Verdict.STALENESS: by_turns,
         Verdict.SYNC: max(
             t.get(TrainerTime.WAITING_WEIGHTS, 0.0) + t.get(TrainerTime.SYNC, 0.0),
             g.get(GeneratorTime.WAITING_WEIGHTS, 0.0) + g.get(GeneratorTime.SYNC, 0.0),

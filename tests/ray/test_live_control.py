@@ -94,7 +94,7 @@ def test_a_run_that_has_ended_takes_no_commands(stopped: LiveRun) -> None:
 def test_a_finished_run_is_replayed_and_its_groups_explained(stopped: LiveRun) -> None:
     code, text = offbeat("replay", stopped.run_dir)
     assert code == 0, text
-    assert "summary.json  agrees" in text and "2 lives (incarnations 1, 2)" in text
+    assert "summary.json  agrees: finished" in text and "incarnation 2 from 20" in text
     code, text = offbeat("why", stopped.run_dir, "g-000000")
     assert code == 0
     assert "now: trained in step 1, which made version 1" in text

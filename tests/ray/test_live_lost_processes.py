@@ -68,6 +68,36 @@ def test_an_engine_that_hangs_is_replaced(start: Start) -> None:
     assert records.summary.restarts >= 1
 
 
+def test_an_environment_worker_that_hangs_is_replaced(start: Start) -> None:
+    """It lets its groups' deadline pass and answers nothing: the controller has it killed."""
+    with start("hung-worker", STUB, "steps=60", "rollout.deadline_s=3") as run:
+        run.trained_steps(3)
+        run.actor("EnvironmentActor").suspend()
+        run.logged("worker.lost")
+        records = _finished_with_its_books_in_order(run, 60)
+    assert records.summary.groups.dropped == {}
+
+
+def test_a_killed_worker_that_had_very_many_groups_costs_none_of_them(start: Start) -> None:
+    with start(
+        "many-groups", STUB, "steps=8", "groups_per_step=24", "rollout.consecutive_failures=8"
+    ) as run:
+        run.trained_steps(3)
+        _kill(run.actor("EnvironmentActor"))
+        records = _finished_with_its_books_in_order(run, 8)
+    assert records.summary.groups.dropped == {}
+
+
+def test_a_run_whose_raylet_is_gone_ends_and_says_so(start: Start) -> None:
+    """No process can be started any more: no controller after the one that dies with it, either."""
+    with start("no-raylet", STUB, "steps=10000") as run:
+        run.trained_steps(3)
+        run.process("raylet/raylet ").kill()
+        assert run.exit_code(within_s=100) == 1
+        assert "ClusterLost: no machine of the Ray cluster is alive" in run.err
+        run.nothing_is_left()
+
+
 def test_an_embedded_engine_that_was_killed_takes_the_current_weights_again(start: Start) -> None:
     with start("embedded", QUICKSTART, "steps=60", "groups_per_step=8") as run:
         run.trained_steps(random.Random(13).randrange(5, 15))

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,4 +45,20 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(start: Start) -> None:
         assert run.exit_code(within_s=20) == 130
         assert "SIGINT before an orderly end" in run.out
         run.talks_to_people()
+        run.nothing_is_left()
+    with start("early", None, "--resume", str(run.run_dir), "steps=3") as again:
+        assert again.exit_code() == 0, "a directory without a record is no dead end"
+
+
+def test_an_interrupt_before_the_run_has_begun_waits_for_nobody(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(1e6)\nclass Policy: ...\n")
+    policy = ["sampler.name=custom", "sampler.target=endless:Policy"]
+    patience = "supervision.signal_grace_s=300"
+    with start("starting", STUB, *policy, patience, cwd=tmp_path) as run:
+        run.process("ControllerActor")
+        run.interrupt(signal.SIGINT, whole_group=True)
+        assert run.exit_code(within_s=20) == 130
+        assert "SIGINT before an orderly end" in run.out
         run.nothing_is_left()

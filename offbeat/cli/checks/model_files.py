@@ -13,7 +13,9 @@ from offbeat.config.run import RunConfig
 _LONGEST_HEADER_BYTES: Final = 100 * 2**20  # the format's own bound
 _LENGTH_BYTES: Final = 8
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_OTHER_JSON: Final = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _SUBJECT: Final = "model"
+_INDEX: Final = "model.safetensors.index.json"
 _FIX: Final = "Point model.path at a Hugging Face directory with config, weights (*.safetensors) and tokenizer."
 
 
@@ -34,6 +36,8 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
     wrong = list(_missing_files(folder))
     settings, problem = _read_settings(folder / "config.json")
     wrong += [problem] if problem else []
+    others = [folder / name for name in _OTHER_JSON if (folder / name).is_file()]
+    wrong += [broken for other in others if (broken := _read_settings(other)[1])]
     parameters = nbytes = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -41,7 +45,9 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
             nbytes += file.stat().st_size
         except (OSError, ValueError) as broken:
             fix = "Copy or download it again; a file that Git LFS has not fetched is a text of 3 lines."
-            wrong.append(error(_SUBJECT, f"{file.name} is no safetensors file: {broken}", fix))
+            wrong.append(
+                error(_SUBJECT, f"{file.name} is no whole safetensors file: {broken}", fix)
+            )
     if wrong:
         return None, wrong
     text = settings.get("text_config")
@@ -60,8 +66,24 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
 def _missing_files(folder: Path) -> Iterator[Finding]:
     if not any(folder.glob("*.safetensors")):
         yield error(_SUBJECT, f"{folder} has no *.safetensors file", _FIX)
+    yield from _missing_shards(folder)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         yield error(_SUBJECT, f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})", _FIX)
+
+
+def _missing_shards(folder: Path) -> Iterator[Finding]:
+    """Weight files that the index of a model in several files names, and that are not there."""
+    if not (folder / _INDEX).is_file():
+        return
+    index, problem = _read_settings(folder / _INDEX)
+    if problem:
+        yield problem
+    places: object = index.get("weight_map")
+    if isinstance(places, dict):
+        named = {str(file) for file in cast("dict[str, object]", places).values()}
+        for name in sorted(name for name in named if not (folder / name).is_file()):
+            seen = f"{folder} has no {name}, which its {_INDEX} names"
+            yield error(_SUBJECT, seen, "Copy or download it again.")
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:
@@ -77,10 +99,10 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:
 
 
 def _parameters(file: Path) -> int:
-    """Elements of all tensors, from the header: a length in 8 bytes, then JSON.
+    """Elements of all tensors, from the header: a length in 8 bytes, then JSON, then the tensors.
 
     Raises:
-        ValueError: When the file is not of that form.
+        ValueError: When the file is not of that form, or ends before its last tensor.
     """
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
@@ -90,8 +112,12 @@ def _parameters(file: Path) -> int:
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")  # noqa: TRY004 - one error for any bad header
     tensors = cast("dict[str, dict[str, Any]]", header)
-    shapes = [tensor.get("shape", []) for name, tensor in tensors.items() if name != "__metadata__"]
-    return sum(math.prod(shape) for shape in shapes)
+    tensors.pop("__metadata__", None)
+    last = max((tensor.get("data_offsets", (0, 0))[1] for tensor in tensors.values()), default=0)
+    whole, has = _LENGTH_BYTES + length + last, file.stat().st_size
+    if has < whole:
+        raise ValueError(f"it has {has} of {whole} bytes")
+    return sum(math.prod(tensor.get("shape", ())) for tensor in tensors.values())
 
 
 def check_lengths(config: RunConfig, model: ModelFiles) -> Iterator[Finding]:

@@ -1,9 +1,12 @@
 """Packages, user code and devices that the run will ask for."""
 
+import ast
 import importlib.metadata
 import importlib.util
+import re
+import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Final
@@ -15,6 +18,7 @@ from offbeat.config.run import RunConfig
 from offbeat.telemetry.wandb_sink import resolved_mode
 
 _NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
+_CONNECT_S: Final = 5.0
 _OF_BACKEND: Final = {"megatron": "megatron-core"}
 
 
@@ -31,34 +35,55 @@ def check_packages(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Modules of the user's own can be found. Their code is not run here."""
+    """Modules of the user's own can be found and read. Their code is not run here."""
     targets = {"environment": config.environment.target}
     if isinstance(config.sampler, CustomSamplerConfig):
         targets["sampler"] = config.sampler.target
     for section, target in targets.items():
         if target is None:
             continue
-        module = target.partition(":")[0]
-        if _is_found(module, working_dir):
-            yield ok(section, f"module {module} is found")
-        else:
+        module, _, name = target.partition(":")
+        source = _found(module, working_dir)
+        if source is None:
             yield error(
                 section,
                 f"{section}.target={target}: no module {module} from {working_dir}",
                 "Start offbeat in the directory that holds it, or install it.",
             )
+        elif problem := _misspelt(source, name):
+            yield error(section, f"{section}.target={target}: {problem}", f"Mend {source}.")
+        else:
+            yield ok(section, f"module {module} is found")
 
 
-def _is_found(module: str, working_dir: Path) -> bool:
-    """Whether ``module`` can be found, importing none of the packages around it."""
+def _misspelt(source: Path, name: str) -> str:
+    """Why ``name`` cannot be in a module with this source; empty if it may be."""
+    if source.suffix != ".py":
+        return ""
+    try:
+        code = source.read_bytes()
+        tree = ast.parse(code)
+    except SyntaxError as broken:
+        return f"{broken.msg}, in line {broken.lineno}"
+    except (OSError, ValueError) as broken:
+        return f"it cannot be read: {broken}"
+    by_star = any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
+    )
+    there = by_star or re.search(rb"\b%s\b" % re.escape(name.encode()), code)
+    return "" if there else f"nothing in it is called {name!r}"
+
+
+def _found(module: str, working_dir: Path) -> Path | None:
+    """Where ``module`` comes from; found by importing none of the packages around it."""
     top, *inner = module.split(".")
     spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
     for part in inner:
         if spec is None or spec.submodule_search_locations is None:
-            return False
+            return None
         # By its last name only: for a dotted one the finder wants the package imported.
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    return spec is not None
+    return Path(spec.origin or "built in") if spec is not None else None
 
 
 def _installed(name: str) -> ModuleSpec | None:
@@ -96,17 +121,47 @@ def _has_login(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def check_ray_address(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Which cluster the run goes to."""
+def check_ray_address(
+    environ: Mapping[str, str], reach: Callable[[str, int], object] | None = None
+) -> Iterator[Finding]:
+    """Which cluster the run goes to, and whether anybody is there: Ray itself tries for minutes.
+
+    ``reach`` connects to a host and a port, or raises OSError; None: over TCP.
+    """
     address = environ.get("RAY_ADDRESS")
-    if address:
+    if not address:
+        yield ok("ray cluster", "a local one is started for the run")
+        return
+    if problem := _unreachable(address, reach or _connect):
+        yield error(
+            "ray cluster",
+            f"RAY_ADDRESS={address}: {problem}",
+            "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone.",
+        )
+    else:
         yield warning(
             "ray cluster",
             f"RAY_ADDRESS={address}: the run goes to that cluster, and this report is about this machine",
             "Unset RAY_ADDRESS to run here, or run offbeat check on the cluster.",
         )
-    else:
-        yield ok("ray cluster", "a local one is started for the run")
+
+
+def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
+    """Why there can be no cluster; empty if there may be one."""
+    if address in {"auto", "local"}:  # Ray finds them
+        return ""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return "this is no address"
+    try:
+        reach(host.strip("[]"), int(port))
+    except (OSError, OverflowError) as failure:  # a port beyond 65535 overflows
+        return f"nobody answers there: {failure}"
+    return ""
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=_CONNECT_S).close()
 
 
 def gpus_wanted(config: RunConfig) -> float:

@@ -1,13 +1,12 @@
-"""vLLM and its engine arguments, for a recipe that asks for it."""
+"""vLLM and its engine arguments, for a recipe that asks for it.
+
+What knows vLLM is imported when it is asked for: it brings torch and transformers, seconds that
+every other command would wait.
+"""
 
 import importlib.util
 from collections.abc import Iterator
 
-from offbeat.actors.generators.vllm.actor import vllm_version
-from offbeat.actors.generators.vllm.arguments import check_engine_args, fields_of
-from offbeat.actors.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
-from offbeat.actors.generators.vllm.lazy_import import load_library
-from offbeat.actors.generators.vllm.workarounds import untried
 from offbeat.cli.checks.finding import Finding, error, ok, warning
 from offbeat.config.run import RunConfig
 
@@ -16,6 +15,10 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
     """Nothing of vLLM is imported, unless the recipe names arguments to look up."""
     if config.generator.backend != "vllm":
         return
+    from offbeat.actors.generators.vllm.actor import vllm_version
+    from offbeat.actors.generators.vllm.errors import INSTALL
+    from offbeat.actors.generators.vllm.workarounds import untried
+
     if importlib.util.find_spec("vllm") is None:
         yield error("vllm", "is not installed in this Python", f"{INSTALL}.")
         return
@@ -30,6 +33,10 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
 
 
 def _arguments(config: RunConfig) -> Finding:
+    from offbeat.actors.generators.vllm.arguments import check_engine_args, fields_of
+    from offbeat.actors.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
+    from offbeat.actors.generators.vllm.lazy_import import load_library
+
     given = config.generator.vllm.engine_args
     try:
         check_engine_args(given, fields_of(load_library().AsyncEngineArgs))

@@ -15,17 +15,28 @@ class RecordedRun:
     """A ledger, its journal, and moves that a run makes."""
 
     def __init__(
-        self, run_dir: Path, *, incarnation: int = 1, snapshot_records: int = 1000
+        self,
+        run_dir: Path,
+        *,
+        incarnation: int = 1,
+        snapshot_records: int = 1000,
+        driver: str = "",
+        unix_s: Callable[[], float] = float,
     ) -> None:
         self.run_dir = run_dir
         self.loop = asyncio.new_event_loop()
-        self.ledger, self.journal = self._opened(snapshot_records)
-        self.ledger.open("tiny-1", incarnation)
+        self.ledger, self.journal = self._opened(snapshot_records, unix_s)
+        self.ledger.open("tiny-1", incarnation, driver)
         self.attempts = 0
 
-    def _opened(self, snapshot_records: int) -> tuple[Ledger, FileJournal]:
+    def _opened(
+        self, snapshot_records: int, unix_s: Callable[[], float]
+    ) -> tuple[Ledger, FileJournal]:
         return open_journal(
-            self.run_dir / "journal", self._on_this_thread, snapshot_records=snapshot_records
+            self.run_dir / "journal",
+            self._on_this_thread,
+            snapshot_records=snapshot_records,
+            unix_s=unix_s,
         )
 
     def _on_this_thread(self, work: Callable[[], int]) -> asyncio.Future[int]:

@@ -1,6 +1,8 @@
 """What ``offbeat check`` says of this machine; every finding that is not ok names a fix."""
 
 import json
+import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -148,9 +150,13 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
-    tensors = {name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
+    tensors: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        tensors[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(end))
 
 
 def test_parameters_are_counted_over_all_weight_files(model_dir: Path) -> None:
@@ -192,13 +198,30 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
 def test_a_file_that_is_no_safetensors_is_named(model_dir: Path, content: bytes) -> None:
     (model_dir / "model.safetensors").write_bytes(content)
     finding = one(read_model(model_dir)[1])
-    assert "model.safetensors is no safetensors file" in finding.message
+    assert "model.safetensors is no whole safetensors file" in finding.message
     assert "Git LFS" in finding.fix
 
 
-def test_a_broken_config_is_named(model_dir: Path) -> None:
-    (model_dir / "config.json").write_text("{")
-    assert "config.json cannot be read" in one(read_model(model_dir)[1]).message
+def test_a_safetensors_file_that_was_cut_off_is_named_with_its_bytes(model_dir: Path) -> None:
+    whole = (model_dir / "model.safetensors").stat().st_size
+    os.truncate(model_dir / "model.safetensors", whole - 1)
+    finding = one(read_model(model_dir)[1])
+    assert f"it has {whole - 1} of {whole} bytes" in finding.message
+
+
+def test_a_file_that_the_index_names_and_that_is_missing_is_named(model_dir: Path) -> None:
+    places = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}
+    index = model_dir / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    assert "has no model-2.safetensors" in one(read_model(model_dir)[1]).message
+    index.write_text("{")
+    assert f"{index} cannot be read" in one(read_model(model_dir)[1]).message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_a_broken_json_file_is_named(model_dir: Path, name: str) -> None:
+    (model_dir / name).write_text("{")
+    assert f"{name} cannot be read" in one(read_model(model_dir)[1]).message
 
 
 def test_the_positions_of_a_multimodal_model_are_those_of_its_text_part(model_dir: Path) -> None:
@@ -287,7 +310,8 @@ def user_code(tmp_path: Path) -> Path:
     package = tmp_path / "mine" / "rewards"
     package.mkdir(parents=True)
     (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('user code was run')")
-    (package / "math.py").touch()
+    (package / "math.py").write_text("raise RuntimeError('user code was run')\ndef f(): ...\n")
+    (package / "policy.py").write_text("class Policy: ...\n")
     return tmp_path
 
 
@@ -303,16 +327,37 @@ def user_code(tmp_path: Path) -> Path:
     ],
 )
 def test_user_code_is_found_without_being_run(user_code: Path, module: str, level: Level) -> None:
-    run = config(environment={"name": "function", "target": f"{module}:f"})
+    name = "JSONDecoder" if module == "json.decoder" else "f"
+    run = config(environment={"name": "function", "target": f"{module}:{name}"})
     assert one(check_targets(run, user_code)).level is level
 
 
 @pytest.mark.parametrize(
-    ("module", "level"), [("mine.rewards.math", Level.OK), ("yours", Level.ERROR)]
+    ("module", "level"), [("mine.rewards.policy", Level.OK), ("yours", Level.ERROR)]
 )
 def test_so_is_a_policy_of_the_users_own(user_code: Path, module: str, level: Level) -> None:
     run = config(sampler={"name": "custom", "target": f"{module}:Policy"})
     assert one(check_targets(run, user_code)).level is level
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("x = 1\ndef f(:\n", "invalid syntax, in line 2"),
+        ("def g(): ...\n", "nothing in it is called 'f'"),
+        ("x = '\0'\n", "null bytes"),
+        ("from json import *\n", ""),
+        ("globals().update(f=1)\n", ""),
+    ],
+)
+def test_code_that_cannot_hold_its_target_is_told_without_being_run(
+    tmp_path: Path, code: str, problem: str
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    run = config(environment={"name": "function", "target": "mine:f"})
+    finding = one(check_targets(run, tmp_path))
+    assert (finding.level is Level.ERROR) is bool(problem)
+    assert problem in finding.message
 
 
 def test_the_prompts_of_evaluations_are_read_too(tmp_path: Path) -> None:
@@ -356,10 +401,36 @@ def test_a_login_in_netrc_is_a_key(tmp_path: Path) -> None:
 
 
 def test_a_cluster_elsewhere_is_pointed_out() -> None:
-    finding = one(check_ray_address({"RAY_ADDRESS": "10.0.0.1:6379"}))
-    assert finding.level is Level.WARNING
-    assert "RAY_ADDRESS=10.0.0.1:6379" in finding.message
+    asked = list[tuple[str, int]]()
+
+    def there(host: str, port: int) -> None:
+        asked.append((host, port))
+
+    for address in ("10.0.0.1:6379", "ray://[::1]:10001", "auto"):
+        finding = one(check_ray_address({"RAY_ADDRESS": address}, there))
+        assert finding.level is Level.WARNING
+        assert address in finding.message
+    assert asked == [("10.0.0.1", 6379), ("::1", 10001)]
     assert one(check_ray_address({})).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("127.0.0.1:6399", "nobody answers there: connection refused"),
+        ("nonsense", "this is no address"),
+        (":6379", "this is no address"),
+        ("head:ray", "this is no address"),
+    ],
+)
+def test_an_address_where_no_cluster_is_cannot_work(address: str, problem: str) -> None:
+    def nobody(host: str, port: int) -> None:
+        raise ConnectionRefusedError("connection refused")
+
+    finding = one(check_ray_address({"RAY_ADDRESS": address}, nobody))
+    assert finding.level is Level.ERROR
+    assert f"RAY_ADDRESS={address}: {problem}" in finding.message
+    assert "unset RAY_ADDRESS" in finding.fix
 
 
 def test_gpus_of_all_actors_are_added_up() -> None:

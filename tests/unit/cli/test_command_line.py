@@ -62,11 +62,16 @@ def bad_recipe(tmp_path: Path) -> str:
         ("train", "--help"),
         ("config", "explain", "sampler"),
         ("config", "show", QUICKSTART),
-        ("check", "--help"),
+        ("check", QUICKSTART),
     ],
 )
 def test_looking_around_loads_nothing_heavy(args: tuple[str, ...]) -> None:
     assert modules_loaded_by(*args) == (0, [])
+
+
+def test_a_machine_that_lacks_something_is_told_before_torch_is_loaded() -> None:
+    code, loaded = modules_loaded_by("train", QUICKSTART, "model.path=absent")
+    assert (code, set(loaded) & {"torch", "transformers"}) == (2, set())
 
 
 @pytest.mark.parametrize("command", ["train", "dry-run", "check", "submit", "simulate"])

@@ -1,10 +1,10 @@
 """`offbeat replay`: what is folded again is what the run said, or the difference is told."""
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from offbeat.cli.main import app
 from offbeat.cli.past_run import NotARun
 from offbeat.cli.replay import replay
-from offbeat.controller.events import Admitted, Dispatched, Opened
+from offbeat.controller.events import Admitted, Dispatched, Event, Opened
 
 
 def offbeat(*args: object) -> Result:
@@ -59,6 +59,37 @@ def test_a_run_that_agrees_exits_with_0_and_says_what_became_of_it(run: Recorded
         assert part in result.stdout
 
 
+def test_each_life_is_told_with_its_times_and_a_resume_as_one(tmp_path: Path) -> None:
+    times = itertools.count(1795299600, 2)
+    for incarnation, driver in ((1, "a"), (2, "a"), (3, "b")):
+        run = RecordedRun(
+            tmp_path, incarnation=incarnation, driver=driver, unix_s=lambda: next(times)
+        )
+        run.ledger.admit(-1)
+        run.close()
+    assert [life.resumed for life in replay(tmp_path).lives] == [False, False, True]
+    text = offbeat("replay", tmp_path).stdout
+    assert "incarnation 1 from 2026-11-21T22:20:00.000Z to 2026-11-21T22:20:02.000Z\n" in text
+    assert "incarnation 3 resumed from 2026-11-21T22:20:08.000Z to " in text
+
+
+def test_what_the_summary_says_of_the_end_is_told(run: RecordedRun) -> None:
+    run.summarise(outcome="failed", error="run failed at step 2: the disk is full")
+    run.close()
+    assert "agrees: failed: run failed at step 2: the disk" in offbeat("replay", run.run_dir).stdout
+
+
+def test_an_intent_without_an_outcome_is_the_same_by_the_snapshot_and_by_all_events(
+    tmp_path: Path,
+) -> None:
+    run = RecordedRun(tmp_path, unix_s=lambda: 1795299600.0)
+    run.ledger.claim(run.ready(1), 1, 1)
+    run.ledger.intend(1, 1)
+    run.journal.snapshot()
+    run.close()
+    assert replay(tmp_path).agrees
+
+
 def test_for_programs_the_same_is_json(run: RecordedRun) -> None:
     run.close()
     result = offbeat("replay", run.run_dir, "--json")
@@ -90,7 +121,8 @@ def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> No
     again.ledger.admit(-1)
     again.close()
     found = replay(run.run_dir)
-    assert (found.summary, found.differences, found.lives) == ("of an earlier life", [], [1, 2])
+    assert (found.summary, found.differences) == ("of an earlier life", [])
+    assert [life.incarnation for life in found.lives] == [1, 2]
 
 
 def test_a_live_run_can_be_replayed(run: RecordedRun) -> None:
@@ -153,7 +185,10 @@ def test_a_snapshot_that_misses_a_group_is_found_out(tmp_path: Path) -> None:
     run.rolled_out(ordinal, 0)
     run.close()
     assert replay(tmp_path).differences == [
-        "the newest snapshot does not know what the events behind it are about: 0"
+        (
+            "the newest snapshot is not of the events before it: "
+            "Dispatched cannot follow: g-000000 was never drawn, or has ended"
+        )
     ]
 
 
@@ -174,6 +209,12 @@ def test_what_is_no_run_is_told_in_one_line_with_exit_code_2(
         assert result.stdout == ""
         assert result.stderr.startswith(f"offbeat: {path}: {problem}. ")
         assert result.stderr.count("\n") == 1
+
+
+def test_of_a_run_that_never_began_the_summary_is_named(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    told = offbeat("replay", tmp_path).stderr
+    assert told == f"offbeat: {tmp_path}: its run ended before its first record. See summary.json\n"
 
 
 @pytest.mark.parametrize("command", [("replay",), ("why", "0")])
@@ -197,7 +238,7 @@ def test_a_damaged_journal_is_told_in_one_line_with_exit_code_2(
     ids=["a group that was not drawn", "one drawn twice"],
 )
 def test_an_event_that_cannot_have_happened_is_told_in_one_line(
-    tmp_path: Path, impossible: msgspec.Struct
+    tmp_path: Path, impossible: Event
 ) -> None:
     run = RecordedRun(tmp_path)
     run.ready(1)

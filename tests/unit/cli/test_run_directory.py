@@ -12,9 +12,10 @@ from offbeat.cli.run_directory import (
     make_run_dir,
     reopen_run_dir,
 )
-from offbeat.config.dump import REDACTED
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.secrets import REDACTED
+from offbeat.controller.journal import recover
 
 
 def config(run_dir: Path | str, *, name: str = "demo", **changes: object) -> RunConfig:
@@ -75,7 +76,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path)
 
 def test_a_file_where_the_directory_should_be_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirUnusable, match="file: "):
+    with pytest.raises(RunDirUnusable, match=r"file: it is a file\. Name another one with"):
         make_run_dir(config("unused"), tmp_path / "file")
 
 
@@ -163,13 +164,22 @@ def test_every_difference_is_told_at_once(run_dir: Path) -> None:
         reopen_run_dir(config("unused", seed=5, groups_per_step=2), run_dir)
 
 
-@pytest.mark.parametrize("missing", [CONFIG, "journal"])
-def test_a_directory_without_a_begun_run_cannot_be_gone_on_with(
-    run_dir: Path, missing: str
-) -> None:
-    (run_dir / missing).rename(run_dir / "elsewhere")
+def test_a_directory_without_a_run_cannot_be_gone_on_with(run_dir: Path) -> None:
+    (run_dir / CONFIG).unlink()
     with pytest.raises(RunDirUnusable, match="it holds no run to resume"):
         reopen_run_dir(config("unused"), run_dir)
+
+
+def test_a_run_that_was_ended_before_its_first_record_begins(tmp_path: Path) -> None:
+    """Else its directory would be a dead end: neither free nor one to go on with."""
+    made = make_run_dir(config("unused"), tmp_path / "run")
+    (made / "logs").mkdir()
+    (made / SUMMARY).write_text("{}")
+    assert reopen_run_dir(config("unused"), made) == made
+    assert recover(made / "journal").run_id == ""
+    (made / "journal" / "events-000001.bin").write_bytes(b"")
+    (made / "metrics.jsonl").write_bytes(b"")
+    assert reopen_run_dir(config("unused"), made) == made
 
 
 def test_a_secret_that_was_left_out_of_the_config_has_to_be_given_again(run_dir: Path) -> None:
@@ -203,7 +213,15 @@ def test_a_directory_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
         pytest.fail("held")
 
 
-def test_a_run_whose_journal_is_empty_is_not_begun_again_from_nothing(run_dir: Path) -> None:
+@pytest.mark.parametrize("done", ["metrics.jsonl", "rollouts/0.parquet", "checkpoints/state_9"])
+@pytest.mark.parametrize("lost", ["empty", "gone"])
+def test_a_run_that_lost_its_journal_is_not_begun_again_from_nothing(
+    run_dir: Path, lost: str, done: str
+) -> None:
+    (run_dir / done).parent.mkdir(exist_ok=True)
+    (run_dir / done).write_text("{}")
     (run_dir / "journal" / "events-000001.bin").write_bytes(b"")
-    with pytest.raises(RunDirUnusable, match="its journal is empty"):
+    if lost == "gone":
+        (run_dir / "journal").rename(run_dir / "elsewhere")
+    with pytest.raises(RunDirUnusable, match="its journal is empty or gone"):
         reopen_run_dir(config("unused"), run_dir)

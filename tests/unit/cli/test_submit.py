@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from offbeat.cli.submit import CannotPack, Job, client_environment, packed_bytes, plan, send
+from offbeat.cli.submit import (
+    CannotPack,
+    Job,
+    NoDashboardAddress,
+    check_address,
+    client_environment,
+    packed_bytes,
+    plan,
+    send,
+)
 from offbeat.config.loader import LoadedRecipe, load_recipe
 
 RECIPE = "name: demo\nsteps: 2\nmodel: {path: ../models/tiny}\n"
@@ -35,6 +44,18 @@ def test_the_entrypoint_names_the_interpreter_the_recipe_and_a_lasting_run_direc
     ]
     assert job.runtime_env["working_dir"] == str(project)
     assert ".git" in job.runtime_env["excludes"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["environment.options.api_key=canary", "environment.options.db=https://ada:canary@host"],
+)
+def test_a_secret_does_not_become_part_of_a_command_that_others_see(
+    project: Path, override: str
+) -> None:
+    with pytest.raises(CannotPack, match=r"looks like a secret") as refused:
+        plan(load(project, override), [override], project, "/py")
+    assert "canary" not in str(refused.value)
 
 
 def test_a_path_that_is_not_packed_is_passed_in_full(project: Path) -> None:
@@ -130,3 +151,31 @@ def test_a_token_of_the_environment_or_of_the_home_directory_is_to_be_sent(
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
     assert client_environment({}, tmp_path) == {"RAY_AUTH_MODE": "token"}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "auto",
+        "head",
+        "127.0.0.1",
+        "localhost:8265",
+        "ray://head:10001",
+        "http://",
+        "http://h:x",
+    ],
+)
+def test_an_address_that_is_no_url_of_a_dashboard_is_refused_with_the_form_of_one(
+    address: str,
+) -> None:
+    with pytest.raises(NoDashboardAddress, match=r"Write it as http://HOST:8265") as refused:
+        check_address(address)
+    assert repr(address) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://head:8265", "https://ray.example.org/cluster", "http://[::1]:8265"]
+)
+def test_the_url_of_a_dashboard_is_taken(address: str) -> None:
+    check_address(address)

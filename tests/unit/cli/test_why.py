@@ -1,5 +1,6 @@
 """`offbeat why`: the life of a group, as a person would tell it."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -37,20 +38,39 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
     run.close()
     text = offbeat("why", run.run_dir, "g-000000").stdout
     assert text == (
-        "g-000000 of tiny-1\n"
-        "   event  version  what\n"
-        "       2        0  drawn          for step 1\n"
-        "       3        0  dispatched     attempt 1 to generator-3, which serves version 0\n"
-        "       4        0  returned       attempt 1: infrastructure, engine_lost\n"
-        "       5        0  dispatched     attempt 2 to generator-1, which serves version 0\n"
-        "       6        0  committed      attempt 2 from generator-1; rewards 0 1 (mean 0.5); "
+        "g-000000 of tiny-1; its journal goes to -\n"
+        "   event  version  time  what\n"
+        "       2        0  -     drawn          for step 1\n"
+        "       3        0  -     dispatched     attempt 1 to generator-3, which serves version 0\n"
+        "       4        0  -     returned       attempt 1: infrastructure, engine_lost\n"
+        "       5        0  -     dispatched     attempt 2 to generator-1, which serves version 0\n"
+        "       6        0  -     committed      attempt 2 from generator-1; rewards 0 1 (mean 0.5); "
         "response tokens 5 to 9; versions 0 to 1; finished by stop 1, length 1; "
         "1.5 s in the engine, 0.25 s in the environment\n"
-        "       7        0  claimed        step 1, attempt 1\n"
-        "       8        0  to be applied  step 1, attempt 1: written down before the trainer was told\n"
-        "       9        0  trained        step 1, attempt 1, which made version 1\n"
-        "      10        1  saved          in the checkpoint of version 1\n"
+        "       7        0  -     claimed        step 1, attempt 1\n"
+        "       8        0  -     to be applied  "
+        "step 1, attempt 1: written down before the trainer was told\n"
+        "       9        0  -     trained        step 1, attempt 1, which made version 1\n"
+        "      10        1  -     saved          in the checkpoint of version 1\n"
         "now: trained in step 1, which made version 1\n"
+    )
+
+
+def test_every_moment_has_its_time_and_the_head_says_how_far_the_journal_goes(
+    tmp_path: Path,
+) -> None:
+    times = itertools.count(1795299600.25, 1.5)
+    run = RecordedRun(tmp_path, unix_s=lambda: next(times))
+    run.ledger.dispatch(run.ledger.admit(1), "generator-3", 0)
+    run.ledger.admit(1)
+    run.close()
+    assert offbeat("why", tmp_path, "0").stdout == (
+        "g-000000 of tiny-1; its journal goes to 2026-11-21T22:20:04.750Z\n"
+        "   event  version  time                      what\n"
+        "       2        0  2026-11-21T22:20:01.750Z  drawn       for step 1\n"
+        "       3        0  2026-11-21T22:20:03.250Z  dispatched  attempt 1 to generator-3, "
+        "which serves version 0\n"
+        "now: in flight on generator-3, attempt 1\n"
     )
 
 
@@ -103,7 +123,7 @@ def test_a_dropped_group_says_why_and_which_step_goes_without_it(
     run: RecordedRun, filtered: bool, what: str
 ) -> None:
     (ordinal,) = run.ready(1)
-    run.ledger.drop(ordinal, "zero_variance", shrink=True, filtered=filtered)
+    run.ledger.drop(ordinal, "zero_variance", shrinks=1, filtered=filtered)
     assert story(run, "0")[-1] == what
     life = why(run.run_dir, "0")
     assert life.moments[-1].detail == "zero_variance; step 1 goes without it"
@@ -127,6 +147,13 @@ def test_a_new_controller_is_part_of_the_life_of_what_it_took_over(run: Recorded
     again.ledger.admit(-1)
     assert story(again, "0") == ["drawn", "dispatched", "new controller", "returned"]
     assert [moment.what for moment in why(run.run_dir, "1").moments] == ["drawn"]
+
+
+def test_a_controller_that_another_process_started_is_a_resume(run: RecordedRun) -> None:
+    run.ledger.dispatch(run.ledger.admit(-1), "generator-0", 0)
+    run.close()
+    again = RecordedRun(run.run_dir, incarnation=2, driver="another")
+    assert story(again, "0") == ["drawn", "dispatched", "resumed"]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +180,7 @@ def test_for_programs_the_same_is_json(run: RecordedRun) -> None:
     assert (told["group"], len(told["moments"])) == ("g-000000", 3)
     assert told["moments"][0] == {
         "event": 2,
+        "unix_s": 0.0,
         "version": 0,
         "what": "drawn",
         "detail": "for any step",

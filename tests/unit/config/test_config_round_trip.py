@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offbeat.config.dump import REDACTED, to_yaml
+from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.schema import known_keys
+from offbeat.config.secrets import REDACTED
 from offbeat.config.yaml_text import RecipeDumper
 
 TRICKY = [
@@ -244,10 +245,22 @@ def dumped_options(options: dict[str, Any], environ: dict[str, str]) -> dict[str
 
 
 @pytest.mark.parametrize(
-    "key", ["token", "hf_token", "API_KEY", "openai_api_key", "secret", "db-password", "apikey"]
+    "key",
+    [
+        *("token", "hf_token", "API_KEY", "openai_api_key", "secret", "db-password", "apikey"),
+        *("accessToken", "aws_secret_access_key", "private-key", "passphrase", "Authorization"),
+    ],
 )
-def test_a_value_whose_key_says_secret_is_not_written(key: str) -> None:
-    assert dumped_options({"deep": {key: "canary"}}, {}) == {"deep": {key: REDACTED}}
+@pytest.mark.parametrize("value", ["canary", 31415926, ["canary"]])
+def test_a_value_whose_key_says_secret_is_not_written(key: str, value: object) -> None:
+    redacted = [REDACTED] if isinstance(value, list) else REDACTED
+    assert dumped_options({"deep": {key: value}}, {}) == {"deep": {key: redacted}}
+
+
+def test_whatever_stands_below_a_key_that_says_secret_is_not_written() -> None:
+    options = {"credentials": {"user": "ada", "id": 7}, "db": "https://ada:canary@host/"}
+    redacted = {"credentials": {"user": REDACTED, "id": 7}, "db": REDACTED}
+    assert dumped_options(options, {}) == redacted
 
 
 @pytest.mark.parametrize(
@@ -257,7 +270,9 @@ def test_a_value_that_only_sounds_like_one_is_written(option: dict[str, Any]) ->
     assert dumped_options(option, {}) == option
 
 
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "MY_SECRET"])
+@pytest.mark.parametrize(
+    "name", ["WANDB_API_KEY", "HF_TOKEN", "MY_SECRET", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"]
+)
 def test_the_value_of_a_secret_variable_is_not_written_anywhere(name: str) -> None:
     options = {"url": "https://u:canary-123@host", "list": ["canary-123"]}
     assert dumped_options(options, {name: "canary-123"}) == {"url": REDACTED, "list": [REDACTED]}

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from offbeat.config.explain import NoSuchKey, explain
@@ -45,3 +47,17 @@ def test_an_unknown_key_is_told_its_nearest() -> None:
 def test_an_unknown_section_is_told_where_the_key_belongs() -> None:
     with pytest.raises(NoSuchKey, match="`max_staleness` belongs in `sampler`"):
         explain("nowhere.max_staleness")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("samplr.nonsense", "Did you mean `sampler`?"),
+        ("trainer.optimzer.nonsense", "Did you mean `optimizer`?"),
+        ("trainer..nonsense", "`trainer` has: activation_checkpointing, "),
+        ("sampler.max_staleness.nonsense", "`sampler.max_staleness` is no section."),
+    ],
+)
+def test_a_key_below_what_is_no_section_is_told_about_that(key: str, hint: str) -> None:
+    with pytest.raises(NoSuchKey, match=re.escape(hint)):
+        explain(key)

@@ -215,8 +215,11 @@ def test_a_recipe_is_utf_8(tmp_path: Path) -> None:
 
 
 def test_a_recipe_is_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Is a directory"):
-        load_recipe(tmp_path)
+    folder = tmp_path / "demo.yaml"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="Is a directory") as caught:
+        load_recipe(folder)
+    assert "Did you mean" not in str(caught.value)
 
 
 # --- hostile files -------------------------------------------------------------------------------
@@ -271,3 +274,21 @@ def test_a_bad_override_is_quoted_back_with_the_way_to_write_it(report: Report) 
 @pytest.mark.parametrize("override", ["steps", "=3", "a..b=1", ".a=1", "a.=1"])
 def test_an_override_needs_a_dotted_key_and_a_value(report: Report, override: str) -> None:
     assert "Write key=value with a dotted key" in report(SMALL, override)
+
+
+@pytest.mark.parametrize(
+    "value", [".nan", "[1, -.inf]", "{deep: 1e999}", "2026-01-01", "!!binary aGk=", r'"\ud800"']
+)
+def test_an_option_that_would_reach_user_code_as_something_else_is_refused(
+    report: Report, value: str
+) -> None:
+    text = report(SMALL, f"environment.options.x={value}")
+    assert "environment.options" in text
+    assert "of text, finite numbers, true, false, null, and lists or mappings of these" in text
+
+
+def test_a_report_shows_no_secret_and_nothing_that_acts_on_a_terminal(report: Report) -> None:
+    options = "environment.options={api_key: canary-3, x: .nan}"
+    text = report('"a\\e[2J": 1\napi_key: canary-1\n', "environment.token=canary-2", options)
+    assert "canary" not in text.replace(options, "")
+    assert r"a\x1b[2J" in text and text.replace("\n", "").isprintable()

@@ -9,7 +9,6 @@ from offbeat.telemetry.status import Status
 STATUS = Status(
     step=12,
     steps=600,
-    version=12,
     phase="running",
     reward=0.25,
     reward_recent=(0.0, 0.5, 1.0),
@@ -94,12 +93,12 @@ def test_a_terminal_gets_a_live_panel() -> None:
         shown = screen.text
     for part in ("12/600", "▁▅█ 0.250", "mean 1.25  max 2", "3 ready  32 in flight",
                  "trainer 52%  generators 91%", "1,234 samples/s",
-                 "generators are the bottleneck, waiting for 2 more groups"):  # fmt: skip
+                 "held up by generators, waiting for 2 more groups"):  # fmt: skip
         assert part in shown
 
 
 def test_a_run_that_has_nothing_to_show_yet_is_shown() -> None:
-    empty = Status(step=0, steps=0, version=0, phase="starting", waiting_for="[the cluster]")
+    empty = Status(step=0, steps=0, phase="starting", waiting_for="[the cluster]")
     screen = Screen(terminal=False)
     screen.console.print(panel(empty))
     assert "waiting for [the cluster]" in screen.text

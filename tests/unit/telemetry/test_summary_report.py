@@ -35,6 +35,7 @@ SUMMARY = Summary(
     generator_busy_fraction=0.8,
     trainer_waits={"waiting_groups": 0.333, "waiting_weights": 0.167},
     generator_waits={"waiting_gate": 0.15, "sync": 0.05},
+    verdict="trainer",
     syncs=Syncs(count=600, pause_s=0.0113, transfer_s=0.0402, nbytes=1_285_120),
     restarts=1,
     versions={"offbeat": "0.1.0"},
@@ -90,7 +91,7 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
     text = rendered(SUMMARY, metrics=Path("runs/quickstart/metrics.jsonl"))
     for part in (
         "finished", "0.113 -> 0.974", "600 in 3 min 07 s", "first after 9.2 s", "819 samples/s",
-        "7,373 tokens/s", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
+        "7,373 tokens/s", "held up by  trainer", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
         " 33 %", "generators busy",
         "11.3 ms paused", "40.2 ms in transfer, 1.3 MB; medians of 600 syncs", "80 %", "runs/quickstart/metrics.jsonl",
     ):  # fmt: skip
@@ -98,10 +99,17 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
 
 
 def test_whatever_was_replaced_is_counted_with_what_it_was() -> None:
-    replaced = msgspec.structs.replace(SUMMARY, restarts=2, rewinds=1, controller_lives=3)
-    line = next(line for line in rendered(replaced).splitlines() if "restarts" in line)
-    told = "5 2 of engines, 1 of the trainer, 2 of the controller"
-    assert " ".join(line.split()[1:]) == told
+    replaced = msgspec.structs.replace(
+        SUMMARY, restarts=2, controller_lives=4, resumes=1, rewinds=2
+    )
+    rows = [" ".join(line.split()) for line in rendered(replaced).splitlines()]
+    assert "restarts 4 2 of engines, 2 of the controller" in rows
+    assert "resumed once" in rows
+    assert "rewound 2 times to a checkpoint, or to the initial model" in rows
+
+
+def test_a_run_that_took_fewer_steps_than_asked_says_so() -> None:
+    assert "600 of 1000 in 3 min" in rendered(msgspec.structs.replace(SUMMARY, steps_asked=1000))
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:

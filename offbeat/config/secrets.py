@@ -1,0 +1,91 @@
+"""What counts as a secret: by the name of a variable or a key, or by its form."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, cast
+
+REDACTED: Final = "REDACTED"
+"""Stands in the place of a secret in a recipe."""
+
+SHORTEST: Final = 6
+"""A shorter value is a word or a switch: taking out "1" or "true" would garble every text."""
+
+USER_IN_URL: Final = re.compile(r"(?<=://)[^\s/?#@:\"']{0,200}:[^\s/?#@\"']{1,200}(?=@)")
+"""``user:password`` of a URL that has a password. Bounded, so that no text makes it slow."""
+
+_VARIABLE: Final = re.compile(
+    r"(?:(?:^|_)(?:TOKEN|SECRET|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)|PASSWORD|PASSWD|PASSPHRASE)$",
+    re.IGNORECASE,
+)
+_KEY: Final = re.compile(
+    r"(?:^|[_-])(?:token|secret|password|passwd|passphrase|credentials?|authorization"
+    r"|(?:api|access|secret|private)[_-]?key)$",
+    re.IGNORECASE,
+)
+_MARKUP_TOKEN: Final = re.compile(
+    r"^(?:bos|eos|pad|unk|sep|stop|start|end|mask)[_-]token$", re.IGNORECASE
+)
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def of_environment(environ: Mapping[str, str]) -> set[str]:
+    """The values of variables whose names say that they hold a secret."""
+    return {
+        value
+        for name, value in environ.items()
+        if _VARIABLE.search(name) and len(value) >= SHORTEST
+    }
+
+
+def of_recipe(values: Mapping[str, Any]) -> set[str]:
+    """The values of a recipe whose keys say so, as text."""
+    return {
+        str(value) for inside, value in _leaves(values) if inside and len(str(value)) >= SHORTEST
+    }
+
+
+def is_secret_key(dotted: str) -> bool:
+    """Whether what stands under this key of a recipe, or of an override, is a secret."""
+    return any(
+        _KEY.search(_CAMEL.sub("_", key)) and not _MARKUP_TOKEN.search(key)
+        for key in dotted.split(".")
+    )
+
+
+def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = False) -> Any:  # noqa: ANN401
+    """The same structure, each secret replaced; a tuple becomes a list, as YAML has it.
+
+    ``named``: a key around it says that it is one.
+    """
+    match value:
+        case dict():
+            entries = cast("dict[str, Any]", value)
+            return {
+                key: without_secrets(child, secrets, named=named or is_secret_key(key))
+                for key, child in entries.items()
+            }
+        case list() | tuple():
+            items = cast("list[Any]", value)
+            return [without_secrets(item, secrets, named=named) for item in items]
+        case str():
+            known = USER_IN_URL.search(value) or any(secret in value for secret in secrets)
+            return REDACTED if named or known else value
+        case int() | float() if named and len(str(value)) >= SHORTEST:  # a password of digits
+            return REDACTED
+        case _:
+            return value
+
+
+def _leaves(value: object, *, inside: bool = False) -> Iterator[tuple[bool, object]]:
+    """Every leaf of a tree, and whether a key around it says that it is a secret."""
+    match value:
+        case Mapping():
+            for key, child in cast("Mapping[str, object]", value).items():
+                yield from _leaves(child, inside=inside or is_secret_key(key))
+        case list() | tuple():
+            for child in cast("list[object]", value):
+                yield from _leaves(child, inside=inside)
+        case None | bool():
+            pass
+        case _:
+            yield inside, value

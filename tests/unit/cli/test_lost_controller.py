@@ -1,0 +1,65 @@
+"""Patience with a controller, and the last word of one that died untold."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from recorded_runs import RecordedRun
+
+from offbeat.cli.silence import Silence
+from offbeat.cli.unfinished import journalled_summary
+from offbeat.config.run import RunConfig
+from offbeat.messages.failures import DeadlineExceeded
+
+CONFIG = RunConfig.model_validate({
+    "name": "tiny", "steps": 10, "model": {"path": "none"}, "sampler": {"name": "ready_first"}
+})  # fmt: skip
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_controller_whose_process_starts_slowly_is_not_taken_for_frozen() -> None:
+    clock = Clock()
+    silence = Silence(clock)
+    clock.now_s = 299
+    silence.check()
+    clock.now_s = 301
+    with pytest.raises(DeadlineExceeded, match="300 s"):
+        silence.check()
+
+
+def test_a_controller_that_has_answered_may_be_silent_for_a_minute() -> None:
+    clock = Clock()
+    silence = Silence(clock)
+    clock.now_s = 200
+    silence.broken()
+    clock.now_s = 259
+    silence.check()
+    clock.now_s = 261
+    with pytest.raises(DeadlineExceeded, match="60 s"):
+        silence.check()
+
+
+def test_of_a_controller_that_died_untold_the_journal_tells_what_it_can(tmp_path: Path) -> None:
+    times = itertools.count(1000.0)
+    run = RecordedRun(tmp_path, unix_s=lambda: next(times))
+    run.ledger.released(0, "d0")
+    run.train(run.ready(2))
+    run.ledger.drop(run.ledger.admit(-1), "reward_nan")
+    run.close()
+    told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "it was killed")
+    assert (told.outcome, told.error) == ("failed", "it was killed")
+    assert (told.steps, told.steps_asked, told.groups.dropped) == (1, 10, {"reward_nan": 1})
+    assert (told.reward_last, told.staleness_histogram) == (0.5, {0: 4})
+    assert told.wall_s == 12, "thirteen records, one a second"
+    assert told.weights_digest == "d0"
+
+
+def test_of_a_run_that_never_had_a_controller_there_is_a_summary_too(tmp_path: Path) -> None:
+    told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "no room")
+    assert (told.steps, told.wall_s, told.controller_lives) == (0, 0, 1)

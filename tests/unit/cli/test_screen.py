@@ -1,0 +1,37 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from offbeat.cli.screen import screen
+
+
+@pytest.fixture(params=["reader gone", "disk full"])
+def failing(request: pytest.FixtureRequest) -> Iterator[TextIO]:
+    """A stream that fails at its first byte, and would again when it is closed."""
+    if request.param == "disk full":
+        with Path("/dev/full").open("w") as stream:
+            yield stream
+        return
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        yield stream
+
+
+def test_a_stream_that_fails_ends_nothing_that_writes_to_it(failing: TextIO) -> None:
+    console = screen(failing)
+    for _ in range(3):
+        console.print("step 1/1000")
+
+
+def test_what_is_told_arrives(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as stream:
+        screen(stream).print("step 1/1000")
+        assert (tmp_path / "out").read_text() == "step 1/1000\n"
+
+
+def test_without_a_stream_nothing_is_told() -> None:
+    screen(None).print("step 1/1000")

@@ -1,0 +1,34 @@
+"""What the driver makes of signals; whole runs that get them: ``tests/ray/test_live_signals.py``."""
+
+import signal
+
+import pytest
+
+from offbeat.cli.driver import Interrupted, Signals
+
+
+def test_while_nobody_watches_a_signal_strikes_where_the_process_is() -> None:
+    signals = Signals()
+    with signals.installed(), pytest.raises(Interrupted, match="SIGTERM"):
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.received is signal.SIGTERM
+
+
+def test_a_run_that_has_not_begun_is_not_ended_in_order() -> None:
+    signals = Signals()
+    signals.watched = True
+    with signals.installed():
+        assert not signals.at_once
+        signal.raise_signal(signal.SIGINT)
+    assert signals.at_once
+
+
+def test_a_run_is_ended_in_order_until_a_second_signal_comes() -> None:
+    signals = Signals()
+    signals.watched = signals.begun = True
+    with signals.installed():
+        signal.raise_signal(signal.SIGINT)
+        assert not signals.at_once
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.at_once
+    assert signals.received is signal.SIGINT, "the exit code is that of the first"
