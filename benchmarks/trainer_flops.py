@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.trainer_cases import Groups
 from offbeat.actors.trainers.batches.cutting import Cutting
-from offbeat.actors.trainers.batches.packing import PADDING, Packed, flatten, visible
-from offbeat.actors.trainers.torch_backend.model import linear_to_pair_ratio
+from offbeat.actors.trainers.batches.packing import PADDING, Packed, visible
+from offbeat.actors.trainers.torch_backend.model import linear_to_pair_ratio, vocabulary
 
 PEAKS: Final = (
     ("H200", "bfloat16", 989e12),
@@ -56,8 +56,9 @@ def load_of(
     model: PreTrainedModel, groups: Groups, max_tokens: int, *, shared_prompt: bool
 ) -> Load:
     """The load of one step of these groups, cut as the trainer cuts them."""
-    cutting = Cutting(max_tokens, shared_prompt, linear_to_pair_ratio(model))
-    return Load.of(cutting.cut(flatten(groups, only_trained=True)))
+    cutting = Cutting(max_tokens, shared_prompt, linear_to_pair_ratio(model), vocabulary(model))
+    _, microbatches = cutting.cut(groups, only_trained=True)
+    return Load.of(microbatches)
 
 
 def step_flops(model: PreTrainedModel, load: Load) -> float:

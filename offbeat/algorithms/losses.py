@@ -35,7 +35,6 @@ from offbeat.algorithms.surrogates import (
     sequence_clipped,
 )
 from offbeat.algorithms.tokens import (
-    LOG_RATIO_LIMIT,
     Loss,
     LossSums,
     LossTokens,
@@ -47,18 +46,7 @@ from offbeat.algorithms.tokens import (
 )
 from offbeat.messages.training import LossSpec
 
-__all__ = [
-    "LOG_RATIO_LIMIT",
-    "LOSSES",
-    "Loss",
-    "LossSums",
-    "LossTokens",
-    "cispo",
-    "clipped_pg",
-    "gspo",
-    "kl_penalty",
-    "sft",
-]
+__all__ = ["LOSSES", "LossSums", "LossTokens", "clipped_pg"]
 
 
 def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
@@ -120,15 +108,7 @@ def _sums(
         metrics["train/kl_reference"] = token_mean(kl_N.detach(), mask_N)
     bounded_N = reduce(torch.logical_or, surrogate.bounded_N.values(), torch.zeros_like(mask_N))
     by_age = None if tokens.staleness_N is None else spread(valid, tokens.staleness_N, bounded_N)
-    counts_S = valid.counts_S
-    return LossSums(
-        loss,
-        counts_S.sum(dtype=torch.float64),
-        (counts_S > 0).sum(dtype=torch.float64),
-        metrics,
-        divisor_parts(valid, counted, spec),
-        by_age,
-    )
+    return LossSums(loss, metrics, divisor_parts(valid, counted, spec), by_age)
 
 
 def _share(counted: ValidTokens, spec: LossSpec) -> Tensor:

@@ -12,7 +12,6 @@ class Reduction(enum.StrEnum):
     TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
     SEQUENCES = "sequences"  # sum over sequences / number of sequences with a valid token
     LOSS = "loss"  # sum / what the loss is divided by: ``divisors.denominator``
-    NONE = "none"  # sum, reported as it is: counts
     MIN = "min"  # never scaled
     MAX = "max"  # never scaled
 

@@ -4,7 +4,6 @@ Each takes valid tokens and returns their loss, [N], with the ratio it used and 
 got hold of. Legend: N tokens, S sequences; ``A`` the advantage, ``r = exp(logprob - old)``.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -25,9 +24,6 @@ class Surrogate:
     bounded_N: dict[str, Tensor] = field(
         default_factory=dict
     )  # bool: which tokens each bound holds
-
-
-SurrogateOf = Callable[[ValidTokens, LossSpec], Surrogate]
 
 
 def clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:

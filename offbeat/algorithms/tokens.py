@@ -38,8 +38,6 @@ class LossSums:
     """A loss summed over tokens or over sequence means, by the spec; and what to divide it by."""
 
     loss: Tensor  # scalar, carries the gradient
-    tokens: Tensor  # scalar float64: valid tokens
-    sequences: Tensor  # scalar float64: sequences with a valid token
     metrics: dict[str, Metric]
     divisor: Tensor  # float64 [3], what ``divisors.denominator`` adds up
     spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness not known

@@ -29,8 +29,8 @@ class Disk:
         old.replace(new)
 
     def remove(self, path: Path) -> None:
-        """A file, or a directory with all that is in it; not in one moment."""
-        if path.is_dir():
+        """A file, a link, or a directory with all that is in it; not in one moment."""
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

@@ -105,12 +105,17 @@ def read_manifest(directory: Path) -> CheckpointManifest:
         raise CheckpointCorrupt(str(file), str(error)) from None
     content = bytes(envelope.manifest)
     _expect(file, xxhash.xxh3_128_hexdigest(content), envelope.digest)
-    schema = msgspec.json.decode(content, type=_OnlySchema).schema
-    if schema != SCHEMA:
-        fix = "Go on with the release of offbeat that wrote it, or start a new run"
-        raise CheckpointMismatch(str(directory), "schema", str(schema), str(SCHEMA), fix)
-    manifest = msgspec.json.decode(content, type=CheckpointManifest)
+    try:
+        schema = msgspec.json.decode(content, type=_OnlySchema).schema
+        if schema != SCHEMA:
+            fix = "Go on with the release of offbeat that wrote it, or start a new run"
+            raise CheckpointMismatch(str(directory), "schema", str(schema), str(SCHEMA), fix)
+        manifest = msgspec.json.decode(content, type=CheckpointManifest)
+    except msgspec.ValidationError as error:
+        raise CheckpointCorrupt(str(file), str(error)) from None
     for each in manifest.files:
+        if Path(each.name).name != each.name:
+            raise CheckpointCorrupt(str(file), f"{each.name!r} is no file of its directory")
         path = directory / each.name
         nbytes = path.stat().st_size if path.exists() else None
         if nbytes != each.nbytes:
@@ -128,6 +133,16 @@ def verify(directory: Path, files: Iterable[FileRecord]) -> None:
     """
     for each in files:
         _expect(directory / each.name, _digest(directory / each.name), each.digest)
+
+
+def check_version(directory: Path, manifest: CheckpointManifest, named: int) -> None:
+    """Refuse what stands under the name of another version.
+
+    Raises:
+        CheckpointCorrupt: Naming the version it is of.
+    """
+    if manifest.version != named:
+        raise CheckpointCorrupt(str(directory), f"it holds version {manifest.version}")
 
 
 def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity) -> None:

@@ -27,6 +27,7 @@ from offbeat.actors.trainers.checkpoint_manifest import (
     FileRecord,
     Identity,
     check_identity,
+    check_version,
     describe,
     encode,
     read_manifest,
@@ -38,6 +39,7 @@ from offbeat.messages.failures import CheckpointFailed
 log = structlog.stdlib.get_logger()
 LATEST: Final = "LATEST"
 _STATE, _ABANDONED, _CORRUPT, _PARTIAL = "state_", "abandoned_", "corrupt_", ".partial_"
+_MOST_DIGITS: Final = 18
 _MARGIN_BYTES: Final = 2**20  # for what a file system needs beside the content
 
 
@@ -166,7 +168,7 @@ class CheckpointStore:
         """The version that LATEST names; None without one, or when it is damaged."""
         file = self._root / LATEST
         name = file.read_bytes().removeprefix(_STATE.encode()).strip() if file.exists() else b""
-        return int(name) if name.isdigit() else None
+        return int(name) if name.isdigit() and len(name) <= _MOST_DIGITS else None
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -270,6 +272,7 @@ class CheckpointStore:
         directory = self._directory(version)
         try:
             manifest = read_manifest(directory)
+            check_version(directory, manifest, version)
             check_identity(directory, manifest, self._identity)
             self._readers.verify(directory, manifest.files)
         except CheckpointCorrupt as corrupt:

@@ -30,6 +30,11 @@ class WorldBroken(OffbeatError):
         return f"trainer rank {self.rank} lost the others in {self.during}: {self.detail}"
 
 
+def line_of(error: Exception) -> str:
+    """An error in one short line: gloo's and NCCL's own go on."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 class Peers(Protocol):
     """The ranks of a world, as one of them sees them. All of them make the same calls, in order."""
 

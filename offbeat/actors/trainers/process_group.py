@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from offbeat.actors.trainers.peers import WorldBroken
+from offbeat.actors.trainers.peers import WorldBroken, line_of
 from offbeat.actors.trainers.spec import Rendezvous
 
 T = TypeVar("T")
@@ -96,8 +96,3 @@ def is_broken(error: Exception) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _BROKEN)
-
-
-def line_of(error: BaseException) -> str:
-    """An error in one short line: gloo's and NCCL's own go on."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -4,6 +4,7 @@ Nothing is read from the device until the step ends: one transfer a step, and on
 ranks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
 from offbeat.algorithms.divisors import NOTHING, denominator
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import Metric, Reduction
-from offbeat.messages.training import LossSpec
+from offbeat.messages.training import LossSpec, StepResult
 
 _COMBINE = {Reduction.MIN: torch.minimum, Reduction.MAX: torch.maximum}
 
@@ -54,13 +55,26 @@ class StepTotals:
 
     @property
     def loss(self) -> float:
-        """Only with a denominator."""
-        return sum(each.loss for each in self.ranks) / self.denominator
+        """0 without a denominator."""
+        return sum(each.loss for each in self.ranks) / (self.denominator or 1.0)
+
+    @property
+    def refusal(self) -> str:
+        """Why no optimizer may have a step of these sums; empty if one may."""
+        if not self.tokens:
+            return "no valid tokens"
+        if not self.denominator:
+            return "a band dropped every valid token"
+        return "" if math.isfinite(self.loss) else f"loss is {self.loss}"
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Each divided by what its kind says. Only with a denominator."""
+        """Each divided by what its kind says; those that there is nothing to divide by are not there."""
+        if not self.tokens:
+            return {}
         kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
+        if not self.denominator:
+            kinds = {name: kind for name, kind in kinds.items() if kind is not Reduction.LOSS}
         spreads = [each.spread for each in self.ranks if each.spread is not None]
         return {name: self._metric(name, kind) for name, kind in kinds.items()} | spread_metrics(
             spreads
@@ -79,8 +93,6 @@ class StepTotals:
                 return sum(values) / self.sequences
             case Reduction.LOSS:
                 return sum(values) / self.denominator
-            case _:
-                return sum(values)
 
 
 @dataclass(slots=True)
@@ -127,3 +139,20 @@ class StepSums:
         spread = None if self._spread is None else self._spread.tolist()
         divisor = tuple(self._divisor.tolist())
         return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread)
+
+    def result(
+        self, totals: StepTotals, *, reason: str, grad_norm: float, rate: float, finish_s: float
+    ) -> StepResult:
+        """What is said of the step: the same on all ranks, but for the time. ``reason``: not applied."""
+        return StepResult(
+            applied=not reason,
+            loss=totals.loss,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            tokens=totals.tokens,
+            sequences=totals.sequences,
+            chunks=self.chunks,
+            metrics=totals.metrics,
+            reason=reason,
+            compute_s=self.compute_s + finish_s,
+        )

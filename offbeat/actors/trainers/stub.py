@@ -6,7 +6,7 @@ two runs that trained the same groups in the same steps have the same digest.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
@@ -33,7 +32,6 @@ from offbeat.transfer_queue.schema import (
 )
 
 FINISH_SHARE: Final = 0.1  # of a step's time; the rest is spread evenly over its groups
-WEIGHT_NAME: Final = "stub.weight"
 _UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
 _STATE_FILE: Final = "stub.json"
 
@@ -86,10 +84,6 @@ class StubTrainer(SplitStep):
     @property
     def parameters(self) -> int:
         return len(bytes.fromhex(self._digest))
-
-    def named_weights(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """One array of uint8 that changes with every applied step."""
-        yield WEIGHT_NAME, np.frombuffer(bytes.fromhex(self._digest), np.uint8)
 
     def weights_digest(self) -> str:
         return self._digest

@@ -7,7 +7,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from offbeat.actors.trainers.spec import TrainerSpec
-from offbeat.actors.trainers.stub import WEIGHT_NAME, StubTrainer
+from offbeat.actors.trainers.stub import StubTrainer
 from offbeat.actors.trainers.trainer_actor import TrainerActor
 from offbeat.weight_sync.manifest import plan
 
@@ -17,7 +17,7 @@ class StubSource:
 
     def __init__(self, trainer: StubTrainer) -> None:
         self._trainer = trainer
-        self.manifest = plan([(WEIGHT_NAME, (16,), "uint8")], chunk_bytes=1024)
+        self.manifest = plan([("stub.weight", (16,), "uint8")], chunk_bytes=1024)
 
     def chunks(
         self, room: Callable[[int, int], NDArray[np.uint8]] | None = None

@@ -21,7 +21,7 @@ from offbeat.actors.process import incarnation, prepare
 from offbeat.actors.trainers.checkpoint_store import Stored
 from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.actors.trainers.memory import PeakMemory, meter_of
-from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken
+from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of
 from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
 from offbeat.actors.trainers.rank_sender import sender_of
 from offbeat.actors.trainers.spec import Rendezvous, TrainerSpec
@@ -59,7 +59,7 @@ class TrainerActor:
     def __init__(self, spec: TrainerSpec, make: Make) -> None:
         """``make`` is called once the other ranks are there; at once, if there are none."""
         name = f"trainer-rank{spec.rank}"
-        prepare(name, spec.run_dir)
+        prepare(name, spec.run_dir, spec.config)
         self._spec, self._rank, self._make = spec, spec.rank, make
         self._checkpoints = Path(spec.run_dir) / "checkpoints"
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
@@ -223,7 +223,7 @@ class TrainerActor:
 
     def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         self._admit(fence)
-        self._split.abort_train_step(key)
+        self._classified("abort", key.step, lambda: self._split.abort_train_step(key))
 
     def save(self, fence: Fence, step: int) -> None:
         """A Hugging Face directory that transformers and vLLM load, in the run's checkpoints.
@@ -302,8 +302,7 @@ class TrainerActor:
         except Exception as error:
             if not self._peers.are_lost(error):
                 raise
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise WorldBroken(self._rank, during, lines[0][:200]) from error
+            raise WorldBroken(self._rank, during, line_of(error)) from error
 
     def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
         """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""

@@ -15,8 +15,6 @@ from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.messages.training import StepResult
 
-# --- jobs --------------------------------------------------------------------------------------------
-
 
 def main_grads(module: Any) -> dict[str, Tensor]:
     return {name: each.main_grad for name, each in module.named_parameters()}
@@ -188,3 +186,37 @@ OPTIMIZERS: dict[str, type[RankOptimizer]] = {
     each.__name__: each
     for each in (FaultyAdamW, ShardedAdamW, UnmarkedMatrices, DecaysVectors, StatesOfParts)
 }
+
+
+def hooked(trainer: MegatronTrainer, site: str) -> Any:
+    """Forward or backward raises in the second layer, with other gradients made already."""
+
+    def fail(*_: Any) -> None:
+        raise Injected(site)
+
+    layer = trainer.model.decoder.layers[-1]
+    if site == "forward":
+        return layer.register_forward_hook(fail)
+    if site == "backward":
+        return trainer.model.get_parameter("decoder.layers.0.mlp.linear_fc1.weight").register_hook(
+            fail
+        )
+    return None
+
+
+def witness(trainer: MegatronTrainer) -> dict[str, Any]:
+    """All that an abort has to put back."""
+    config, ddp = trainer.transformer, trainer.ddp
+    parameters = dict(trainer.model.named_parameters())
+    return {
+        "hooks": Hooks.of(config),
+        "gradients": {n: float(g.abs().sum()) for n, g in main_grads(trainer.model).items()},
+        "grad": [n for n, p in parameters.items() if p.grad is not None],
+        "last microbatch": [group.is_last_microbatch for group in ddp.bucket_groups],
+        "weights": {n: float(p.detach().double().sum()) for n, p in parameters.items()},
+        "steps": trainer.steps_applied,
+    }
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [f"{name}: {after[name]}" for name in before if before[name] != after[name]]

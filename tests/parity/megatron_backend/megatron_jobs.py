@@ -17,7 +17,9 @@ from megatron_bugs import (
     Injected,
     LateRate,
     Recording,
-    main_grads,
+    differences,
+    hooked,
+    witness,
 )
 from megatron_cases import JobStep, Told
 from parity_cases import Arrays, chunked
@@ -27,7 +29,7 @@ from torch import Tensor
 from offbeat.actors.trainers.dispatch import Replicas, shares
 from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.actors.trainers.megatron.errors import UnsupportedLayout
-from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
+from offbeat.actors.trainers.megatron.gradients import Gradients
 from offbeat.actors.trainers.megatron.hf_files import view_of, where
 from offbeat.actors.trainers.megatron.parts import Parts
 from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
@@ -373,38 +375,3 @@ def any_rank(raised: str) -> bool:
     everybody: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(everybody, raised)
     return any(everybody)
-
-
-def hooked(trainer: MegatronTrainer, site: str) -> Any:
-    """Forward or backward raises in the second layer, with other gradients made already."""
-
-    def fail(*_: Any) -> None:
-        raise Injected(site)
-
-    layer = trainer.model.decoder.layers[-1]
-    if site == "forward":
-        return layer.register_forward_hook(fail)
-    if site == "backward":
-        return trainer.model.get_parameter("decoder.layers.0.mlp.linear_fc1.weight").register_hook(
-            fail
-        )
-    return None
-
-
-def witness(trainer: MegatronTrainer) -> dict[str, Any]:
-    """All that an abort has to put back."""
-    config, ddp = trainer.transformer, trainer.ddp
-    parameters = dict(trainer.model.named_parameters())
-    return {
-        "hooks": Hooks.of(config),
-        "open": trainer.gradients.is_open,
-        "gradients": {n: float(g.abs().sum()) for n, g in main_grads(trainer.model).items()},
-        "grad": [n for n, p in parameters.items() if p.grad is not None],
-        "last microbatch": [group.is_last_microbatch for group in ddp.bucket_groups],
-        "weights": {n: float(p.detach().double().sum()) for n, p in parameters.items()},
-        "steps": trainer.steps_applied,
-    }
-
-
-def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [f"{name}: {after[name]}" for name in before if before[name] != after[name]]

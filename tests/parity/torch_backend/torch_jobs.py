@@ -1,109 +1,25 @@
 """What the ranks of a world are asked to do. Runs in workers only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
-import torch.distributed as dist
 from parity_cases import Arrays, Cut, Outcome, Step, chunked
-from tiny_models import compute_in_float64
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.distributed.tensor import DTensor
+from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
 
 from offbeat.actors.trainers.dispatch import shares
-from offbeat.actors.trainers.gathered_source import GatheredSource
 from offbeat.actors.trainers.peers import PeerFailed, Peers
-from offbeat.actors.trainers.schedule import learning_rate
-from offbeat.actors.trainers.step_sums import StepTotals
 from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.sharding import Weights, sharded_modules, whole
-from offbeat.algorithms.losses import LossSums, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
 from offbeat.weight_sync.dtypes import WirePolicy
-
-
-class Exact(TorchTrainer):
-    """Computes in float64 what transformers does not."""
-
-    def _load_model(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
-        model = super()._load_model(load, path)
-        if self._dtype == torch.float64:
-            compute_in_float64(model)
-        return model
-
-
-# --- bugs of others, planted ----------------------------------------------------------------------
-
-
-class Averaged(Exact):
-    """Gradients are averaged over ranks: what FSDP2 does unless told."""
-
-    def _cut(self, model: PreTrainedModel) -> Weights:
-        weights = super()._cut(model)
-        for each in sharded_modules(model):
-            each.set_gradient_divide_factor(float(self.peers.size))
-        return weights
-
-
-class ReducedTwice(Exact):
-    """What is reduced already is reduced again."""
-
-    def _cut(self, model: PreTrainedModel) -> Weights:
-        weights = super()._cut(model)
-        for each in sharded_modules(model):
-            each.set_all_reduce_hook(again)
-        return weights
-
-
-def again(reduced: Tensor) -> None:
-    dist.all_reduce(reduced)
-
-
-class OwnCounts(Exact):
-    """Gradients of all ranks are divided by the tokens of one."""
-
-    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        return super()._update(StepTotals(totals.spec, totals.ranks[:1]), rate)
-
-
-class OwnMetrics(Exact):
-    """Metrics of all ranks are divided by the tokens of one."""
-
-    def _finish(self) -> StepResult:
-        own = self._step.sums.own()
-        result = super()._finish()
-        by_own = {name: each * result.tokens / own.tokens for name, each in result.metrics.items()}
-        return msgspec.structs.replace(result, metrics=by_own)
-
-
-class LateRate(Exact):
-    """The learning rate is looked up after the step was counted."""
-
-    def _finish(self) -> StepResult:
-        result = super()._finish()
-        late = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
-        return msgspec.structs.replace(result, learning_rate=late)
-
-
-class Unsharded(Exact):
-    """Every rank trains all the data."""
-
-    everything = True
-
-
-KINDS = {
-    each.__name__: each
-    for each in (Exact, Averaged, ReducedTwice, OwnCounts, OwnMetrics, LateRate, Unsharded)
-}
-
-
-# --- jobs -----------------------------------------------------------------------------------------
+from offbeat.weight_sync.source import GatheredSource
 
 
 def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -> Any:
@@ -146,7 +62,7 @@ def feed(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, key: St
 def gradients(trainer: TorchTrainer) -> Arrays:
     return as_arrays(
         {
-            name: whole(each.grad)
+            name: each.grad.full_tensor() if isinstance(each.grad, DTensor) else each.grad
             for name, each in trainer.module.named_parameters()
             if each.grad is not None
         }
@@ -273,57 +189,7 @@ def published(peers: Peers, path: Path, cut: Cut, chunk_bytes: int) -> list[byte
     return [source.manifest.digest.encode(), *(c.tobytes() for c, _ in source.chunks())]
 
 
-# --- failures ---------------------------------------------------------------------------------------
-
-
-class Injected(Exception):
-    """What a failing part raises."""
-
-
-class Failing(Exact):
-    """Fails once, at one of its call sites, on some ranks."""
-
-    site = ""
-    ranks: tuple[int, ...] = ()
-    passes = 0  # forward passes before it fails
-
-    def arm(self, site: str, ranks: Sequence[int], after: int) -> None:
-        self.site, self.ranks, self.passes = site, tuple(ranks), after
-
-    def _due(self, site: str) -> bool:
-        if site != self.site or self.peers.rank not in self.ranks:
-            return False
-        self.passes -= 1
-        if self.passes >= 0:
-            return False
-        self.site = ""
-        return True
-
-    def _fail_at(self, site: str) -> None:
-        if self._due(site):
-            raise Injected(site)
-
-    def watch(self) -> None:
-        layers: Any = self._model.model.layers
-        layers[-1].register_forward_pre_hook(lambda *_: self._fail_at("forward"))
-
-    def _read(self, *arguments: Any, **keywords: Any) -> Any:
-        self._fail_at("read")
-        return super()._read(*arguments, **keywords)
-
-    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
-        self._fail_at("loss")
-        if self._due("backward"):
-            inputs.logprobs_N.register_hook(raise_injected)
-        return super()._loss(inputs, spec)
-
-    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        self._fail_at("finish")
-        return super()._update(totals, rate)
-
-
-def raise_injected(_: Tensor) -> None:
-    raise Injected("backward")
+# --- failures --------------------------------------------------------------------------------------
 
 
 def hooks(model: nn.Module) -> int:

@@ -89,7 +89,6 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
         dtype: Any = "float64",
         optimizer: dict[str, Any] | None = None,
         total_steps: int = 10,
-        reference: Path | None = None,
         **section: Any,
     ) -> TorchTrainer:
         options = OptimizerConfig.model_validate({"learning_rate": 1e-2} | (optimizer or {}))
@@ -98,7 +97,6 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
             trainer=TrainerConfig(optimizer=options, **section),
             model=ModelConfig(path=str(path), dtype=dtype),
             total_steps=total_steps,
-            reference_path=reference,
         )
         if dtype == "float64":
             compute_norms_in_float64(trainer.module)

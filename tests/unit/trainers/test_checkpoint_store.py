@@ -8,64 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import xxhash
 from faulty_disk import FaultyDisk
+from saved_states import OWN, digest_of, latest_is_whole, names, save, state, store_on, whole
 from structlog.testing import capture_logs
 
 from offbeat.actors.trainers.checkpoint_disk import Disk
-from offbeat.actors.trainers.checkpoint_manifest import MANIFEST, SCHEMA, Identity
-from offbeat.actors.trainers.checkpoint_store import CheckpointStore, Stored
+from offbeat.actors.trainers.checkpoint_manifest import MANIFEST, SCHEMA
 from offbeat.actors.trainers.errors import CheckpointMismatch
 from offbeat.messages.failures import CheckpointFailed
 
-OWN = Identity("stub", "a stub", "f" * 32)
 SAVE_OPERATIONS = 18  # of a save that replaces an older checkpoint
-
-
-def state(version: int, lineage: int = 0) -> bytes:
-    return f"state of version {version} in lineage {lineage} ".encode() * 20
-
-
-def digest_of(content: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(content)
-
-
-def store_on(root: Path, disk: Disk | None = None, own: Identity = OWN) -> CheckpointStore:
-    return CheckpointStore(root, own, keep=2, disk=disk or FaultyDisk())
-
-
-def save(root: Path, version: int, lineage: int = 0, disk: Disk | None = None) -> int:
-    """Through a disk that may fail while the backend writes, too."""
-    used, content = disk or FaultyDisk(), state(version, lineage)
-
-    def write(directory: Path) -> None:
-        used.write(directory / "counters.json", f'{{"version": {version}}}'.encode())
-        used.write(directory / "weights", content)
-
-    return store_on(root, used).save(version, digest_of(content), len(content), write)
-
-
-def whole(stored: Stored | None) -> int:
-    """The version of a checkpoint that holds what was saved; 0 for none."""
-    if stored is None:
-        return 0
-    content = (stored.directory / "weights").read_bytes()
-    assert digest_of(content) == stored.manifest.weights_digest
-    assert content.startswith(f"state of version {stored.version} ".encode())
-    return stored.version
-
-
-def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
-
-
-def latest_is_whole(root: Path) -> int:
-    """The version LATEST names, 0 without one; that checkpoint verifies."""
-    store = store_on(root)
-    version = store.latest() or 0
-    if version:
-        assert whole(store.newest(version)) == version
-    return version
 
 
 @pytest.fixture

@@ -52,6 +52,9 @@ SPOILERS = {
     "falling offsets": ("response_offsets", spoiled("response_offsets", 1, 12)),
     "a NaN": ("generation_logprobs", spoiled("generation_logprobs", 3, np.nan)),
     "an infinity": ("generation_logprobs", spoiled("generation_logprobs", -1, -np.inf)),
+    "a response token of another vocabulary": ("response_ids", spoiled("response_ids", 2, 64)),
+    "a prompt token of another vocabulary": ("prompt_ids", spoiled("prompt_ids", 0, 64)),
+    "a negative token": ("response_ids", spoiled("response_ids", -1, -1)),
 }
 
 

@@ -65,19 +65,6 @@ def test_a_saved_directory_is_a_model_with_its_tokenizer(
     assert [each.name for each in target.parent.iterdir()] == ["step_1"]
 
 
-def test_a_checkpoint_trains_towards_the_first_model_not_itself(
-    tmp_path: Path, trainer_of: MakeTrainer, step_data: Step
-) -> None:
-    trainer = trainer_of(dtype="float32")
-    asked = {"policy": False, "reference": True, "temperature": 1.0}
-    (want,) = trainer.prepare_logprobs(step_data[0][:1], **asked)
-    trainer.train(*step_data, LossSpec())
-    trainer.save(tmp_path / "model")
-    resumed = trainer_of(tmp_path / "model", dtype="float32", reference=trainer.model_path)
-    (got,) = resumed.prepare_logprobs(step_data[0][:1], **asked)
-    assert (got["reference_logprobs"] == want["reference_logprobs"]).all()
-
-
 def test_what_a_model_does_to_its_logits_is_kept(
     tmp_path: Path, trainer_of: MakeTrainer, step_data: Step
 ) -> None:

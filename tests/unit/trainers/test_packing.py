@@ -21,7 +21,7 @@ shapes = st.lists(st.tuples(st.integers(1, 5), lengths), min_size=1, max_size=4)
 def batch_of(shape: list[tuple[int, list[int]]], masked: float, *, only_trained: bool) -> Batch:
     rng = np.random.default_rng(0)
     groups = [make_group(rng, prompt, responses, masked) for prompt, responses in shape]
-    return flatten(groups, only_trained=only_trained)
+    return flatten(groups, only_trained=only_trained, vocabulary=64)
 
 
 @given(
@@ -109,7 +109,8 @@ def test_samples_without_a_wanted_token_are_left_out() -> None:
     group = make_group(rng, 3, [4, 4])
     group["loss_mask"][:4] = False
     group["loss_mask"][6:] = False
-    (row,) = plan_rows(flatten([group], only_trained=True), response_tokens=99, max_tokens=99)
+    batch = flatten([group], only_trained=True, vocabulary=64)
+    (row,) = plan_rows(batch, response_tokens=99, max_tokens=99)
     assert row == Row(group=0, samples=(1,), length=3 + 1)
 
 

@@ -86,7 +86,19 @@ def test_nothing_is_executed_when_the_table_of_contents_is_read(tmp_path: Path) 
     assert not trapped.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps({"a": 1})])
+_METADATA_CLASS = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"not a pickle", pickle.dumps({"a": 1}), b"\x8c\x02\xff\xff.", b"(" * 10**6),
+        _METADATA_CLASS + b")\x81.",
+        _METADATA_CLASS + b"I1\n\x81.",
+        b"ctorch.serialization\n_get_layout\n(Vnone\ntR.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x0f.",  # bytes of an exabyte
+    ],
+)
 def test_a_table_of_contents_that_is_none_is_an_os_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / METADATA).write_bytes(content)
     with pytest.raises(OSError, match=METADATA):

@@ -1,18 +1,12 @@
 """Every loss through the split step: what one call does, any cut into chunks does."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from random_groups import Group
+from split_steps import MakeTrainer, Step, run_step
 
-from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec, StepResult
-
-MakeTrainer = Callable[..., TorchTrainer]
-Step = tuple[list[Group], list[tuple[float, ...]]]
+from offbeat.messages.training import LossSpec
 
 LOSSES = {
     "gspo": LossSpec(name="gspo", clip_low=0.5, clip_high=0.5, normalize="sequences"),
@@ -26,16 +20,6 @@ LOSSES = {
     "step_std": LossSpec(step_std=True),
     "kept": LossSpec(old_logprobs="policy", icepop_band=(0.7, 1.4), count_dropped=False),
 }
-
-
-def split(trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int) -> StepResult:
-    groups, advantages = step
-    key = StepKey(1, 1, 0)
-    trainer.begin_train_step(key, loss)
-    for part in np.array_split(np.arange(len(groups)), chunks):
-        key = key.next()
-        trainer.train_microbatch(key, [groups[i] for i in part], [advantages[i] for i in part])
-    return trainer.finish_train_step(key.next())
 
 
 def aged(step: Step, versions: int) -> Step:
@@ -55,7 +39,7 @@ def test_a_split_step_is_the_single_call(
     assert want.applied
     for chunks in (2, 8):
         trainer = trainer_of(max_tokens_per_microbatch=60, shared_prompt=chunks == 2)
-        got = split(trainer, step_data, loss, chunks)
+        got = run_step(trainer, step_data, loss, chunks)
         assert got.loss == pytest.approx(want.loss, rel=1e-10)
         assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-10)
         assert got.metrics == pytest.approx(want.metrics, rel=1e-6)

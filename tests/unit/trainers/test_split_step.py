@@ -1,35 +1,21 @@
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from split_steps import MakeTrainer, Step, run_step
 from torch import Tensor
 
 from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.failures import SchemaError, StepAlreadyOpen, StepOutOfOrder
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.messages.training import LossSpec
 
-MakeTrainer = Callable[..., TorchTrainer]
-Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
 FULL = LossSpec(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6)
 BY_SEQUENCES = LossSpec(normalize="sequences", temperature=0.7)
-
-
-def run_step(
-    trainer: TorchTrainer, step: Step, loss: LossSpec, chunks: int, number: int = 1
-) -> StepResult:
-    groups, advantages = step
-    key = StepKey(number, number, 0)
-    trainer.begin_train_step(key, loss)
-    for part in np.array_split(np.arange(len(groups)), chunks):
-        key = key.next()
-        trainer.train_microbatch(key, [groups[i] for i in part], [advantages[i] for i in part])
-    return trainer.finish_train_step(key.next())
 
 
 def raw_gradients(
@@ -248,65 +234,6 @@ def test_after_a_failed_microbatch_only_an_abort_is_taken(
     failed.train_microbatch(StepKey(1, 2, 1), groups, advantages)
     failed.finish_train_step(StepKey(1, 2, 2))
     assert failed.weights_digest() == clean.weights_digest()
-
-
-def test_a_step_without_a_valid_token_is_not_applied(
-    trainer_of: MakeTrainer, step_data: Step
-) -> None:
-    groups = [dict(group, loss_mask=np.zeros_like(group["loss_mask"])) for group in step_data[0]]
-    trainer = trainer_of(optimizer={"weight_decay": 0.1})
-    before = trainer.weights_digest()
-    result = run_step(trainer, (groups, step_data[1]), LossSpec(), 2)
-    assert (result.applied, result.reason, result.tokens) == (False, "no valid tokens", 0)
-    assert trainer.weights_digest() == before
-    assert trainer.steps_applied == 0
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_loss_or_gradient_that_is_not_finite_is_not_applied(
-    trainer_of: MakeTrainer, step_data: Step, poison: float
-) -> None:
-    groups, advantages = step_data
-    clean, poisoned = trainer_of(), trainer_of()
-    for trainer in (clean, poisoned):
-        run_step(trainer, step_data, LossSpec(), 1)
-    bad = [(poison, *advantages[0][1:]), *advantages[1:]]
-    result = run_step(poisoned, (groups, bad), LossSpec(), 2, number=2)
-    assert not result.applied
-    assert result.reason
-    assert poisoned.weights_digest() == clean.weights_digest()
-    for trainer, number in ((clean, 2), (poisoned, 3)):
-        run_step(trainer, step_data, LossSpec(), 1, number)
-    assert poisoned.weights_digest() == clean.weights_digest()
-
-
-def test_a_gradient_that_overflows_under_a_finite_loss_is_not_applied(
-    trainer_of: MakeTrainer, step_data: Step
-) -> None:
-    trainer = trainer_of(dtype="float32")
-    before = trainer.weights_digest()
-    groups, advantages = step_data
-    huge = [tuple(1e25 * each for each in group) for group in advantages]
-    result = run_step(trainer, (groups, huge), LossSpec(clip_low=1.0, clip_high=9.0), 1)
-    assert math.isfinite(result.loss)
-    assert (result.applied, result.reason) == (False, "gradient norm is inf")
-    assert trainer.weights_digest() == before
-
-
-def test_an_infinite_loss_under_a_finite_gradient_is_not_applied(
-    trainer_of: MakeTrainer, step_data: Step
-) -> None:
-    trainer, groups = trainer_of(dtype="float32"), step_data[0]
-    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
-    clipped = [
-        dict(group, generation_logprobs=prepared["policy_logprobs"] - np.float32(0.4))
-        for group, prepared in zip(groups, columns, strict=True)
-    ]
-    before = trainer.weights_digest()
-    result = run_step(trainer, (clipped, [(2e38,) * 4] * len(groups)), LossSpec(), 1)
-    assert (result.applied, result.reason) == (False, "loss is -inf")
-    assert trainer.weights_digest() == before
-    assert trainer.steps_applied == 0
 
 
 def test_logprobs_can_be_prepared_while_a_step_is_open(

@@ -8,10 +8,9 @@ from offbeat.algorithms.metrics import Metric, Reduction
 from offbeat.messages.training import LossSpec
 
 
-def part(loss: float, value: float) -> LossSums:
-    one = torch.ones((), dtype=torch.float64)
+def part(loss: float, value: float, units: float = 2.0) -> LossSums:
     metrics = {str(each): Metric(each, torch.tensor(value)) for each in Reduction}
-    return LossSums(torch.tensor(loss), one, one, metrics, torch.tensor([2.0, 1.0, 4.5]))
+    return LossSums(torch.tensor(loss), metrics, torch.tensor([units, 1.0, 4.5]))
 
 
 @pytest.mark.parametrize(("step_std", "divisor"), [(False, 4.0), (True, 12 / 2**0.5)])
@@ -26,7 +25,15 @@ def test_every_metric_is_divided_by_what_its_kind_says(step_std: bool, divisor: 
         "loss": pytest.approx(24 / divisor),
         "tokens": 2.0,
         "sequences": 12.0,
-        "none": 24.0,
         "min": 6.0,
         "max": 18.0,
     }
+    assert means.refusal == ""
+
+
+def test_of_a_step_that_a_band_dropped_wholly_all_is_told_but_its_loss() -> None:
+    sums = StepSums(LossSpec(icepop_band=(0.5, 2.0), count_dropped=False), tokens=12, sequences=2)
+    sums.add(part(0.0, 6.0, units=0.0))
+    means = sums.totals(Alone())
+    assert (means.loss, means.refusal) == (0.0, "a band dropped every valid token")
+    assert means.metrics == {"tokens": 0.5, "sequences": 3.0, "min": 6.0, "max": 6.0}

@@ -13,8 +13,11 @@ from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 
-def check_layout(groups: Sequence[Columns], token_columns: Sequence[str]) -> None:
+def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabulary: int) -> None:
     """Every group has a prompt, samples of one token or more, and these columns, a value a token.
+
+    Its tokens are the model's: of others an embedding on the CPU raises, one on CUDA takes the process
+    along, and one that is dealt to ranks makes zeros.
 
     Raises:
         UnfitColumns: Of the first group that has not.
@@ -33,6 +36,15 @@ def check_layout(groups: Sequence[Columns], token_columns: Sequence[str]) -> Non
             raise UnfitColumns(place, PROMPT_IDS, "empty", "one token or more")
         for name in token_columns:
             check_length(place, group, name, tokens)
+        for name in (PROMPT_IDS, RESPONSE_IDS):
+            _check_ids(place, name, group[name], vocabulary)
+
+
+def _check_ids(place: int, name: str, ids: NDArray[np.generic], vocabulary: int) -> None:
+    unknown = np.flatnonzero(np.less(ids, 0) | np.greater_equal(ids, vocabulary))
+    if len(unknown):
+        got = f"{ids[unknown[0]]} at index {unknown[0]}"
+        raise UnfitColumns(place, name, got, f"0 to {vocabulary - 1}, the model's vocabulary")
 
 
 def check_length(place: int, group: Columns, name: str, tokens: int) -> None:

@@ -81,13 +81,13 @@ WORTHLESS: Final = Packed(
 """A microbatch of one token that is nobody's: for a rank that has to compute along with others."""
 
 
-def flatten(groups: Sequence[Columns], *, only_trained: bool) -> Batch:
+def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -> Batch:
     """Lay groups end to end; wanted are the tokens under the loss mask, or all of them.
 
     Raises:
-        UnfitColumns: A group's columns do not fit each other.
+        UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.
     """
-    check_layout(groups, (LOSS_MASK,) if only_trained else ())
+    check_layout(groups, (LOSS_MASK,) if only_trained else (), vocabulary)
     offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
     firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])
     start_S = np.concatenate(

@@ -50,11 +50,6 @@ class Gradients:
         Hooks(own, ddp.no_sync, finalize_model_grads).put(config)
         self._saved: Hooks | None = None  # while a step is open
 
-    @property
-    def is_open(self) -> bool:
-        """The hooks are taken away."""
-        return self._saved is not None
-
     def begin(self) -> None:
         """All gradients are zero, and nothing but ``reduce`` reduces them until ``restore``."""
         self.zero()

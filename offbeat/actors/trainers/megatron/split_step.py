@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens
-from offbeat.actors.trainers.batches.packing import Batch, Packed, flatten
+from offbeat.actors.trainers.batches.packing import Batch, Packed
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.megatron.architecture import read_architecture
 from offbeat.actors.trainers.megatron.forward import Forward
@@ -36,8 +36,7 @@ from offbeat.actors.trainers.megatron.microbatches import aligned
 from offbeat.actors.trainers.megatron.model import build_model, in_data_parallel, transformer_config
 from offbeat.actors.trainers.megatron.parts import Parts, optimizer_for
 from offbeat.actors.trainers.megatron.state import WEIGHTS, SavedShares, save_share
-from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, agreed_most
-from offbeat.actors.trainers.process_group import line_of
+from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of, together
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
 from offbeat.actors.trainers.step_sums import StepSums, StepTotals
@@ -63,19 +62,18 @@ class MegatronTrainer(SplitStep):
         model: ModelConfig,
         total_steps: int,
         seed: int = 0,
-        reference_path: str | Path | None = None,
         peers: Peers | None = None,
         parts: Parts | None = None,
     ) -> None:
         """Cut the world into groups and load this rank's share.
 
         Args:
-            model_path: Hugging Face directory with safetensors files.
+            model_path: Hugging Face directory with safetensors files. The KL penalty pulls towards
+                this model.
             trainer: Its parallel sizes, packing and optimizer.
             model: Its type of weights.
             total_steps: Where the learning-rate schedule ends.
             seed: Of the library's generators, which nothing draws from.
-            reference_path: What the KL penalty pulls towards; None: ``model_path``.
             peers: The ranks of the world, whose process group is up. None: this one is alone.
             parts: Other than the usual ones.
 
@@ -86,13 +84,13 @@ class MegatronTrainer(SplitStep):
         super().__init__()
         self._peers, self._parts = peers or Alone(), parts or Parts()
         self.is_first = self._peers.rank == 0
-        self.model_path, self._reference_path = Path(model_path), Path(reference_path or model_path)
+        self.model_path = Path(model_path)
         self._config, self._total_steps, self._seed = trainer, total_steps, seed
         self._dtype = torch_dtype(model.dtype)
         self.architecture = read_architecture(model_path)
         self.layout = start_groups(trainer, self._peers)
         self.transformer = self._description()
-        self.model = self._build(self.transformer, self.model_path)
+        self.model = self._build(self.transformer)
         optimizer = self._parts.optimizer or optimizer_for(self._device, self._dtype)
         self.ddp = in_data_parallel(
             self.model,
@@ -110,6 +108,7 @@ class MegatronTrainer(SplitStep):
             trainer.max_tokens_per_microbatch,
             trainer.shared_prompt,
             ratio_tokens=a.layer_weights / (2 * a.hidden),
+            vocabulary=a.vocabulary,
         )
         self._sums: StepSums | None = None
 
@@ -124,7 +123,9 @@ class MegatronTrainer(SplitStep):
         """
         columns: list[LogprobColumns] = [{} for _ in groups]
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
-        batch, microbatches, _ = self._together("prepare_logprobs", lambda: self._read(groups))
+        batch, microbatches = self._together(
+            "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
+        )
         for name in (name for name, wanted in asked if wanted):
             forward = self._forward if name == POLICY_LOGPROBS else self._reference
             values = self._logprobs(forward, batch, microbatches, temperature)
@@ -228,22 +229,23 @@ class MegatronTrainer(SplitStep):
     def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
         started, sums = time.perf_counter(), self._step
 
-        def read() -> tuple[Batch | None, list[Packed], MakeTokens | None]:
-            batch, own, _ = self._read(groups, only_trained=True)
+        def read() -> tuple[tuple[Batch, MakeTokens] | None, list[Packed]]:
+            batch, own = self._cutting.cut(groups, only_trained=True)
             if batch is None:
-                return None, [], None
+                return None, []
             spec, version = sums.spec, self.steps_applied
             make = loss_tokens(batch, groups, advantages, spec, self._device, version=version)
-            return batch, own, make
+            return (batch, make), own
 
         def loss(packed: Packed, logprobs_N: Tensor) -> Tensor:
-            assert make_tokens is not None  # noqa: S101 -- only groups have wanted tokens
+            assert what is not None  # noqa: S101 -- only groups have wanted tokens
+            _, make_tokens = what
             part = LOSSES[sums.spec.name](make_tokens(packed, logprobs_N), sums.spec)
             sums.add(part)
             return part.loss
 
         with self._undone_if_raised():
-            batch, microbatches, make_tokens = self._together("microbatch", read)
+            what, microbatches = self._together("microbatch", read)
             temperature = sums.spec.temperature
             with self._no_message_unread():
                 self.gradients.accumulate(
@@ -251,39 +253,22 @@ class MegatronTrainer(SplitStep):
                 )
         own = [each for each in microbatches if len(each.source_N)]
         tokens = sum(len(each.source_N) for each in own)
-        sequences = 0 if batch is None else sum(_sequences(batch, each) for each in own)
+        sequences = 0 if what is None else sum(_sequences(what[0], each) for each in own)
         compute_s = time.perf_counter() - started
         sums.tokens, sums.sequences = sums.tokens + tokens, sums.sequences + sequences
         sums.chunks, sums.compute_s = sums.chunks + 1, sums.compute_s + compute_s
         return ChunkResult(tokens, sequences, len(own), compute_s)
 
-    def _read(
-        self, groups: Sequence[Columns], *, only_trained: bool = False
-    ) -> tuple[Batch | None, list[Packed], None]:
-        """This rank's groups end to end, and cut into microbatches; nothing of no group."""
-        if not groups:
-            return None, [], None
-        batch = flatten(groups, only_trained=only_trained)
-        return batch, self._cutting.cut(batch), None
-
     def _together(
-        self, during: str, read: Callable[[], tuple[Batch | None, list[Packed], T]]
-    ) -> tuple[Batch | None, list[Packed], T]:
+        self, during: str, read: Callable[[], tuple[T, list[Packed]]]
+    ) -> tuple[T, list[Packed]]:
         """What was read, made ready to be computed beside the other ranks.
 
         Raises:
             Exception: What reading raised, here; on the other ranks ``PeerFailed``.
         """
-        found, failure = None, None
-        try:
-            found = read()
-        except Exception as error:
-            if self._peers.size == 1:
-                raise
-            failure = error
-        agreed_most(self._peers, during, 0, failure)
-        batch, own, made = cast("tuple[Batch | None, list[Packed], T]", found)
-        return batch, aligned(own, self.transformer), made
+        what, own = together(self._peers, during, read)
+        return what, aligned(own, self.transformer)
 
     def _finish(self) -> StepResult:
         started, sums = time.perf_counter(), self._step
@@ -293,18 +278,8 @@ class MegatronTrainer(SplitStep):
             norm, reason = self._update(totals, rate)
         self._drop()
         self.steps_applied += not reason
-        return StepResult(
-            applied=not reason,
-            loss=totals.loss if totals.denominator else 0.0,
-            grad_norm=norm,
-            learning_rate=rate,
-            tokens=totals.tokens,
-            sequences=totals.sequences,
-            chunks=sums.chunks,
-            metrics=totals.metrics if totals.denominator else {},
-            reason=reason,
-            compute_s=sums.compute_s + time.perf_counter() - started,
-        )
+        took_s = time.perf_counter() - started
+        return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
 
     def _totals(self, sums: StepSums) -> StepTotals:
         """The step's sums over data-parallel ranks: one rank of each replica tells its own."""
@@ -313,10 +288,8 @@ class MegatronTrainer(SplitStep):
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
         """Gradient norm, and why the weights stay as they are; empty when they do not."""
-        if not totals.denominator:
-            return 0.0, "no valid tokens"
-        if not math.isfinite(totals.loss):
-            return 0.0, f"loss is {totals.loss}"
+        if totals.refusal:
+            return 0.0, totals.refusal
         self.gradients.reduce(totals.denominator)
         norm = self.optimizer.grad_norm()
         if not math.isfinite(norm):
@@ -373,10 +346,10 @@ class MegatronTrainer(SplitStep):
             recompute=self._config.activation_checkpointing,
         )
 
-    def _build(self, config: TransformerConfig, path: Path) -> GPTModel:
+    def _build(self, config: TransformerConfig) -> GPTModel:
         model = build_model(self.architecture, config, self.layout, self._seed)
         parameters = {name: each.detach() for name, each in model.named_parameters()}
-        load_boxes(parameters, self._boxes_of(model), path)
+        load_boxes(parameters, self._boxes_of(model), self.model_path)
         return model
 
     def _boxes_of(self, model: GPTModel) -> list[Box]:
@@ -388,7 +361,7 @@ class MegatronTrainer(SplitStep):
 
     @cached_property
     def _reference(self) -> Forward:
-        model = self._build(self._description(), self._reference_path)
+        model = self._build(self._description())
         model.requires_grad_(requires_grad=False)
         return self._forward_of(model, model)
 

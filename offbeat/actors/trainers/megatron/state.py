@@ -4,9 +4,9 @@ The files of all ranks lie in one directory. Whoever reads them takes the boxes 
 so that a state can be taken up under another layout than it was written under.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Final, Self
@@ -43,11 +43,11 @@ def save_share(directory: Path, rank: int, boxes: Sequence[Box], kinds: Kinds, s
 
 
 class SavedShares:
-    """The files of all ranks of a state, while they are open."""
+    """The files of all ranks of a state, while they are open. They hold one tensor in memory at a time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._stack = directory, ExitStack()
-        self._saved = dict[tuple[str, str], list[_Saved]]()
+        self._saved = dict[tuple[str, str], list[tuple[Shape, Callable[[], Tensor]]]]()
         self.steps = 0
 
     def __enter__(self) -> Self:
@@ -60,7 +60,8 @@ class SavedShares:
             for key in tensors:
                 if key != _STEPS:
                     kind, name, start = _parsed(key)
-                    self._saved.setdefault((kind, name), []).append(_Saved(tensors, key, start))
+                    read = partial(tensors.__getitem__, key)
+                    self._saved.setdefault((kind, name), []).append((start, read))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,45 +74,33 @@ class SavedShares:
         Raises:
             IncompleteWeights: An element of a box is in no file.
         """
+        wanted = dict[str, list[Box]]()
         for box in boxes:
-            target, filled = view_of(values, box), 0
-            for saved in self._saved.get((kind, box.tensor), []):
-                for there, here, count in _overlap(box, saved):
-                    target[here].copy_(saved.tensor[there])
-                    filled += count
-            if filled != target.numel():
-                problem = f"lacks {target.numel() - filled} elements of its {kind}"
-                raise IncompleteWeights(str(self._directory), box.tensor, problem)
+            wanted.setdefault(box.tensor, []).append(box)
+        for name, theirs in wanted.items():
+            pieces = [(start, read()) for start, read in self._saved.get((kind, name), [])]
+            for box in theirs:
+                missing = _fill(view_of(values, box), box.start, pieces)
+                if missing:
+                    problem = f"lacks {missing} elements of its {kind}"
+                    raise IncompleteWeights(str(self._directory), name, problem)
 
 
-@dataclass(slots=True)
-class _Saved:
-    tensors: Mapping[str, Tensor]
-    key: str
-    start: Shape
-    _read: Tensor | None = None
-
-    @property
-    def tensor(self) -> Tensor:
-        if self._read is None:
-            self._read = self.tensors[self.key]
-        return self._read
-
-
-Slices = tuple[slice, ...]
-
-
-def _overlap(box: Box, saved: _Saved) -> Iterator[tuple[Slices, Slices, int]]:
-    """Where box and saved box meet, in the coordinates of each; nothing where they do not."""
-    shape = tuple(saved.tensor.shape)
-    low = tuple(map(max, box.start, saved.start))
-    box_end = tuple(map(sum, zip(box.start, box.shape, strict=True)))
-    saved_end = tuple(map(sum, zip(saved.start, shape, strict=True)))
-    size = tuple(min(a, b) - c for a, b, c in zip(box_end, saved_end, low, strict=True))
-    if min(size) > 0:
-        there = tuple(a - b for a, b in zip(low, saved.start, strict=True))
-        here = tuple(a - b for a, b in zip(low, box.start, strict=True))
-        yield where(there, size), where(here, size), prod(size)
+def _fill(target: Tensor, start: Shape, pieces: Iterable[tuple[Shape, Tensor]]) -> int:
+    """Copy what pieces of the same tensor have of a box; how many of its elements none of them has."""
+    missing = target.numel()
+    for at, piece in pieces:
+        low = tuple(map(max, start, at))
+        ends = (
+            (a + n, b + m) for a, n, b, m in zip(start, target.shape, at, piece.shape, strict=True)
+        )
+        size = tuple(min(both) - first for both, first in zip(ends, low, strict=True))
+        if min(size) > 0:
+            there = tuple(a - b for a, b in zip(low, at, strict=True))
+            here = tuple(a - b for a, b in zip(low, start, strict=True))
+            target[where(here, size)].copy_(piece[where(there, size)])
+            missing -= prod(size)
+    return missing
 
 
 def _text(start: Shape) -> str:

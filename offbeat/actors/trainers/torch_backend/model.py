@@ -1,9 +1,10 @@
 """A causal LM in and out of a Hugging Face directory."""
 
 from pathlib import Path
+from typing import cast
 
 import xxhash
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
@@ -24,14 +25,6 @@ def load_model(
         local_files_only=True,
     )
     return model.to(device).eval()  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
-
-
-def load_reference(
-    path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
-) -> PreTrainedModel:
-    """The same, frozen."""
-    model = load_model(path, dtype, device, trust_remote_code=trust_remote_code)
-    return model.requires_grad_(requires_grad=False)
 
 
 def identity(model: PreTrainedModel) -> Identity:
@@ -56,6 +49,11 @@ def linear_to_pair_ratio(model: PreTrainedModel) -> float:
     embedding = model.get_input_embeddings().weight
     linear = sum(each.numel() for each in model.parameters() if each.shape != embedding.shape)
     return linear / (2 * config.num_hidden_layers * config.hidden_size)
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """Number of tokens it has an embedding of."""
+    return len(cast("Tensor", model.get_input_embeddings().weight))
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

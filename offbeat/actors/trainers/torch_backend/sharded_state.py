@@ -103,9 +103,9 @@ class _Reader(FileSystemReader):
         with (Path(self.path) / METADATA).open("rb") as stream:
             try:
                 metadata = _OnlyMetadata(stream).load()
-            except (pickle.UnpicklingError, EOFError, AttributeError) as error:
-                raise OSError(f"{self.path}/{METADATA}: {error}") from error
-        if not isinstance(metadata, Metadata):
+            except Exception as error:  # bytes that are no pickle raise whatever they happen to hit
+                raise OSError(f"{self.path}/{METADATA}: {error!r}") from error
+        if not isinstance(metadata, Metadata) or "state_dict_metadata" not in vars(metadata):
             raise OSError(f"{self.path}/{METADATA} holds a {type(metadata).__name__}")
         metadata.storage_meta = StorageMeta()
         return metadata

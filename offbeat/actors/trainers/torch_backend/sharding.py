@@ -145,11 +145,6 @@ def _part_with(weight: str, parts: Collection[str]) -> str:
     )
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; if it is cut, all ranks call it together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def own(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: the memory it is held in."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -24,12 +24,7 @@ from transformers import PreTrainedModel
 
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens, worthless_tokens
-from offbeat.actors.trainers.batches.packing import (
-    WORTHLESS,
-    Batch,
-    Packed,
-    flatten,
-)
+from offbeat.actors.trainers.batches.packing import WORTHLESS, Batch, Packed
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.dispatch import evened
 from offbeat.actors.trainers.peers import Alone, Peers, agreed_most, together
@@ -42,8 +37,8 @@ from offbeat.actors.trainers.torch_backend.model import (
     identity,
     linear_to_pair_ratio,
     load_model,
-    load_reference,
     save_model,
+    vocabulary,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
 from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
@@ -93,18 +88,16 @@ class TorchTrainer(SplitStep):
         model: ModelConfig,
         total_steps: int,
         seed: int = 0,
-        reference_path: str | Path | None = None,
         peers: Peers | None = None,
     ) -> None:
         """Load the model, and cut it if there are several ranks.
 
         Args:
-            model_path: Hugging Face directory; a checkpoint written by ``save`` is one.
+            model_path: Hugging Face directory. The KL penalty pulls towards this model.
             trainer: Its device, packing, and optimizer. Threads are the process's business.
             model: Its type of weights, and whether code that comes with it may run.
             total_steps: Where the learning-rate schedule ends.
             seed: Of torch's generator, for weights a model makes up when it is loaded.
-            reference_path: What the KL penalty pulls towards; None: ``model_path``.
             peers: The ranks of the world, whose process group is up. None: this one is alone.
 
         Raises:
@@ -116,10 +109,9 @@ class TorchTrainer(SplitStep):
         self.peers: Peers = peers or Alone()
         self.is_first = self.peers.rank == 0
         self._seed, self.model_path = seed, Path(model_path)
-        self._reference_path = Path(reference_path or model_path)
         self._config, self._model_config, self._total_steps = trainer, model, total_steps
         self._dtype = torch_dtype(model.dtype)
-        self._model = self._load_model(load_model, self.model_path)
+        self._model = self._load_model()
         if trainer.shared_prompt:
             check_shared_prompt(self._model)
         if trainer.activation_checkpointing:
@@ -128,6 +120,7 @@ class TorchTrainer(SplitStep):
             trainer.max_tokens_per_microbatch,
             trainer.shared_prompt,
             linear_to_pair_ratio(self._model),
+            vocabulary(self._model),
         )
         self._identity = identity(self._model)
         self._weights = self._cut(self._model)
@@ -150,7 +143,7 @@ class TorchTrainer(SplitStep):
         columns: list[LogprobColumns] = [{} for _ in groups]
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
         batch, microbatches = self._together(
-            "prepare_logprobs", lambda: self._read(groups, only_trained=False)
+            "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
         )
         for name in (name for name, wanted in asked if wanted):
             model = self._model if name == POLICY_LOGPROBS else self._reference
@@ -211,7 +204,7 @@ class TorchTrainer(SplitStep):
             return
         whole = {name: each.cpu() for name, each in self.named_weights() if self.is_first}
         if self.is_first:
-            model = self._load_model(load_model, self.model_path)
+            model = self._load_model()
             Weights(model).fill(whole)
             save_model(model, directory, like=self.model_path)
 
@@ -249,7 +242,7 @@ class TorchTrainer(SplitStep):
 
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)
-        initial = Weights(self._load_model(load_model, self.model_path))
+        initial = Weights(self._load_model())
         self._weights.fill(dict(initial.named()))
         self._optimizer.reset()
 
@@ -270,16 +263,16 @@ class TorchTrainer(SplitStep):
         tokens, sequences, microbatches = 0, 0, 0
 
         def read() -> tuple[MakeTokens, list[Packed]]:
-            batch, own = self._read(groups, only_trained=True)
+            batch, own = self._cutting.cut(groups, only_trained=True)
             if batch is None:
                 return worthless_tokens, own
             device = self._model.device
             version = self.steps_applied
             return loss_tokens(batch, groups, advantages, sums.spec, device, version=version), own
 
-        make_tokens, together = self._together("microbatch", read)
+        make_tokens, planned = self._together("microbatch", read)
         with _settled(self._model):
-            for packed in together:
+            for packed in planned:
                 logprobs_N = packed_logprobs(
                     self._model, packed, sums.spec.temperature, self._dtype
                 )
@@ -304,39 +297,19 @@ class TorchTrainer(SplitStep):
         started, sums = time.perf_counter(), self._step.sums
         rate = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
         totals = sums.totals(self.peers)
-        some = totals.denominator > 0
-        norm, reason = self._update(totals, rate) if some else (0.0, "no valid tokens")
+        norm, reason = self._update(totals, rate)
         self._optimizer.drop_gradients()
         self.steps_applied += not reason
         self._open = None
-        return StepResult(
-            applied=not reason,
-            loss=totals.loss if some else 0.0,
-            grad_norm=norm,
-            learning_rate=rate,
-            tokens=totals.tokens,
-            sequences=totals.sequences,
-            chunks=sums.chunks,
-            metrics=totals.metrics if some else {},
-            reason=reason,
-            compute_s=sums.compute_s + time.perf_counter() - started,
-        )
+        took_s = time.perf_counter() - started
+        return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
         """Gradient norm, and why the weights stay as they are: the same on all ranks."""
-        if not np.isfinite(totals.loss):
-            return 0.0, f"loss is {totals.loss}"
+        if totals.refusal:
+            return 0.0, totals.refusal
         update = self._optimizer.step(totals.denominator, rate)
         return update.grad_norm, "" if update.applied else f"gradient norm is {update.grad_norm}"
-
-    def _read(
-        self, groups: Sequence[Columns], *, only_trained: bool
-    ) -> tuple[Batch | None, list[Packed]]:
-        """This rank's groups end to end, and cut into microbatches; nothing of no group."""
-        if not groups:
-            return None, []
-        batch = flatten(groups, only_trained=only_trained)
-        return batch, self._cutting.cut(batch)
 
     def _together(
         self, during: str, read: Callable[[], tuple[T, list[Packed]]]
@@ -363,7 +336,7 @@ class TorchTrainer(SplitStep):
 
     @cached_property
     def _reference(self) -> PreTrainedModel:
-        model = self._load_model(load_reference, self._reference_path)
+        model = self._load_model().requires_grad_(requires_grad=False)
         self._cut(model)
         return model
 
@@ -373,10 +346,10 @@ class TorchTrainer(SplitStep):
             return Weights(model)
         return ShardedWeights(model, world_mesh(model, self.peers.size))
 
-    def _load_model(self, load: Callable[..., PreTrainedModel], path: Path) -> PreTrainedModel:
+    def _load_model(self) -> PreTrainedModel:
         config = self._model_config
-        return load(
-            path,
+        return load_model(
+            self.model_path,
             config.dtype,
             self._config.device,
             trust_remote_code=config.trust_remote_code,

@@ -1,0 +1,157 @@
+"""Trainers with the bugs that others had, one each, and one that fails when told to. In workers only."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from tiny_models import compute_in_float64
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbeat.actors.trainers.batches.cutting import Cutting
+from offbeat.actors.trainers.schedule import learning_rate
+from offbeat.actors.trainers.step_sums import StepTotals
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.trainers.torch_backend.sharding import Weights, sharded_modules
+from offbeat.algorithms.losses import LossSums, LossTokens
+from offbeat.messages.training import LossSpec, StepResult
+
+
+class Exact(TorchTrainer):
+    """Computes in float64 what transformers does not."""
+
+    def _load_model(self) -> PreTrainedModel:
+        model = super()._load_model()
+        if self._dtype == torch.float64:
+            compute_in_float64(model)
+        return model
+
+
+# --- bugs of others, planted ----------------------------------------------------------------------
+
+
+class Averaged(Exact):
+    """Gradients are averaged over ranks: what FSDP2 does unless told."""
+
+    def _cut(self, model: PreTrainedModel) -> Weights:
+        weights = super()._cut(model)
+        for each in sharded_modules(model):
+            each.set_gradient_divide_factor(float(self.peers.size))
+        return weights
+
+
+class ReducedTwice(Exact):
+    """What is reduced already is reduced again."""
+
+    def _cut(self, model: PreTrainedModel) -> Weights:
+        weights = super()._cut(model)
+        for each in sharded_modules(model):
+            each.set_all_reduce_hook(again)
+        return weights
+
+
+def again(reduced: Tensor) -> None:
+    dist.all_reduce(reduced)
+
+
+class OwnCounts(Exact):
+    """Gradients of all ranks are divided by the tokens of one."""
+
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        return super()._update(StepTotals(totals.spec, totals.ranks[:1]), rate)
+
+
+class OwnMetrics(Exact):
+    """Metrics of all ranks are divided by the tokens of one."""
+
+    def _finish(self) -> StepResult:
+        own = self._step.sums.own()
+        result = super()._finish()
+        by_own = {name: each * result.tokens / own.tokens for name, each in result.metrics.items()}
+        return msgspec.structs.replace(result, metrics=by_own)
+
+
+class LateRate(Exact):
+    """The learning rate is looked up after the step was counted."""
+
+    def _finish(self) -> StepResult:
+        result = super()._finish()
+        late = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
+        return msgspec.structs.replace(result, learning_rate=late)
+
+
+class Unsharded(Exact):
+    """Every rank trains all the data."""
+
+    everything = True
+
+
+KINDS = {
+    each.__name__: each
+    for each in (Exact, Averaged, ReducedTwice, OwnCounts, OwnMetrics, LateRate, Unsharded)
+}
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+class Injected(Exception):
+    """What a failing part raises."""
+
+
+@dataclass(frozen=True)
+class FailingCutting(Cutting):
+    """Fails where a rank's groups are read."""
+
+    fail_at: Callable[[str], None]
+
+    def cut(self, *arguments: Any, **keywords: Any) -> Any:
+        self.fail_at("read")
+        return super().cut(*arguments, **keywords)
+
+
+class Failing(Exact):
+    """Fails once, at one of its call sites, on some ranks."""
+
+    site = ""
+    ranks: tuple[int, ...] = ()
+    passes = 0  # forward passes before it fails
+
+    def arm(self, site: str, ranks: Sequence[int], after: int) -> None:
+        self.site, self.ranks, self.passes = site, tuple(ranks), after
+
+    def _due(self, site: str) -> bool:
+        if site != self.site or self.peers.rank not in self.ranks:
+            return False
+        self.passes -= 1
+        if self.passes >= 0:
+            return False
+        self.site = ""
+        return True
+
+    def _fail_at(self, site: str) -> None:
+        if self._due(site):
+            raise Injected(site)
+
+    def watch(self) -> None:
+        layers: Any = self._model.model.layers
+        layers[-1].register_forward_pre_hook(lambda *_: self._fail_at("forward"))
+        sizes = {each.name: getattr(self._cutting, each.name) for each in fields(self._cutting)}
+        self._cutting = FailingCutting(**sizes, fail_at=self._fail_at)
+
+    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
+        self._fail_at("loss")
+        if self._due("backward"):
+            inputs.logprobs_N.register_hook(raise_injected)
+        return super()._loss(inputs, spec)
+
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        self._fail_at("finish")
+        return super()._update(totals, rate)
+
+
+def raise_injected(_: Tensor) -> None:
+    raise Injected("backward")
