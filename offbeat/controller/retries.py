@@ -33,9 +33,8 @@ class RetryPolicy:
     def __init__(self, state: RunState, rng: random.Random) -> None:
         self._state, self._rng = state, rng
         self._failures_in_row = 0
-        self._counted_with = set[
-            tuple[int, int]
-        ]()  # (ordinal, attempt) in flight at the last count
+        self._counted_with = set[tuple[int, int]]()
+        """Ordinal and attempt of the groups that were in flight at the last count."""
 
     def answered(self, task: RolloutTask, life: str) -> None:
         """A rollout came back whole from this life of its engine."""
