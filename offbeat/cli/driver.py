@@ -63,7 +63,7 @@ log = structlog.stdlib.get_logger()
 FINISHED: Final = 0
 FAILED: Final = 1
 BAD_CONFIG: Final = 2
-_EXIT_OF_SIGNAL: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
 _LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
 
 
@@ -91,7 +91,10 @@ class Signals:
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
-        before = {number: signal.signal(number, self._on_signal) for number in _EXIT_OF_SIGNAL}
+        heard = set(_EXIT_OF_SIGNAL)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            heard.remove(signal.SIGHUP)  # under nohup the run goes on without its terminal
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             yield
         finally:

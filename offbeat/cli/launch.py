@@ -24,7 +24,7 @@ def launch(
 ) -> int:
     """Run it; the exit code.
 
-    0 finished, 1 failed, 2 bad configuration, 130 interrupted, 143 terminated.
+    0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143 terminated.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -14,6 +14,22 @@ def test_while_nobody_watches_a_signal_strikes_where_the_process_is() -> None:
     assert signals.received is signal.SIGTERM
 
 
+def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_it_was_started_with_nohup() -> None:
+    signals = Signals()
+    signals.watched = signals.begun = True
+    with signals.installed():
+        signal.raise_signal(signal.SIGHUP)
+    assert signals.received is signal.SIGHUP
+    under_nohup = Signals()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with under_nohup.installed():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert under_nohup.received is None
+
+
 def test_a_run_that_has_not_begun_is_not_ended_in_order() -> None:
     signals = Signals()
     signals.watched = True
