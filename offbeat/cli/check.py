@@ -16,10 +16,10 @@ from offbeat.cli.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
-    check_targets,
     check_wandb,
     count_gpus,
 )
+from offbeat.cli.checks.user_code import check_targets
 from offbeat.cli.checks.vllm import check_vllm
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.run import RunConfig

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from offbeat.actors.call import first_line
 from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.generators.engine_actor import EngineSpec
@@ -50,6 +51,20 @@ class RayNotStarted(OffbeatError):
         )
 
 
+class ClusterUnreachable(OffbeatError):
+    """Nobody that speaks Ray is at ``RAY_ADDRESS``."""
+
+    def __init__(self, address: str, detail: str) -> None:
+        super().__init__(address, detail)
+        self.address, self.detail = address, detail
+
+    def __str__(self) -> str:
+        return (
+            f"RAY_ADDRESS={self.address}: {self.detail}. Name a cluster that runs as HOST:6379, or unset "
+            "RAY_ADDRESS to run on this machine alone"
+        )
+
+
 class ClusterLost(OffbeatError):
     """No machine is left that could run an actor."""
 
@@ -65,7 +80,7 @@ def start_ray() -> None:
 
     Raises:
         RayNotStarted: The private one did not come up.
-        ConnectionError: There is no cluster at that address.
+        ClusterUnreachable: There is no cluster at that address.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
@@ -79,6 +94,8 @@ def start_ray() -> None:
             runtime_env={"env_vars": dict(ENVIRONMENT)} if address != "local" else None,
             **local,
         )
+    except ConnectionError as error:
+        raise ClusterUnreachable(address, first_line(error).rstrip(".")) from error
     except Exception as error:
         if not_started := why_not_started(error):
             raise not_started from error

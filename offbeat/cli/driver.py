@@ -75,14 +75,15 @@ class Signals:
     """Remembers the signal that asked the run to end; a second one ends it at once.
 
     While nobody watches, the first one raises ``Interrupted`` wherever the process is. A watcher asks
-    ``at_once`` instead: an exception raised within a wait of Ray's would leave it as another one.
+    ``at_once`` instead: an exception raised within a wait of Ray's would leave it as another one, and
+    one raised while Ray starts can take the interpreter along. So ``held_back`` waits for its end.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.watched = False  # somebody looks regularly
         self.begun = False  # there is a run that can be ended in order
-        self._again = False
+        self._again = self._held = False
 
     @property
     def at_once(self) -> bool:
@@ -101,11 +102,22 @@ class Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def held_back(self) -> Generator[None, None, None]:
+        """The first signal raises ``Interrupted`` at the end of the block, whatever the block did."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if self.received is not None:
+                raise Interrupted(self.received.name)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._again = self.received is not None
         self.received = self.received or signal.Signals(number)
-        if not self.watched:
+        if not self.watched and (self._again or not self._held):
             raise Interrupted(self.received.name)
 
 
@@ -189,11 +201,13 @@ def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
     """Everything between starting Ray and leaving it; the actors end with this function."""
     handles = list[Handle]()
     orders = Orders(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
-    start_ray()
     try:
+        with signals.held_back():
+            start_ray()
         with signals.installed():  # Ray puts a handler of its own in place when it starts
-            check_room(spec)
-            actors = make_actors(spec)
+            with signals.held_back():
+                check_room(spec)
+                actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console) as display:
                 return _lives(spec, actors, handles, display, signals, orders)
@@ -303,4 +317,9 @@ def _written(directory: Path) -> dict[str, Path]:
         "model": "checkpoints",
         "logs": "logs",
     }
-    return {what: directory / name for what, name in names.items() if (directory / name).exists()}
+    paths = {what: directory / name for what, name in names.items()}
+    return {what: path for what, path in paths.items() if path.is_file() or _holds_something(path)}
+
+
+def _holds_something(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())

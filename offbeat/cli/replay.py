@@ -88,7 +88,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     def _summary(self) -> str:
         """What it says of the end, unless it tells of another."""
         if self.summary == "not written":
-            return f"{self.summary}: the run goes on, or was killed (offbeat train --resume tells)"
+            return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume tells)"
         return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
 
     def _equation(self) -> str:

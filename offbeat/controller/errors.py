@@ -29,7 +29,10 @@ class BudgetSpent(OffbeatError):
         self.what, self.budget, self.key, self.last = what, budget, key, last
 
     def __str__(self) -> str:
-        return f"more than {self.budget} {self.what} ({self.key}); the last one: {self.last}"
+        return (
+            f"more than {self.budget} {self.what}; the last one: {self.last.rstrip('.')}. "
+            f"Mend that, or raise {self.key}"
+        )
 
 
 class TrainerLost(OffbeatError):

@@ -91,7 +91,7 @@ def test_a_bad_reward_ends_the_run_when_no_drop_is_allowed(bad_rewards: dict[int
     run = bad_rewards[0]
     assert run.exit_code() == 1
     line = run.err.splitlines()[0]
-    assert "BudgetSpent: more than 0 dropped prompt groups (rollout.drop_budget)" in line
+    assert "BudgetSpent: more than 0 dropped prompt groups; the last one" in line
     assert "reward_" in line
     run.talks_to_people()
     run.nothing_is_left()

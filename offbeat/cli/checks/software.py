@@ -1,19 +1,14 @@
-"""Packages, user code and devices that the run will ask for."""
+"""Packages, W&B, the cluster and devices that the run will ask for."""
 
-import ast
 import importlib.metadata
 import importlib.util
-import re
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Final
 
 from offbeat.cli.checks.finding import Finding, error, ok, warning
 from offbeat.config.limits import trainer_ranks
-from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
 from offbeat.telemetry.wandb_sink import resolved_mode
 
@@ -32,66 +27,6 @@ def check_packages(config: RunConfig) -> Iterator[Finding]:
             of = f"[{config.trainer.backend}]" if name == extra else ""
             fix = f"Install offbeat again: pip install --editable '.{of}'"
             yield error(name, "is not installed in this Python", fix)
-
-
-def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Modules of the user's own can be found and read. Their code is not run here."""
-    targets = {"environment": config.environment.target}
-    if isinstance(config.sampler, CustomSamplerConfig):
-        targets["sampler"] = config.sampler.target
-    for section, target in targets.items():
-        if target is None:
-            continue
-        module, _, name = target.partition(":")
-        source = _found(module, working_dir)
-        if source is None:
-            yield error(
-                section,
-                f"{section}.target={target}: no module {module} from {working_dir}",
-                "Start offbeat in the directory that holds it, or install it.",
-            )
-        elif problem := _misspelt(source, name):
-            yield error(section, f"{section}.target={target}: {problem}", f"Mend {source}.")
-        else:
-            yield ok(section, f"module {module} is found")
-
-
-def _misspelt(source: Path, name: str) -> str:
-    """Why ``name`` cannot be in a module with this source; empty if it may be."""
-    if source.suffix != ".py":
-        return ""
-    try:
-        code = source.read_bytes()
-        tree = ast.parse(code)
-    except SyntaxError as broken:
-        return f"{broken.msg}, in line {broken.lineno}"
-    except (OSError, ValueError) as broken:
-        return f"it cannot be read: {broken}"
-    by_star = any(
-        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
-    )
-    there = by_star or re.search(rb"\b%s\b" % re.escape(name.encode()), code)
-    return "" if there else f"nothing in it is called {name!r}"
-
-
-def _found(module: str, working_dir: Path) -> Path | None:
-    """Where ``module`` comes from; found by importing none of the packages around it."""
-    top, *inner = module.split(".")
-    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        # By its last name only: for a dotted one the finder wants the package imported.
-        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    return Path(spec.origin or "built in") if spec is not None else None
-
-
-def _installed(name: str) -> ModuleSpec | None:
-    """Found by any finder: an editable install brings one of its own."""
-    try:
-        return importlib.util.find_spec(name)
-    except ValueError:  # loaded already, and without a spec: __main__
-        return None
 
 
 def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

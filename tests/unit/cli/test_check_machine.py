@@ -25,10 +25,10 @@ from offbeat.cli.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
-    check_targets,
     check_wandb,
     gpus_wanted,
 )
+from offbeat.cli.checks.user_code import check_targets
 from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
 
@@ -356,6 +356,28 @@ def test_code_that_cannot_hold_its_target_is_told_without_being_run(
     (tmp_path / "mine.py").write_text(code)
     run = config(environment={"name": "function", "target": "mine:f"})
     finding = one(check_targets(run, tmp_path))
+    assert (finding.level is Level.ERROR) is bool(problem)
+    assert problem in finding.message
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "def f(prompt, response, near=1): ...\n",
+            "f() in line 1 takes no 'neer', which options name",
+        ),
+        ("def f(prompt, response, *, neer): ...\n", ""),
+        ("def f(prompt, response, **options): ...\n", ""),
+        ("from functools import cache\n@cache\ndef f(prompt, response): ...\n", ""),
+    ],
+)
+def test_an_option_that_a_reward_does_not_take_is_told_before_it_is_run(
+    tmp_path: Path, code: str, problem: str
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    section = {"name": "function", "target": "mine:f", "options": {"neer": 1}}
+    finding = one(check_targets(config(environment=section), tmp_path))
     assert (finding.level is Level.ERROR) is bool(problem)
     assert problem in finding.message
 

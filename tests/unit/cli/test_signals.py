@@ -30,6 +30,24 @@ def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_it_was_started_wit
     assert under_nohup.received is None
 
 
+def start_of_ray(signals: Signals, interrupts: int, done: list[str]) -> None:
+    with signals.held_back():
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+        done.append("the rest of it")
+        raise ConnectionError("its processes were interrupted, too")
+
+
+@pytest.mark.parametrize(("interrupts", "done"), [(1, ["the rest of it"]), (2, [])])
+def test_ray_is_not_interrupted_while_it_starts_but_by_a_second_signal(
+    interrupts: int, done: list[str]
+) -> None:
+    signals, seen = Signals(), list[str]()
+    with signals.installed(), pytest.raises(Interrupted, match="SIGINT"):
+        start_of_ray(signals, interrupts, seen)
+    assert seen == done
+
+
 def test_a_run_that_has_not_begun_is_not_ended_in_order() -> None:
     signals = Signals()
     signals.watched = True
