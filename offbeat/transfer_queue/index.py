@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from offbeat.transfer_queue.errors import StaleHandle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
     columns: frozenset[str]
     payload_bytes: int
     payload: object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     attempt: int
     parts: list[_Part]  # what was put, then what was added
