@@ -65,10 +65,14 @@ FAILED: Final = 1
 BAD_CONFIG: Final = 2
 _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
 _LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
+_BEGUN_S: Final = 2.0  # for a run that is to end to say that it has begun
 
 
 class Interrupted(BaseException):
-    """A signal came while nothing could be asked to end in order yet."""
+    """A signal came while nothing could be asked to end in order yet, or a second one."""
+
+    def __init__(self, signals: "Signals") -> None:
+        super().__init__(signals.received.name if signals.received else "")
 
 
 class Signals:
@@ -111,14 +115,14 @@ class Signals:
         finally:
             self._held = False
             if self.received is not None:
-                raise Interrupted(self.received.name)
+                raise Interrupted(self)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._again = self.received is not None
         self.received = self.received or signal.Signals(number)
         if not self.watched and (self._again or not self._held):
-            raise Interrupted(self.received.name)
+            raise Interrupted(self)
 
 
 def drive(
@@ -256,11 +260,12 @@ def _watch(
     give_up_at: float | None = None
     silence = Silence()
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
-        if signals.received is not None and signals.at_once:
-            raise Interrupted(signals.received.name)
         if signals.received is not None and give_up_at is None:
+            _end_at_once_unless_begun(controller, display, signals)
             controller.abort.remote(signals.received.name)
             give_up_at = time.monotonic() + spec.config.supervision.signal_grace_s
+        if signals.at_once:
+            raise Interrupted(signals)
         if give_up_at is not None and time.monotonic() > give_up_at:
             return _unfinished(spec, "aborted", "the controller did not end in time")
         for order in orders.taken():
@@ -278,10 +283,22 @@ def _watch(
         raise lost(error, "controller", "the run") from None
 
 
-def _show(controller: Handle, display: ProgressDisplay, signals: Signals) -> bool:
+def _end_at_once_unless_begun(
+    controller: Handle, display: ProgressDisplay, signals: Signals
+) -> None:
+    """Raise ``Interrupted`` unless there is a run to end in order; it is asked once more."""
+    if not signals.begun:
+        _show(controller, display, signals, _BEGUN_S)
+    if signals.at_once:
+        raise Interrupted(signals)
+
+
+def _show(
+    controller: Handle, display: ProgressDisplay, signals: Signals, within_s: float = _LOOK_S
+) -> bool:
     """True if the controller answered."""
     try:
-        status = cast("bytes | None", ray.get(controller.status.remote(), timeout=_LOOK_S))
+        status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
     except (GetTimeoutError, RayError):
         return False  # a controller that is gone ends the wait above with its own error
     if status is not None:
