@@ -6,9 +6,7 @@ from typing import Final
 
 from offbeat.messages.failures import DeadlineExceeded
 
-_SILENT_S: Final = (
-    60.0  # a controller that has answered, and answers nothing for so long, is frozen
-)
+_SILENT_S: Final = 60.0  # one that has answered, and then nothing for so long, is frozen
 _FIRST_ANSWER_S: Final = 300.0  # its process has to start and to import everything
 
 
