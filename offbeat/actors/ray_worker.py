@@ -1,6 +1,8 @@
 """An environment worker as its caller sees it: whether its process is there, hangs, or comes back.
 
     starting --it answered--> up --lost, or killed--> gone --it answered--> up
+       |                                                |
+       +--no answer within the time to start: killed----+--the same, again and again
 
 Calls to a worker that is gone fail at once for as long as Ray takes to start it again, and each would
 cost its group an attempt. So nobody makes one before it has answered a probe.
@@ -8,7 +10,7 @@ cost its group an attempt. So nobody makes one before it has answered a probe.
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import ray
 import structlog
@@ -20,15 +22,47 @@ from offbeat.messages.failures import ActorLost, StartFailed
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
 _SILENT_S: Final = 10.0  # one that answers a probe no sooner hangs
-_START_S: Final = 120.0  # for a new process
+_START_S: Final = 120.0  # for a new process, imports included; then it hangs and is killed
 _RETRY_S: Final = 0.25
+
+
+class WorkerProcess(Protocol):
+    """The process of a worker, whichever is there."""
+
+    async def ping(self, during: str) -> None:
+        """Return once it answers.
+
+        Raises:
+            ActorLost: It is gone, or being started.
+            StartFailed: Its constructor raised.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End it, so that another one is started."""
+        ...
+
+
+class RayProcess:
+    """The process of a Ray actor."""
+
+    def __init__(self, name: str, handle: Handle) -> None:
+        self._name, self._handle = name, handle
+
+    async def ping(self, during: str) -> None:
+        await reply_of(self._handle.ping.remote(), self._name, during)
+
+    def kill(self) -> None:
+        ray.kill(self._handle, no_restart=False)
 
 
 class RayWorker:
     """One worker, whose actor Ray starts again whenever it is lost."""
 
-    def __init__(self, name: str, handle: Handle) -> None:
+    def __init__(self, name: str, handle: Handle, process: WorkerProcess | None = None) -> None:
+        """``process`` None: the one of the actor ``handle``."""
         self.name, self.handle = name, handle
+        self._process = process or RayProcess(name, handle)
         self._standing: Literal["starting", "up", "gone"] = "starting"
         self._probe: asyncio.Task[None] | None = None  # the one under way
 
@@ -64,10 +98,11 @@ class RayWorker:
     def doubt(self) -> None:
         """A group is past its deadline: a worker that does not answer a probe either is replaced.
 
-        One that has not answered yet is starting, and may take its time.
+        One that has not answered yet is starting, and has longer.
         """
-        if self._standing == "up" and self._probe is None:
-            self._begin(self._replace_if_silent())
+        if self._standing != "gone" and self._probe is None:
+            silent_s = _SILENT_S if self._standing == "up" else _START_S
+            self._begin(self._replace_if_silent(silent_s))
 
     def close(self) -> None:
         if self._probe is not None:
@@ -85,7 +120,10 @@ class RayWorker:
     async def _until_answered(self) -> None:
         while True:
             try:
-                await reply_of(self.handle.ping.remote(), self.name, "start")
+                async with asyncio.timeout(_START_S):
+                    await self._process.ping("start")
+            except TimeoutError:
+                self._replace(_START_S)
             except ActorLost:
                 await asyncio.sleep(_RETRY_S)
             except StartFailed:
@@ -96,13 +134,17 @@ class RayWorker:
                 break
         self._probe = None
 
-    async def _replace_if_silent(self) -> None:
+    async def _replace_if_silent(self, silent_s: float) -> None:
         try:
-            async with asyncio.timeout(_SILENT_S):
-                await reply_of(self.handle.ping.remote(), self.name, "a probe")
+            async with asyncio.timeout(silent_s):
+                await self._process.ping("a probe")
         except TimeoutError:
-            log.warning("worker.lost", worker=self.name, silent_s=_SILENT_S)
-            ray.kill(self.handle, no_restart=False)
+            self._replace(silent_s)
         except (ActorLost, StartFailed):
             pass  # calls that are under way hear of it
         self._probe = None
+
+    def _replace(self, silent_s: float) -> None:
+        """Kill a process that hangs; Ray starts another one."""
+        log.warning("worker.lost", worker=self.name, silent_s=silent_s)
+        self._process.kill()

@@ -1,11 +1,13 @@
 """Ray for one run: start or join it, make the actors, take everything down again."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import psutil
 import ray
 
 from offbeat.actors.call import first_line
@@ -16,6 +18,7 @@ from offbeat.actors.handles import Handle
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.cli.backends import engine_class, trainer_class
 from offbeat.cli.compose import Actors, RunSpec, build_run
+from offbeat.cli.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.cli.launch import ENVIRONMENT
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import ModelConfig, RunConfig
@@ -113,6 +116,12 @@ def why_not_started(error: Exception) -> RayNotStarted | None:
     return None
 
 
+def watch_gcs() -> GcsWatch:
+    """Watch the control service of the cluster that this process is part of."""
+    limit_s = JOINED_LIMIT_S if os.environ.get("RAY_ADDRESS") else PRIVATE_LIMIT_S
+    return GcsWatch(ray.get_runtime_context().gcs_address, limit_s)
+
+
 def check_room(spec: RunSpec) -> None:
     """Every actor fits some machine.
 
@@ -182,7 +191,7 @@ def make_actors(spec: RunSpec) -> Actors:
             run_dir=str(spec.run_dir),
         )
         engines[name] = engine_cls.options(
-            name=_global_name(spec, name),
+            name=global_name(spec, name),
             num_cpus=config.generator.cpus,
             num_gpus=config.generator.gpus,
             max_restarts=-1,
@@ -214,7 +223,7 @@ def _ranks(config: RunConfig) -> int:
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
     worker_cls = ray.remote(EnvironmentActor)
-    global_names = {name: _global_name(spec, name) for name in engines}
+    global_names = {name: global_name(spec, name) for name in engines}
     for index in range(spec.config.environment.workers):
         worker = EnvironmentSpec(
             name=f"environment-{index}",
@@ -227,9 +236,12 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
         yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
 
 
-def _global_name(spec: RunSpec, engine: str) -> str:
-    """What an engine's actor is called on the cluster, where several runs may live."""
-    return f"{spec.run_id}/{engine}"
+def global_name(spec: RunSpec, engine: str) -> str:
+    """Return the name of an engine's actor on the cluster, where several runs may live.
+
+    It is of this driver too: actors of one that was killed may still be there when its run is resumed.
+    """
+    return f"{spec.run_id}/{spec.driver}/{engine}"
 
 
 def make_controller(spec: RunSpec, actors: Actors) -> Handle:
@@ -239,7 +251,11 @@ def make_controller(spec: RunSpec, actors: Actors) -> Handle:
 
 
 def stop_ray(handles: list[Handle]) -> None:
-    """Kill all actors and leave the cluster; a private one ends with us."""
+    """Kill all actors and leave the cluster; a private one ends with us, whatever state it is in."""
+    started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
     for handle in handles:
         ray.kill(handle)
     ray.shutdown()
+    for process in started:  # agents outlive a raylet that misses its control service
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

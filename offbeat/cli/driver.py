@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 import msgspec
 import ray
@@ -32,10 +32,12 @@ from offbeat.cli.cluster import (
     make_controller,
     start_ray,
     stop_ray,
+    watch_gcs,
 )
 from offbeat.cli.compose import Actors, RunSpec
 from offbeat.cli.control import Orders, taken
 from offbeat.cli.dry import dry
+from offbeat.cli.gcs_watch import GcsWatch
 from offbeat.cli.run_directory import (
     JOURNAL,
     SUMMARY,
@@ -46,7 +48,7 @@ from offbeat.cli.run_directory import (
 )
 from offbeat.cli.screen import screen
 from offbeat.cli.silence import Silence
-from offbeat.cli.unfinished import journalled_summary
+from offbeat.cli.unfinished import Outcome, last_summary
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
@@ -258,7 +260,7 @@ def _watch(
         controller.control.remote(order)
     signals.watched = True
     give_up_at: float | None = None
-    silence = Silence()
+    silence, gcs = Silence(), watch_gcs()
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         if signals.received is not None and give_up_at is None:
             _end_at_once_unless_begun(controller, display, signals)
@@ -270,17 +272,29 @@ def _watch(
             return _unfinished(spec, "aborted", "the controller did not end in time")
         for order in orders.taken():
             controller.control.remote(order)
-        if _show(controller, display, signals):
-            silence.broken()
-        else:
-            check_alive()  # it may have nowhere to start
-        silence.check()
+        _check_there(controller, display, signals, gcs, silence)
     try:
         return Summary.from_json(cast("bytes", ray.get(ended)))
     except RayTaskError as error:
         raise cause_of(error, "controller", "the run") from None
     except RayActorError as error:
         raise lost(error, "controller", "the run") from None
+
+
+def _check_there(
+    controller: Handle, display: ProgressDisplay, signals: Signals, gcs: GcsWatch, silence: Silence
+) -> None:
+    """Show how the run goes.
+
+    Raises:
+        OffbeatError: The controller is silent for too long, or there is no cluster for it.
+    """
+    gcs.check()
+    if _show(controller, display, signals):
+        silence.broken()
+    elif gcs.answers:  # nobody else could say
+        check_alive()  # it may have nowhere to start
+    silence.check()
 
 
 def _end_at_once_unless_begun(
@@ -307,18 +321,9 @@ def _show(
     return True
 
 
-def _unfinished(spec: RunSpec, outcome: Literal["aborted", "failed"], error: str) -> Summary:
+def _unfinished(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
     """The summary of a run whose controller cannot tell: what it wrote wins over what we know."""
-    path = spec.run_dir / SUMMARY
-    if path.exists():
-        return Summary.from_json(path.read_bytes())
-    journal = spec.run_dir / JOURNAL
-    summary = journalled_summary(journal, spec.config, spec.run_id, outcome, error)
-    try:
-        summary.write(path)
-    except OSError as failure:  # a full disk: what is shown still says how the run ended
-        log.error("summary.not_written", error=str(failure))  # noqa: TRY400
-    return summary
+    return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
 
 
 def _written(directory: Path) -> dict[str, Path]:

@@ -3,18 +3,70 @@
 from pathlib import Path
 from typing import Literal
 
-from offbeat.cli.past_run import folded
+import msgspec
+import structlog
+
+from offbeat.cli.past_run import ImpossibleEvent, folded
+from offbeat.cli.run_directory import JOURNAL, SUMMARY
 from offbeat.config.run import RunConfig
 from offbeat.controller.history import History
+from offbeat.controller.journal import JournalCorrupt, JournalVersion
 from offbeat.controller.ledger import Ledger
 from offbeat.telemetry.summary import Groups, Summary
+
+log = structlog.stdlib.get_logger()
+Outcome = Literal["aborted", "failed"]
+
+
+def last_summary(
+    run_dir: Path, config: RunConfig, run_id: str, outcome: Outcome, error: str
+) -> Summary:
+    """Return the summary that the controller wrote, or make and write the best one without it.
+
+    A damaged summary or journal is named in the error and does not hide how the run ended.
+    """
+    path = run_dir / SUMMARY
+    try:
+        return Summary.from_json(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (msgspec.DecodeError, OSError) as damage:
+        log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
+    try:
+        summary = journalled_summary(run_dir / JOURNAL, config, run_id, outcome, error)
+    except (JournalCorrupt, JournalVersion, ImpossibleEvent, OSError) as damage:
+        log.error("journal.unreadable", error=str(damage))  # noqa: TRY400
+        summary = _without_journal(config, run_id, outcome, error, damage)
+    try:
+        summary.write(path)
+    except OSError as failure:  # a full disk: what is shown still says how the run ended
+        log.error("summary.not_written", error=str(failure))  # noqa: TRY400
+    return summary
+
+
+def _without_journal(
+    config: RunConfig, run_id: str, outcome: Outcome, error: str, damage: Exception
+) -> Summary:
+    """Return a summary that counts nothing, and says why."""
+    told = str(damage)
+    return Summary(
+        run_id=run_id,
+        name=config.name,
+        outcome=outcome,
+        error=error if told in error else f"{error}; nothing is counted here: {told}",
+        steps=0,
+        steps_asked=config.steps,
+        trainer_version=0,
+        groups=Groups(),
+        wall_s=0.0,
+    )
 
 
 def journalled_summary(
     journal: Path,
     config: RunConfig,
     run_id: str,
-    outcome: Literal["aborted", "failed"],
+    outcome: Outcome,
     error: str,
 ) -> Summary:
     """What is known without the controller: not who was busy, nor how the syncs were.

@@ -98,6 +98,18 @@ def test_a_run_whose_raylet_is_gone_ends_and_says_so(start: Start) -> None:
         run.nothing_is_left()
 
 
+def test_a_run_whose_control_service_is_gone_ends_with_a_summary(start: Start) -> None:
+    """Ray would end the driver after a minute, without a word."""
+    with start("no-gcs", STUB, "steps=10000") as run:
+        run.trained_steps(3)
+        run.process("gcs_server").kill()
+        assert run.exit_code(within_s=50) == 1
+        assert "GcsLost: Ray's control service (GCS) at 127.0.0.1:" in run.err
+        summary = RunRecords.read(run.run_dir).summary
+        assert (summary.outcome, summary.trainer_version >= 3) == ("failed", True)
+        run.nothing_is_left()
+
+
 def test_an_embedded_engine_that_was_killed_takes_the_current_weights_again(start: Start) -> None:
     with start("embedded", QUICKSTART, "steps=60", "groups_per_step=8") as run:
         run.trained_steps(random.Random(13).randrange(5, 15))

@@ -63,11 +63,55 @@ def test_a_worker_that_does_not_come_back_is_told_as_lost() -> None:
     run(main())
 
 
-def test_a_worker_that_is_starting_is_not_doubted() -> None:
+class Hanging:
+    """Processes of which the first ``hangs`` never answer; each has to be killed."""
+
+    def __init__(self, hangs: int) -> None:
+        self.hangs, self.kills = hangs, 0
+
+    async def ping(self, during: str) -> None:
+        if self.kills < self.hangs:
+            await asyncio.get_running_loop().create_future()
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+def test_a_worker_that_is_starting_is_given_its_time() -> None:
     async def main() -> None:
-        process = Process()
-        RayWorker("environment-0", process).doubt()
-        await asyncio.sleep(100)
-        assert process.pings == 0
+        process = Hanging(1)
+        worker = RayWorker("environment-0", None, process)
+        worker.doubt()
+        worker.doubt()
+        await asyncio.sleep(119)
+        assert process.kills == 0
+        worker.close()
+
+    run(main())
+
+
+def test_a_worker_that_hangs_while_it_starts_is_killed() -> None:
+    async def main() -> None:
+        process = Hanging(1)
+        worker = RayWorker("environment-0", None, process)
+        worker.doubt()
+        await asyncio.sleep(121)
+        assert process.kills == 1
+        worker.doubt()
+        await asyncio.sleep(121)
+        assert process.kills == 1, "the next one answered"
+
+    run(main())
+
+
+def test_a_worker_that_hangs_each_time_it_is_started_again_is_killed_each_time() -> None:
+    async def main() -> None:
+        process = Hanging(3)
+        worker = RayWorker("environment-0", None, process)
+        await lost(worker)
+        await asyncio.sleep(361)
+        assert process.kills == 3
+        await worker.back()
+        assert not worker.gone
 
     run(main())

@@ -7,9 +7,11 @@ import pytest
 from recorded_runs import RecordedRun
 
 from offbeat.cli.silence import Silence
-from offbeat.cli.unfinished import journalled_summary
+from offbeat.cli.unfinished import journalled_summary, last_summary
 from offbeat.config.run import RunConfig
+from offbeat.controller.journal import JournalCorrupt
 from offbeat.messages.failures import DeadlineExceeded
+from offbeat.telemetry.summary import Summary
 
 CONFIG = RunConfig.model_validate({
     "name": "tiny", "steps": 10, "model": {"path": "none"}, "sampler": {"name": "ready_first"}
@@ -63,3 +65,41 @@ def test_of_a_controller_that_died_untold_the_journal_tells_what_it_can(tmp_path
 def test_of_a_run_that_never_had_a_controller_there_is_a_summary_too(tmp_path: Path) -> None:
     told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "no room")
     assert (told.steps, told.wall_s, told.controller_lives) == (0, 0, 1)
+
+
+def test_a_damaged_journal_does_not_hide_how_the_run_ended(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.ledger.released(0, "d0")
+    run.train(run.ready(2))
+    run.close()
+    segment = next((tmp_path / "journal").glob("events-*.bin"))
+    damaged = bytearray(segment.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    segment.write_bytes(damaged)
+    told = last_summary(tmp_path, CONFIG, "tiny-1", "failed", "it was killed")
+    assert told.outcome == "failed"
+    assert told.error is not None
+    assert told.error.startswith("it was killed; nothing is counted here: journal ")
+    assert "is damaged at byte" in told.error
+    assert Summary.from_json((tmp_path / "summary.json").read_bytes()) == told
+
+
+def test_a_damage_that_ended_the_run_is_told_once(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.close()
+    segment = next((tmp_path / "journal").glob("events-*.bin"))
+    segment.write_bytes(b"?" * 100)
+    with pytest.raises(JournalCorrupt) as damage:
+        journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "")
+    problem = f"JournalCorrupt: {damage.value}"
+    assert last_summary(tmp_path, CONFIG, "tiny-1", "failed", problem).error == problem
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"run_id": 3}', b"\xff"])
+def test_a_damaged_summary_is_made_again_from_the_journal(tmp_path: Path, content: bytes) -> None:
+    run = RecordedRun(tmp_path)
+    run.ledger.released(0, "d0")
+    run.train(run.ready(2))
+    run.close()
+    (tmp_path / "summary.json").write_bytes(content)
+    assert last_summary(tmp_path, CONFIG, "tiny-1", "failed", "it was killed").steps == 1

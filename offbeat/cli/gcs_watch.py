@@ -1,0 +1,76 @@
+"""Whether the cluster's control service (GCS) is there: Ray ends a process that misses it for 60 s.
+
+It ends it at once, without an exception: nothing of the run would be told. So the driver looks itself,
+and gives up earlier.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError
+
+PRIVATE_LIMIT_S: Final = 10.0  # the one that a private cluster had does not come back
+JOINED_LIMIT_S: Final = 40.0  # one of a cluster may be started again; Ray's own limit is 60 s
+_LOOK_S: Final = 2.0
+_CONNECT_S: Final = 2.0
+
+
+class GcsLost(OffbeatError):
+    """The cluster's control service does not answer any more."""
+
+    def __init__(self, address: str, silent_s: float, problem: str) -> None:
+        super().__init__(address, silent_s, problem)
+        self.address, self.silent_s, self.problem = address, silent_s, problem
+
+    def __str__(self) -> str:
+        return (
+            f"Ray's control service (GCS) at {self.address} has not answered for {self.silent_s:.0f} s: "
+            f"{self.problem}. It was killed or crashed, or the network to it is cut. Start the cluster "
+            "again; offbeat train --resume goes on from the run directory"
+        )
+
+
+class GcsWatch:
+    """Looks at the control service now and then."""
+
+    def __init__(
+        self,
+        address: str,
+        limit_s: float,
+        *,
+        reach: Callable[[str, int], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``reach`` connects to a host and a port, or raises OSError; None: over TCP."""
+        self._address, self._limit_s = address, limit_s
+        self._reach, self._clock = reach or _connect, clock
+        self._look_at = self._answered_at = clock()
+        self.answers = True
+        """At the last look. Calls to it wait for as long as it does not."""
+
+    def check(self) -> None:
+        """Pass while it answers, or may come back.
+
+        Raises:
+            GcsLost: It has been silent for longer than the limit.
+        """
+        now_s = self._clock()
+        if now_s < self._look_at:
+            return
+        self._look_at = now_s + _LOOK_S
+        host, _, port = self._address.rpartition(":")
+        try:
+            self._reach(host.strip("[]"), int(port))
+        except OSError as problem:
+            self.answers = False
+            silent_s = self._clock() - self._answered_at
+            if silent_s > self._limit_s:
+                raise GcsLost(self._address, silent_s, str(problem)) from problem
+        else:
+            self.answers, self._answered_at = True, self._clock()
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=_CONNECT_S).close()
