@@ -2,8 +2,8 @@
 
 The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the one that
 sampled. It is not the surrogate's ratio, which may have another denominator. Legend: B buckets of
-staleness, N tokens, K sums: a histogram of log-ratios, then tokens held by a bound, KL, ratios,
-squared ratios.
+staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens held by a bound, KL,
+ratios, squared ratios, and of sequences without an older token: gaps of logprobs, tokens.
 """
 
 import math
@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.kl import kl_penalty
-from offbeat.algorithms.staleness_buckets import FIRSTS, LABELS, PERCENTILES, metric_name
+from offbeat.algorithms.staleness_buckets import (
+    FIRSTS,
+    LABELS,
+    ON_POLICY_GAP,
+    PERCENTILES,
+    metric_name,
+)
 from offbeat.algorithms.tokens import LOG_RATIO_LIMIT, ValidTokens, ratio
 
 _FINEST: Final = 1e-4  # log-ratios closer to 0 are one bin
@@ -26,6 +32,8 @@ EDGES: Final = (*(-each for each in reversed(_OUTWARD)), *_OUTWARD)
 """Inner edges of the histogram's bins: the same number a decade on both sides of 0, so that a
 percentile's log-ratio is off by at most one part in six, or 1e-4."""
 BINS: Final = len(EDGES) + 1
+FEWEST_ON_POLICY: Final = 32
+"""Tokens below which a mean of gaps says more about single tokens than about the engine."""
 SpreadRows = list[list[float]]
 """What ``spread`` returns, as numbers: a row a bucket."""
 
@@ -49,10 +57,16 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
     counts = torch.zeros(len(FIRSTS) * BINS, dtype=torch.float64, device=device)
     counts.index_add_(0, place_N, mask_N.double())  # counts are exact in any order
     kl_N = kl_penalty(tokens.generation_N, tokens.logprobs_N, "k3")
-    values = torch.stack([bounded_N.double(), kl_N.double(), ratio_N, ratio_N.square()], -1)
+    # A token behind an older one of its sequence was drawn over keys and values of older weights.
+    age_N = torch.where(mask_N, staleness_N.long(), 0)
+    oldest_S = torch.zeros_like(tokens.counts_S, dtype=torch.int64)
+    oldest_S = oldest_S.scatter_reduce(0, tokens.sequence_N, age_N, "amax")
+    unmixed_N = (oldest_S[tokens.sequence_N] == age_N).double()
+    gap_N = log_ratio_N.abs().double() * unmixed_N
+    values = [bounded_N.double(), kl_N.double(), ratio_N, ratio_N.square(), gap_N, unmixed_N]
     buckets = torch.arange(len(FIRSTS), device=device)
     member_BN = ((bucket_N == buckets[:, None]) & mask_N).double()
-    return torch.cat([counts.view(len(FIRSTS), BINS), member_BN @ values], -1)
+    return torch.cat([counts.view(len(FIRSTS), BINS), member_BN @ torch.stack(values, -1)], -1)
 
 
 def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
@@ -62,13 +76,14 @@ def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
     read off the histogram. ``clip_fraction``: tokens held by a bound of the loss. ``behaviour_kl``:
     KL(behaviour || trained), k3, nats a token. ``ess``: effective sample size of the ratios as
     weights, ``(sum w)^2 / sum w^2``, as a fraction of the tokens. ``token_fraction``: the bucket's
-    share of the step.
+    share of the step. And for the whole step ``off_policy/logprob_gap_on_policy``: mean distance of
+    the logprobs over the sequences whose tokens are all of staleness 0.
     """
     buckets = [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
     step_tokens = sum(sum(row[:BINS]) for row in buckets)
     metrics = dict[str, float]()
     for label, row in zip(LABELS, buckets, strict=bool(buckets)):
-        counts, (bounded, kl, weights, squares) = row[:BINS], row[BINS:]
+        counts, (bounded, kl, weights, squares, gaps, unmixed) = row[:BINS], row[BINS:]
         tokens = sum(counts)
         if not tokens:
             continue
@@ -80,6 +95,8 @@ def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
             "token_fraction": tokens / step_tokens,
         }
         metrics |= {metric_name(name, label): value for name, value in named.items()}
+        if label == LABELS[0] and unmixed >= FEWEST_ON_POLICY:
+            metrics[ON_POLICY_GAP] = gaps / unmixed
     return metrics
 
 

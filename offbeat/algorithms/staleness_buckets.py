@@ -11,6 +11,9 @@ LABELS: Final = ("0", "1", "2_3", "4_up")
 PERCENTILES: Final = (5, 50, 95)
 """Of the behaviour ratio."""
 
+ON_POLICY_GAP: Final = "off_policy/logprob_gap_on_policy"
+"""Mean distance between the logprobs of trainer and engine over sequences of staleness 0."""
+
 
 def metric_name(statistic: str, label: str) -> str:
     """``staleness/ratio_p95_at_2_3``."""

@@ -216,3 +216,7 @@ class SyncConfig(Config):
 
     keep_float32: tuple[str, ...] = ("e_score_correction_bias",)
     """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits."""
+
+    max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
+    """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the
+    weights being trained; more ends the run. None: a warning from 0.02, with 16-bit weights from 0.1."""

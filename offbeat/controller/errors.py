@@ -35,6 +35,22 @@ class BudgetSpent(OffbeatError):
         )
 
 
+class LogprobGapTooLarge(OffbeatError):
+    """Engine and trainer disagree about samples drawn under the weights being trained."""
+
+    def __init__(self, step: int, gap: float, bound: float) -> None:
+        super().__init__(step, gap, bound)
+        self.step, self.gap, self.bound = step, gap, bound
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: logprobs of engine and trainer differ by {self.gap:.3g} nats per "
+            f"token under the same weight version, more than sync.max_logprob_gap={self.bound:g}: "
+            "the engine computes another policy than the one trained. Compare dtype, attention and "
+            "sampling settings of both, or raise sync.max_logprob_gap"
+        )
+
+
 class TrainerLost(OffbeatError):
     """A rank is gone, late, or no longer what the books say: the gang has to be replaced."""
 

@@ -52,12 +52,22 @@ class StepMeasures:
             for spans in receipt.version_spans:
                 self.staleness[trainer_version - min(spans)[0]] += 1
 
-    def close(self, result: StepResult, state: RunState, sync: SyncReport | None) -> None:
-        """The step is over, and its weights are published. ``sync``: one that ended meanwhile."""
+    def close(
+        self, result: StepResult, state: RunState, sync: SyncReport | None, unchanged: int
+    ) -> None:
+        """The step is over, and its weights are published.
+
+        Args:
+            result: What the trainer answered.
+            state: The run's.
+            sync: One that ended meanwhile.
+            unchanged: Releases so far that had the content of the one before.
+        """
         self.result, self.sync = result, sync
         self.wall_s = asyncio.get_running_loop().time() - self.started_at
         self.version = state.ledger.trainer_version
         self._fleet = {
+            "sync/unchanged_releases": unchanged,
             "fleet/serving": state.fleet.serving_count,
             "fleet/restarts": state.fleet.restarts,
             "queue/ready_groups": len(state.ledger.ready),

@@ -24,6 +24,7 @@ from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import Generator
 from offbeat.controller.signal import Signal
 from offbeat.controller.state import RunState
+from offbeat.controller.weight_guards import UnchangedReleases
 from offbeat.messages.failures import (
     ActorLost,
     DeadlineExceeded,
@@ -71,6 +72,7 @@ class WeightSync:
         self._released = Signal()
         self.release: WeightRelease | None = None
         self._report: SyncReport | None = None  # of the last sync, until somebody takes it
+        self.unchanged = UnchangedReleases()
 
     # --- what the train pump calls ---------------------------------------------------------------
 
@@ -160,6 +162,7 @@ class WeightSync:
             return None  # since a rewind, another version may be asked for: that one is next
         if self._asked is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
+        self.unchanged.released(self.release, release)
         self._asked, self.release = None, release
         state.ledger.released(version, release.digest)
         state.fleet.released(version)

@@ -27,6 +27,7 @@ from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import TrainStep
+from offbeat.controller.weight_guards import LogprobGapGuard
 from offbeat.messages.failures import OffbeatError, StepOutOfOrder, TrainStepFailed, UnfitGroup
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
@@ -54,6 +55,7 @@ class TrainPump:
         self._state, self._gang, self._one_step, self._sync = state, gang, step, sync
         self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
         self._rollouts, self._on_step = rollouts, on_step
+        self._logprob_gap = LogprobGapGuard(state.config)
         self._not_applied_in_row = 0
         self._attempts = state.first_of_life  # begins, over all steps: no key is ever used twice
         self._replaced = 0
@@ -117,8 +119,9 @@ class TrainPump:
             if result.applied:
                 await self._after_version(measures)
             state.busy.computed(result.compute_s)
-            measures.close(result, state, self._sync.take_report())
+            measures.close(result, state, self._sync.take_report(), self._sync.unchanged.count)
             self._on_step(measures)
+            self._logprob_gap.check(measures.step, result.metrics)
         await self._sync.settled()
         await self._evaluation.settled()
         version = state.ledger.trainer_version

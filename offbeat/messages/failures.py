@@ -131,6 +131,26 @@ class TrainStepFailed(OffbeatError):
         )
 
 
+class WeightsUnmoved(OffbeatError):
+    """An optimizer step with a learning rate and a gradient left every sampled weight as it was."""
+
+    def __init__(
+        self, rank: int, step: int, learning_rate: float, grad_norm: float, sampled: int
+    ) -> None:
+        super().__init__(rank, step, learning_rate, grad_norm, sampled)
+        self.rank, self.step, self.sampled = rank, step, sampled
+        self.learning_rate, self.grad_norm = learning_rate, grad_norm
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step} was taken with learning rate {self.learning_rate:g} and gradient "
+            f"norm {self.grad_norm:g}, and none of {self.sampled:,} sampled weights with a gradient "
+            f"moved (trainer rank {self.rank}): the update is below what their type resolves, or "
+            "the optimizer updates other tensors than the model's. Raise "
+            "trainer.optimizer.learning_rate; if it is not tiny, report this as a bug"
+        )
+
+
 class UnfitGroup(OffbeatError):
     """One group of a step has columns that no trainer can read: an abort, and a step without it, help."""
 

@@ -87,6 +87,9 @@ _OFF_POLICY: Final[tuple[_Row, ...]] = (
     ("off_policy/logprob_gap_max", "nats", "max",
      "The largest such distance.",
      "One broken token: compare the engine's sampling settings with the trainer's temperature."),
+    ("off_policy/logprob_gap_on_policy", "nats", "pooled",
+     "As logprob_gap_mean, over samples drawn wholly under the weights being trained; absent below 32 tokens.",
+     "Engine and trainer compute different policies from the same weights; see sync.max_logprob_gap."),
     ("off_policy/behaviour_kl", "nats/token", "mean",
      "KL divergence between the policy that sampled and the one being trained.",
      "Lower sampler.max_staleness, sync more often, or lower the learning rate."),
@@ -209,6 +212,9 @@ _SYNC: Final[tuple[_Row, ...]] = (
     ("sync/bytes", "bytes", "sum",
      "Bytes of one copy of the weights.",
      "Constant within a run."),
+    ("sync/unchanged_releases", "releases", "last",
+     "Releases with the content of the release before, although a step was applied.",
+     "The learning rate is lost in 16 bits; raise it, or serve float32 weights."),
 )
 
 _FLEET: Final[tuple[_Row, ...]] = (

@@ -19,6 +19,7 @@ from offbeat.messages.failures import (
     RolloutFailed,
     StepOutOfOrder,
     TrainStepFailed,
+    WeightsUnmoved,
     WeightSyncFailed,
 )
 from offbeat.messages.fences import Fence, StepKey
@@ -225,6 +226,9 @@ class FakeTrainer:
     last_of: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     broken_disk: bool = False
     refuse_steps: set[int] = field(default_factory=set[int])
+    unmoved_step: int | None = None  # the optimizer updates nothing in this step
+    same_release_from: int | None = None  # version: 16 bits hide every later change
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict[int, dict[str, float]])
     aborted: list[int] = field(default_factory=list[int])
     chunks: list[int] = field(default_factory=list[int])  # tokens of each
     prepared: int = 0
@@ -312,6 +316,8 @@ class FakeTrainer:
 
     def _finish(self, key: StepKey) -> StepResult:
         self._maybe_fail(key, "finish")
+        if key.step == self.unmoved_step:
+            raise WeightsUnmoved(0, key.step, 1e-3, 1.0, 500)
         applied = key.step not in self.refuse_steps
         if applied:
             self.steps.append(self.open)
@@ -320,7 +326,8 @@ class FakeTrainer:
             self.refuse_steps.remove(key.step)
         self.open = []
         reason = "" if applied else "gradient norm is nan"
-        return StepResult(applied, 0.5, 1.0, 1e-3, 8, 4, 1, {}, reason, self.step_s)
+        metrics = self.metrics.get(key.step, {})
+        return StepResult(applied, 0.5, 1.0, 1e-3, 8, 4, 1, metrics, reason, self.step_s)
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
         async with self.turn:
@@ -333,7 +340,8 @@ class FakeTrainer:
         self._admit(fence, "publish")
         if version != len(self.steps):
             raise TrainStepFailed(0, version, "publish", f"it holds version {len(self.steps)}")
-        return WeightRelease(version, self._digest(), None, (), 10)
+        same = self.same_release_from is not None and version >= self.same_release_from
+        return WeightRelease(version, "same" if same else self._digest(), None, (), 10)
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
         self._admit(fence, "checkpoint")

@@ -12,6 +12,7 @@ from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
 from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
 from offbeat.actors.trainers.megatron.sharded_optimizer import ShardedAdamW
 from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
+from offbeat.actors.trainers.movement import Movement
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.messages.training import StepResult
 
@@ -176,10 +177,10 @@ class FaultyAdamW(MainGradAdamW):
             raise Injected(self.site)
         return super().grad_norm()
 
-    def step(self, grad_norm: float, learning_rate: float) -> None:
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
         if self.site == "step":
             raise Injected(self.site)
-        super().step(grad_norm, learning_rate)
+        return super().step(grad_norm, learning_rate)
 
 
 OPTIMIZERS: dict[str, type[RankOptimizer]] = {

@@ -16,6 +16,7 @@ from megatron_cases import JobStep, Told
 from megatron_world import MegatronWorld
 from parity_cases import TOKENS, Step, worst_relative_error
 from parity_cases import MegatronCut as Cut
+from world import WorkerFailed
 
 Models = Callable[[str], Path]
 OPTIONS = {
@@ -62,6 +63,17 @@ def same(got: Told, want: Told, bound: float) -> None:
     assert got.result.loss == pytest.approx(want.result.loss, rel=bound)
     assert got.result.grad_norm == pytest.approx(want.result.grad_norm, rel=bound)
     assert worst_relative_error(got.weights, want.weights) <= bound
+
+
+@pytest.mark.parametrize("updates", ["FaultyAdamW", SHARDED])
+def test_a_step_that_moves_the_weights_of_no_rank_is_refused_by_name(
+    megatron_world: MegatronWorld, models: Models, step: Step, updates: str
+) -> None:
+    still = {"learning_rate": 1e-30, "weight_decay": 0.0}
+    cut = Cut(data=2, dtype="float32", optimizer=still, updates=updates)
+    job_step = JobStep.of(step, TOKENS)
+    with pytest.raises(WorkerFailed, match="WeightsUnmoved: step 1 was taken with learning rate"):
+        megatron_world.run(2, "split", path=models("qwen3"), cut=cut, step=job_step, chunks=(2,))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from parity_cases import SEQUENCES as LOSS
 from parity_cases import Cut, Step, worst_relative_error
-from world import World
+from world import WorkerFailed, World
 
 Models = Callable[[str], Path]
 
@@ -54,6 +54,14 @@ def test_logprobs_that_fail_in_the_midst_of_a_step_cost_it_nothing(
     given = {"path": models("qwen3"), "cut": Cut(), "step": step}
     for disturbed, undisturbed in world.run(2, "torch_jobs:logprobs_that_fail", **given):
         assert disturbed == undisturbed
+
+
+def test_a_step_that_moves_the_weights_of_no_rank_is_refused_by_name(
+    world: World, models: Models, step: Step
+) -> None:
+    cut = Cut(dtype="float32", optimizer={"learning_rate": 1e-30})
+    with pytest.raises(WorkerFailed, match="WeightsUnmoved: step 1 was taken with learning rate"):
+        world.run(2, "torch_jobs:single", path=models("qwen3"), cut=cut, step=step, loss=LOSS)
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from loss_cases import tokens_of
 
 from offbeat.algorithms.diagnostics import EDGES, SpreadRows, spread, spread_metrics
 from offbeat.algorithms.losses import LOSSES, LossTokens, clipped_pg
-from offbeat.algorithms.staleness_buckets import FIRSTS, LABELS, metric_name
+from offbeat.algorithms.staleness_buckets import FIRSTS, LABELS, ON_POLICY_GAP, metric_name
 from offbeat.algorithms.tokens import valid_tokens
 from offbeat.messages.training import LossSpec
 from offbeat.telemetry.metrics import METRICS
@@ -158,6 +158,27 @@ def test_on_policy_nothing_is_spread() -> None:
             assert got == 0
 
 
+def test_the_gap_on_policy_leaves_out_sequences_with_an_older_token() -> None:
+    """Their later tokens were drawn over keys and values of older weights, and differ for that."""
+    drawn = tokens_of(3, (50, 50, 50, 1))
+    staleness_N = torch.zeros_like(drawn.sequence_N)
+    staleness_N[(drawn.sequence_N == 1).nonzero()[0]] = 1
+    tokens = replace(drawn, staleness_N=staleness_N)
+    gap_N = (tokens.logprobs_N.detach() - tokens.generation_N).abs()
+    counted_N = tokens.mask_N & ((tokens.sequence_N == 0) | (tokens.sequence_N == 2))
+    if not tokens.mask_N[(drawn.sequence_N == 1).nonzero()[0]]:
+        counted_N |= tokens.mask_N & (tokens.sequence_N == 1)
+    got = spread_metrics([rows(tokens)])[ON_POLICY_GAP]
+    assert got == pytest.approx(float(gap_N[counted_N].mean()))
+
+
+def test_a_gap_of_a_few_tokens_is_not_told() -> None:
+    drawn = tokens_of(0, (20, 1))
+    tokens = replace(drawn, staleness_N=torch.zeros_like(drawn.sequence_N))
+    assert ON_POLICY_GAP not in spread_metrics([rows(tokens)])
+    assert ON_POLICY_GAP in spread_metrics([rows(tokens), rows(tokens), rows(tokens)])
+
+
 def test_parts_are_added_whoever_has_them() -> None:
     one, other = (rows(tokens_of(seed, MANY)) for seed in (0, 1))
     total = (torch.tensor(one) + torch.tensor(other)).tolist()
@@ -171,7 +192,7 @@ def test_nothing_comes_of_nothing() -> None:
 
 
 def test_every_name_is_declared() -> None:
-    names = spread_metrics([rows(tokens_of(0, MANY))]).keys()
+    names = spread_metrics([rows(tokens_of(0, MANY))]).keys() - {ON_POLICY_GAP}
     declared = {name for name in METRICS if name.startswith("staleness/")}
     assert names == declared
 

@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from offbeat.actors.trainers.movement import Movement, MovementProbe, check_moved
+from offbeat.actors.trainers.peers import Alone
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
 from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
 from offbeat.config.training import OptimizerConfig
+from offbeat.messages.failures import WeightsUnmoved
 from offbeat.messages.training import LossSpec
 
 MakeTrainer = Callable[..., TorchTrainer]
@@ -58,6 +61,48 @@ def test_a_gradient_that_is_not_finite_moves_nothing(bad: float) -> None:
     assert torch.equal(layer.weight, before)
     assert optimizer.moments() == {}
     assert not optimizer.steps().any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_too_small_to_move_any_float32_weight_is_refused_by_name(
+    trainer_of: MakeTrainer, step_data: Step, dtype: str
+) -> None:
+    trainer = trainer_of(dtype=dtype, optimizer={"learning_rate": 1e-30})
+    with pytest.raises(
+        WeightsUnmoved, match=r"learning rate 1e-30 .* none of [\d,]+ sampled"
+    ) as got:
+        trainer.train(*step_data, LossSpec())
+    assert (got.value.step, trainer.steps_applied) == (1, 0)
+    assert got.value.grad_norm > 0
+
+
+def test_an_optimizer_that_updates_copies_of_the_weights_is_seen() -> None:
+    layer = linear(torch.float32)
+    copies = [each.detach().clone().requires_grad_() for each in layer.parameters()]
+    optimizer, probe = torch.optim.SGD(copies, lr=0.1), MovementProbe(layer.parameters())
+    layer(torch.ones(1, 3)).sum().backward()
+    gradients = [each.grad for each in layer.parameters()]
+    for copy, gradient in zip(copies, gradients, strict=True):
+        copy.grad = gradient
+    optimizer.step()
+    assert probe.after(gradients) == Movement(moved=False, expected=8)
+
+
+def test_a_step_without_a_learning_rate_or_a_gradient_may_leave_the_weights_alone() -> None:
+    still, no_gradient = Movement(moved=False, expected=5), Movement(moved=False, expected=0)
+    for movement, rate, norm in ((still, 0.0, 1.0), (still, 1e-3, 0.0), (no_gradient, 1e-3, 1.0)):
+        check_moved(Alone(), movement, step=1, learning_rate=rate, grad_norm=norm)
+
+
+def test_one_rank_whose_weights_moved_vouches_for_the_others() -> None:
+    class OtherRankMoved(Alone):
+        def gathered(self, value: Any) -> Any:
+            return [value, (True, 0)]
+
+    still = Movement(moved=False, expected=5)
+    check_moved(OtherRankMoved(), still, step=1, learning_rate=1e-3, grad_norm=1.0)
+    with pytest.raises(WeightsUnmoved):
+        check_moved(Alone(), still, step=1, learning_rate=1e-3, grad_norm=1.0)
 
 
 def test_small_steps_in_bfloat16_add_up_in_the_masters() -> None:

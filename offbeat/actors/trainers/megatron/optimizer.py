@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from offbeat.actors.trainers.megatron.hf_files import view_of
 from offbeat.actors.trainers.megatron.mapping import Box
+from offbeat.actors.trainers.movement import Movement, MovementProbe
 from offbeat.config.training import OptimizerConfig
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -55,8 +56,12 @@ class RankOptimizer(ABC):
         """Of the whole model's reduced gradients, nothing counted twice; all ranks call it."""
 
     @abstractmethod
-    def step(self, grad_norm: float, learning_rate: float) -> None:
-        """Clip by this norm, which is finite, and update; all ranks call it."""
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
+        """Clip by this norm, which is finite, and update; all ranks call it.
+
+        Returns:
+            Whether this rank's part of the float32 weights moved.
+        """
 
     @property
     @abstractmethod
@@ -138,19 +143,22 @@ class MainGradAdamW(RankOptimizer):
         dist.all_reduce(squares)
         return math.sqrt(float(squares))
 
-    def step(self, grad_norm: float, learning_rate: float) -> None:
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
         limit = self._config.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
         for name, master in self._masters.items():
             master.grad = _gradient(self._parameters[name]).mul_(clip)
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
+        probe = MovementProbe(self._masters.values())
         self._adamw.step()
+        movement = probe.after([each.grad for each in self._masters.values()])
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.grad = None
                 if (parameter := self._parameters[name]) is not master:
                     parameter.copy_(master)
+        return movement
 
     # --- the state ---------------------------------------------------------------------------------
 

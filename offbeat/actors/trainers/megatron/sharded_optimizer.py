@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from offbeat.actors.trainers.megatron.mapping import Box
 from offbeat.actors.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer
+from offbeat.actors.trainers.movement import Movement, MovementProbe
 from offbeat.config.training import OptimizerConfig
 
 _STEP: Final = "step"
@@ -81,7 +82,7 @@ class ShardedAdamW(RankOptimizer):
         self._library.prepare_grads()
         return float(self._library.get_grad_norm())
 
-    def step(self, grad_norm: float, learning_rate: float) -> None:
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
         """Clip by this norm, which ``grad_norm`` has just told, and update; all ranks call it."""
         if (limit := self._config.max_grad_norm) is not None:
             for each in self._chained:
@@ -91,11 +92,14 @@ class ShardedAdamW(RankOptimizer):
             group["lr"] = learning_rate
             # The library leaves this to its own scheduler: the multiple is 0 for vectors.
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
+        mains = [cast("Tensor", main) for each in self._chained for main in each.get_parameters()]
+        probe = MovementProbe(mains)
         self._library.step_with_ready_grads()
-        for each in self._chained:
-            for main in each.get_parameters():
-                main.grad = None
+        movement = probe.after([each.grad for each in mains])
+        for main in mains:
+            main.grad = None
         self._steps += 1
+        return movement
 
     # --- the state ---------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from offbeat.actors.trainers.megatron.microbatches import aligned
 from offbeat.actors.trainers.megatron.model import build_model, in_data_parallel, transformer_config
 from offbeat.actors.trainers.megatron.parts import Parts, optimizer_for
 from offbeat.actors.trainers.megatron.state import WEIGHTS, SavedShares, save_share
+from offbeat.actors.trainers.movement import check_moved
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of, together
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
@@ -294,7 +295,9 @@ class MegatronTrainer(SplitStep):
         norm = self.optimizer.grad_norm()
         if not math.isfinite(norm):
             return norm, f"gradient norm is {norm}"
-        self.optimizer.step(norm, rate)
+        movement = self.optimizer.step(norm, rate)
+        step = self.steps_applied + 1
+        check_moved(self._peers, movement, step=step, learning_rate=rate, grad_norm=norm)
         return norm, ""
 
     def _drop(self) -> None:

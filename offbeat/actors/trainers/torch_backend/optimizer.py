@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from offbeat.actors.trainers.movement import NOT_UPDATED, Movement, MovementProbe
 from offbeat.actors.trainers.peers import Alone, Peers
 from offbeat.actors.trainers.torch_backend.sharding import HALF, cut_like, own
 from offbeat.config.training import OptimizerConfig
@@ -26,10 +27,11 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What ``Optimizer.step`` did. The weights changed if and only if ``applied``."""
+    """What ``Optimizer.step`` did. The weights were updated if and only if ``applied``."""
 
     applied: bool
     grad_norm: float  # after normalisation, before clipping
+    movement: Movement = NOT_UPDATED  # of this rank's weights
 
 
 class Optimizer:
@@ -69,16 +71,19 @@ class Optimizer:
         gradients = self._gradients()
         norm = self._norm(gradients) / denominator
         applied = norm < float("inf")  # False for NaN too
+        movement = NOT_UPDATED
         if applied:
+            probe = MovementProbe(self._masters)
             limit = self._config.max_grad_norm
             clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
             torch._foreach_mul_(gradients, clip / denominator)  # pyright: ignore -- no public form
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
             self._adamw.step()
+            movement = probe.after([each.grad for each in self._masters])
             self._write_back()
         self.drop_gradients()
-        return Update(applied, norm)
+        return Update(applied, norm, movement)
 
     def drop_gradients(self) -> None:
         """Forget what was accumulated; weights and moments stay."""

@@ -27,6 +27,7 @@ from offbeat.actors.trainers.batches.inputs import loss_tokens, worthless_tokens
 from offbeat.actors.trainers.batches.packing import WORTHLESS, Batch, Packed
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.dispatch import evened
+from offbeat.actors.trainers.movement import check_moved
 from offbeat.actors.trainers.peers import Alone, Peers, agreed_most, together
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
@@ -309,7 +310,16 @@ class TorchTrainer(SplitStep):
         if totals.refusal:
             return 0.0, totals.refusal
         update = self._optimizer.step(totals.denominator, rate)
-        return update.grad_norm, "" if update.applied else f"gradient norm is {update.grad_norm}"
+        if not update.applied:
+            return update.grad_norm, f"gradient norm is {update.grad_norm}"
+        check_moved(
+            self.peers,
+            update.movement,
+            step=self.steps_applied + 1,
+            learning_rate=rate,
+            grad_norm=update.grad_norm,
+        )
+        return update.grad_norm, ""
 
     def _together(
         self, during: str, read: Callable[[], tuple[T, list[Packed]]]

@@ -1,0 +1,86 @@
+"""Checks on what the weights mean, beside the digests that prove their bytes. Pure.
+
+A digest proves that the engines hold what the trainer packed. It says neither that the trainer's
+steps change what is packed, nor that engine and trainer compute the same policy from it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP
+from offbeat.config.run import RunConfig
+from offbeat.controller.errors import LogprobGapTooLarge
+from offbeat.messages.weights import WeightRelease
+
+log = structlog.stdlib.get_logger()
+WARN_FROM_UNCHANGED: Final = 3  # releases in a row: one or two updates may round away in 16 bits
+WARN_GAP_FLOAT32: Final = 0.02  # nats per token
+WARN_GAP_16_BIT: Final = 0.1  # nats per token
+
+
+class UnchangedReleases:
+    """Counts releases whose content is that of the release before, although steps were applied.
+
+    In 16 bits a small learning rate may not reach the served copy for a step or two; the float32
+    masters keep what is lost, so this is counted and warned of, not refused.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0  # over this life of the controller
+        self._in_row = 0
+
+    def released(self, before: WeightRelease | None, release: WeightRelease) -> None:
+        """Take in a release; ``before``: the one it follows, None at the start or after a rewind."""
+        same = before is not None and before.version < release.version
+        if before is None or not same or before.digest != release.digest:
+            self._in_row = 0
+            return
+        self.count += 1
+        self._in_row += 1
+        if self._in_row >= WARN_FROM_UNCHANGED:
+            log.warning(
+                "sync.unchanged_releases",
+                version=release.version,
+                in_row=self._in_row,
+                fix="raise trainer.optimizer.learning_rate, or serve float32 weights: model.dtype, "
+                "sync.wire_dtype",
+            )
+
+
+class LogprobGapGuard:
+    """Compares the logprobs of engine and trainer on samples drawn under the weights being trained.
+
+    Of these the two should agree up to rounding. A gap from a wrong scale, a missing adapter or an
+    old tensor is far larger, and biases every step.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._bound = config.sync.max_logprob_gap
+        is_16_bit = "16" in f"{config.model.dtype} {config.sync.wire_dtype}"
+        self._warn_from = WARN_GAP_16_BIT if is_16_bit else WARN_GAP_FLOAT32
+        self._is_warned = False
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at the metrics of one step; a step without such samples passes.
+
+        Raises:
+            LogprobGapTooLarge: The gap is over ``sync.max_logprob_gap``.
+        """
+        gap = metrics.get(ON_POLICY_GAP)
+        if gap is None:
+            return
+        if self._bound is not None and gap > self._bound:
+            raise LogprobGapTooLarge(step, gap, self._bound)
+        is_large = gap >= self._warn_from
+        if is_large and not self._is_warned:
+            log.warning(
+                "sync.logprob_gap",
+                step=step,
+                gap=gap,
+                warn_from=self._warn_from,
+                fix="compare dtype, attention and sampling settings of engine and trainer; "
+                "sync.max_logprob_gap ends the run",
+            )
+        self._is_warned = is_large

@@ -1,0 +1,74 @@
+"""What a run does about weights that do not change, and about engines that compute other weights."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP
+from offbeat.controller.errors import LogprobGapTooLarge
+from offbeat.messages.failures import WeightsUnmoved
+from tests.support.world import World
+
+
+def test_a_step_that_moved_no_weight_ends_the_run_by_its_name() -> None:
+    world = World()
+    world.trainer.unmoved_step = 3
+    failure = world.fail()
+    assert isinstance(failure.causes[0], WeightsUnmoved)
+    assert "trainer.optimizer.learning_rate" in str(failure)
+    assert world.built.state.ledger.trainer_version == 2
+
+
+def test_releases_that_did_not_change_are_counted_and_warned_of_from_the_third_in_a_row() -> None:
+    world = World()
+    world.trainer.same_release_from = 5  # version 5 differs from 4; 6 to 10 are as 5
+    with capture_logs() as told:
+        world.run()
+    assert [record["sync/unchanged_releases"] for record in world.telemetry.records][-1] == 5
+    warned = [each for each in told if each["event"] == "sync.unchanged_releases"]
+    assert [(each["version"], each["in_row"]) for each in warned] == [(8, 3), (9, 4), (10, 5)]
+    assert "trainer.optimizer.learning_rate" in warned[0]["fix"]
+
+
+def test_a_run_whose_weights_change_counts_none() -> None:
+    world = World()
+    world.run()
+    assert [record["sync/unchanged_releases"] for record in world.telemetry.records][-1] == 0
+
+
+def test_after_a_rewind_the_same_weights_in_a_new_release_are_no_finding() -> None:
+    world = World({"checkpoint": {"interval": 2}})
+    world.trainer.lose_at_step = 4
+    world.run()
+    assert [record["sync/unchanged_releases"] for record in world.telemetry.records][-1] == 0
+
+
+def gaps(world: World, **by_step: float) -> None:
+    world.trainer.metrics = {int(step[1:]): {ON_POLICY_GAP: gap} for step, gap in by_step.items()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire", "warned"),
+    [
+        ("float32", None, [3, 6]),
+        ("bfloat16", None, [6]),
+        ("float32", "bfloat16", [6]),
+    ],
+)
+def test_a_gap_of_logprobs_is_warned_of_when_it_begins(
+    dtype: str, wire: str | None, warned: list[int]
+) -> None:
+    world = World({"model": {"path": "none", "dtype": dtype}, "sync": {"wire_dtype": wire}})
+    gaps(world, s2=0.019, s3=0.03, s4=0.03, s5=0.001, s6=0.3, s7=0.3)
+    with capture_logs() as told:
+        world.run()
+    got = [each["step"] for each in told if each["event"] == "sync.logprob_gap"]
+    assert got == warned
+
+
+def test_a_gap_over_the_bound_of_the_recipe_ends_the_run_with_both_numbers() -> None:
+    world = World({"sync": {"max_logprob_gap": 0.25}})
+    gaps(world, s3=0.2, s4=0.31)
+    failure = world.fail()
+    assert isinstance(failure.causes[0], LogprobGapTooLarge)
+    assert "0.31 nats" in str(failure) and "sync.max_logprob_gap=0.25" in str(failure)
+    assert world.built.state.ledger.trainer_version == 4
