@@ -36,6 +36,7 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
 from offbeat.transfer_queue.schema import Columns, payload_bytes
+from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import Source
 
 T = TypeVar("T")
@@ -146,7 +147,11 @@ class TrainerActor:
             raise TrainStepFailed(
                 self._rank, version, "publish", f"it holds version {self._split.steps_applied}"
             )
-        manifest, digest, handles = self._together("publish", lambda: self._sender.publish(version))
+        try:
+            published = self._together("publish", lambda: self._sender.publish(version))
+        except TransferFailed as failure:  # only a new process can send again
+            raise TrainStepFailed(self._rank, version, "publish", str(failure)) from failure
+        manifest, digest, handles = published
         return (manifest, digest), *handles
 
     @ray.method(num_returns=2)

@@ -4,6 +4,8 @@ Who takes part, who got how far, what is tried next: a few bytes each. Weights n
 end whose process dies is noticed by the other at once; one that hangs, at a limit.
 """
 
+import contextlib
+import os
 import selectors
 import socket
 import struct
@@ -13,12 +15,15 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import structlog
 
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transports.messages import Close, Gone, Join, Message, Plan, Report, Route
 
+log = structlog.stdlib.get_logger()
 _LENGTH: Final = struct.Struct("<I")
 _LONGEST: Final = 1 << 20  # bytes of a message; a stranger's may say more
+_RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
 _decode_message = msgspec.msgpack.Decoder[Message](Join | Report).decode
 _decode_plan = msgspec.msgpack.Decoder(Plan).decode
 
@@ -57,6 +62,12 @@ class Frames:
         return body
 
 
+def _listen(host: str) -> socket.socket:
+    listening = socket.create_server((host, 0), backlog=512)
+    listening.settimeout(0.0)  # a connection may be gone between select and accept
+    return listening
+
+
 class _Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.frames = connection, Frames()
@@ -66,9 +77,17 @@ class _Peer:
 class ControlServer:
     """The sender's side. One thread takes messages; ``stop`` may come from any."""
 
-    def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._listening = socket.create_server((host, 0), backlog=512)
+    def __init__(
+        self,
+        host: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        listen: Callable[[str], socket.socket] = _listen,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._pause = clock, pause
+        self._listening = listen(host)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         self.host, self.port = host, int(self._listening.getsockname()[1])
         self._stopped, self._stop = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -105,7 +124,8 @@ class ControlServer:
 
     def stop(self) -> None:
         """Let whoever waits for a message have a last one."""
-        self._stop.send(b"x")
+        with contextlib.suppress(OSError):  # closed already: nobody waits
+            self._stop.send(b"x")
 
     def close(self) -> None:
         """Close every connection."""
@@ -115,6 +135,7 @@ class ControlServer:
         self._selector.close()
         for each in (self._listening, self._stopped, self._stop):
             each.close()
+        self._release_spare()
 
     def _peer(self, session: str, member: str) -> _Peer | None:
         for peer in self._peers.values():
@@ -124,15 +145,55 @@ class ControlServer:
 
     def _readable(self, ready: object) -> None:
         if ready is self._listening:
-            connection, _ = self._listening.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(1.0)  # a few bytes into an empty buffer: they do not wait
-            self._peers[connection] = _Peer(connection)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._accept()
         elif ready is self._stopped:
             self._read.append(Close())
         elif isinstance(ready, socket.socket) and ready in self._peers:
             self._hear(self._peers[ready])
+
+    def _accept(self) -> None:
+        try:
+            connection = self._accepted()
+        except BlockingIOError:
+            return  # whoever it was has hung up
+        except OSError as error:
+            log.error("weights.accept_failed", port=self.port, error=str(error))  # noqa: TRY400 -- one line
+            self._turn_away(error)
+            return
+        self._peers[connection] = _Peer(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _accepted(self) -> socket.socket:
+        connection, _ = self._listening.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(1.0)  # a few bytes into an empty buffer: they do not wait
+        return connection
+
+    def _turn_away(self, why: OSError) -> None:
+        """Tell the member that could not be accepted; it would wait for a plan until its limit.
+
+        Without a free descriptor it stays in the queue, and the queue stays readable: a descriptor
+        that was kept for this takes it out.
+        """
+        self._release_spare()
+        try:
+            with self._accepted() as connection:
+                connection.sendall(framed(Plan(0, error=f"the sender cannot accept: {why}")))
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1 << 16)  # unread bytes would reset the connection, plan and all
+        except BlockingIOError:
+            pass  # the failed connection has left the queue
+        except OSError:
+            self._pause(_RETRY_S)
+        try:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            self._spare = None  # somebody was faster; the next attempt goes without
+
+    def _release_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
 
     def _hear(self, peer: _Peer) -> None:
         try:

@@ -19,6 +19,7 @@ import structlog
 
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import Bytes, walk
+from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.transport import Published, Source
 from offbeat.weight_sync.transports.control import ControlServer
@@ -73,8 +74,9 @@ class GlooSender:
         self._publishing = threading.Lock()
         self._parked = deque[Message]()  # joins that came while another session was served
         self._closed = False
+        self._ended = ""  # why the thread has ended without being told to
         self.dropped = 0  # messages that came too late
-        self._thread = threading.Thread(target=self._serve, name="weight-sender", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="weight-sender", daemon=True)
         self._thread.start()
 
     @property
@@ -82,6 +84,13 @@ class GlooSender:
         return 1
 
     def publish(self, version: int) -> Published:
+        """A snapshot of the weights.
+
+        Raises:
+            TransferFailed: The thread that sends has ended: nobody would ever get this release.
+        """
+        if self._ended:
+            raise TransferFailed(0, 0, f"the weight sender has ended: {self._ended}")
         with self._publishing:
             self.snapshot = None  # its memory is used again, if nobody is being sent to
             packed = list(self._source.chunks(lambda _, nbytes: self._buffers.lend(nbytes)))
@@ -101,6 +110,16 @@ class GlooSender:
 
     # --- the thread ------------------------------------------------------------------------------
 
+    def _work(self) -> None:
+        """Serve until told to stop. However it ends, nobody is left waiting for this thread."""
+        try:
+            self._serve()
+        except Exception as error:
+            self._ended = f"{type(error).__name__}: {error}"
+            log.exception("weights.sender_ended")
+        finally:
+            self._control.close()
+
     def _serve(self) -> None:
         while not self._closed:
             match self._parked.popleft() if self._parked else self._control.next():
@@ -112,7 +131,6 @@ class GlooSender:
                     break
                 case _:
                     pass  # somebody who took part in nothing that goes on
-        self._control.close()
 
     def _run(self, first: Join) -> None:
         """One session, to its end."""

@@ -1,25 +1,43 @@
 """The gloo broadcast over real connections, its ends in threads of one process."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from broadcast_bench import HASTY, HOST, Bench, End, end, flipped, names, together
+from broadcast_bench import (
+    CHUNK_BYTES,
+    HASTY,
+    HOST,
+    PATIENT,
+    Bench,
+    End,
+    end,
+    flipped,
+    names,
+    together,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes
+from offbeat.weight_sync.source import ModuleSource
 from offbeat.weight_sync.transport import Published
-from offbeat.weight_sync.transports.control import ControlServer
+from offbeat.weight_sync.transports.control import ControlClient, ControlServer
 from offbeat.weight_sync.transports.gloo_receiver import Received
+from offbeat.weight_sync.transports.gloo_sender import GlooSender
+from offbeat.weight_sync.transports.messages import Join, Route
 
 
 @pytest.fixture
@@ -241,3 +259,75 @@ def test_what_a_stranger_says_is_not_listened_to(said: bytes) -> None:
         stranger.shutdown(socket.SHUT_WR)
         assert server.next(0.02) is None
     server.close()
+
+
+class NoDescriptorLeft(socket.socket):
+    """A listening socket whose next accepts fail, as in a process that has opened too many files."""
+
+    failures = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def listening_badly(failures: int) -> Callable[[str], socket.socket]:
+    def listen(host: str) -> socket.socket:
+        listening = NoDescriptorLeft()
+        listening.bind((host, 0))
+        listening.listen()
+        listening.settimeout(0.0)
+        listening.failures = failures
+        return listening
+
+    return listen
+
+
+def test_a_member_that_cannot_be_accepted_is_told_why_and_the_next_one_is_served() -> None:
+    server = ControlServer(HOST, listen=listening_badly(1))
+    route = Route(HOST, server.port, 0, "life", 1, "digest", HASTY)
+    join = Join("1.g0", 1, ("g0",), "g0", "life", "digest")
+    with capture_logs() as told:
+        turned_away = ControlClient(route, 1)
+        turned_away.send(join)
+        assert server.next(0.02) is None
+        plan = turned_away.plan(0, 5.0)
+    assert plan.error == "the sender cannot accept: [Errno 24] Too many open files"
+    assert [(each["event"], each["port"]) for each in told] == [
+        ("weights.accept_failed", server.port)
+    ]
+    welcome = ControlClient(route, 1)
+    welcome.send(join)
+    assert server.next(5.0) == join
+    for each in (turned_away, welcome, server):
+        each.close()
+
+
+def test_while_nobody_can_be_accepted_the_sender_neither_ends_nor_spins() -> None:
+    pauses = list[float]()
+    server = ControlServer(HOST, listen=listening_badly(4), pause=pauses.append)
+    with socket.create_connection((HOST, server.port)):
+        assert server.next(0.05) is None
+    assert len(pauses) == 2  # each attempt fails twice: with and without the spare descriptor
+    server.close()
+
+
+def test_a_sender_whose_thread_has_ended_says_so_to_engines_and_to_the_trainer() -> None:
+    def broken_clock() -> float:
+        raise RuntimeError("a bug in the thread")
+
+    source = ModuleSource(Model(1), CHUNK_BYTES)
+    sender = GlooSender(source, host=HOST, life="life-1", limits=PATIENT, clock=broken_clock)
+    published = sender.publish(1)
+    models, receivers = ends(1)
+    with capture_logs() as told:
+        sync(published, 1, receivers)
+        sender.close()
+    assert isinstance(receivers[0].outcome, TransferFailed)
+    assert "is gone" in str(receivers[0].outcome)
+    assert "weights.sender_ended" in [each["event"] for each in told]
+    with pytest.raises(TransferFailed, match="has ended: RuntimeError: a bug in the thread"):
+        sender.publish(2)
+    heals(models, receivers)
