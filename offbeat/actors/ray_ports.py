@@ -127,6 +127,9 @@ class RayGenerator:
     async def restart(self) -> None:
         ray.kill(self._engine, no_restart=False)
 
+    async def retire(self) -> None:
+        ray.kill(self._engine, no_restart=True)
+
     async def close(self) -> None:
         with contextlib.suppress(ActorLost):
             await reply_of(self._engine.close.remote(), self.name, "close")

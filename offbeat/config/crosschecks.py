@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
+from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.limits import max_group_bytes, sampler_reach
@@ -364,6 +365,7 @@ def _device_and_gpus(section: str, config: GeneratorConfig | TrainerConfig) -> I
 _ALWAYS = (
     _staleness_covers_the_sync_interval,
     sync_clashes,
+    fleet_clashes,
     _lookahead_is_within_staleness,
     _in_flight_is_reachable,
     _buffer_holds_the_groups_of_a_step,

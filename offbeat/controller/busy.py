@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.controller.fleet import Engine, Health
+from offbeat.controller.fleet import Engine
+from offbeat.controller.health import Health
 from offbeat.telemetry.time_accounting import (
     CrowdAccount,
     GeneratorTime,
@@ -22,7 +23,7 @@ from offbeat.telemetry.time_accounting import (
 
 _OUT = GeneratorTime.COMPUTE  # until an engine says how long it decoded: groups are out
 _ROUNDING: Final = 1e-3  # of a lap: accounts are read one after the other
-_INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING)
+_INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,15 @@ from offbeat.controller.busy import Busy
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 from offbeat.controller.engines import EnginePump
-from offbeat.controller.errors import BudgetSpent, RunAborted, RunFailed, RunStalled, leaves
+from offbeat.controller.errors import (
+    BudgetSpent,
+    EngineNotStarted,
+    RunAborted,
+    RunFailed,
+    RunStalled,
+    TrainerBudgetSpent,
+    leaves,
+)
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.gang import Gang
@@ -47,7 +55,7 @@ from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import Advantages, TrainStep
 from offbeat.controller.training import TrainPump
-from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import group_id
 from offbeat.messages.training import LossSpec
@@ -325,11 +333,9 @@ class Controller:
             case RunAborted():
                 within_s = self._keep_until - asyncio.get_running_loop().time()
                 await self._train_pump.keep_state(within_s)
-            case BudgetSpent(key=key) if key.startswith(("generator.", "rollout.")):
-                await self._train_pump.keep_state(_LAST_SAVE_S)
-            case DeadlineExceeded(who=who) if (
-                who.removeprefix("start of ") in self.state.fleet.engines
-            ):
+            case TrainerBudgetSpent():
+                pass
+            case BudgetSpent() | EngineNotStarted():
                 await self._train_pump.keep_state(_LAST_SAVE_S)
             case _:
                 pass

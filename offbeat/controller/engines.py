@@ -5,27 +5,28 @@
     a reason to doubt it                    a failed request or sync; a background probe timer
 
 RESTARTING -> STALE (it answered) -> HEALTHY (it acked a verified sync) -> SUSPECT -> DEAD -> ...
+
+An engine that fails again and again is retired: the run goes on with the others.
 """
 
 import asyncio
-from typing import Final, NoReturn
+from typing import Final
 
 import structlog
 
-from offbeat.controller.errors import BudgetSpent
-from offbeat.controller.fleet import Health
+from offbeat.controller.errors import BudgetSpent, EngineNotStarted
+from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, EngineUnavailable
 
 log = structlog.stdlib.get_logger()
-PROBE_INTERVAL_S: Final = 2.0
 _PROBES_PER_S: Final = 200  # of the whole fleet at most: a probe costs the loop about a millisecond
-PROBE_DEADLINE_S: Final = 10.0
 _RETRY_S: Final = 0.25
 _ASKED: Final = 5  # times, within the deadline of a start
 _SYNC_STRIKES: Final = 3  # failed catch-up syncs before the process is replaced
+_SYNC_TIMEOUTS: Final = 2  # syncs past their deadline, over its life, before it is replaced
 
 
 class EnginePump:
@@ -35,33 +36,43 @@ class EnginePump:
         self._state, self._generator, self._sync = state, generator, sync
         self._name = generator.name
         self._gone = False  # the process ended by itself: its owner starts a new one unasked
-        fleet_size = len(state.fleet.engines)
-        self._probe_interval_s = max(PROBE_INTERVAL_S, fleet_size / _PROBES_PER_S)
+        self._config, fleet_size = state.config.generator, len(state.fleet.engines)
+        self._probe_interval_s = max(self._config.probe_interval_s, fleet_size / _PROBES_PER_S)
 
-    async def run(self) -> NoReturn:
+    async def run(self) -> None:
+        """Return once the engine is retired.
+
+        Raises:
+            BudgetSpent: It needs a restart more than the budget allows, and cannot be spared.
+            EngineNotStarted: It does not start, and no other engine serves.
+        """
         while True:
             if await self._join() and await self._catch_up():
                 await self._until_lost()
+            self._give_up()
+            if self._is_retired():
+                await self._retire()
+                return
             await self._restart()
 
     async def _join(self) -> bool:
         """True once the engine has answered; it is STALE then. False: replace it.
 
         Raises:
-            DeadlineExceeded: It did not within ``generator.start_deadline_s``, and no other engine
+            EngineNotStarted: It did not within ``generator.start_deadline_s``, and no other engine
                 serves.
         """
         try:
             await self._start()
         except DeadlineExceeded as late:
             if not self._state.fleet.serving:
-                raise
+                raise EngineNotStarted(late.who, late.on, late.deadline_s) from late
             log.warning("engine.start_late", engine=self._name, error=str(late))
             return False
         return True
 
     async def _start(self) -> None:
-        deadline_s = self._state.config.generator.start_deadline_s
+        deadline_s = self._config.start_deadline_s
         await self._state.call(
             f"start of {self._name}",
             on="its first answer (is there room for it in the cluster?)",
@@ -90,6 +101,8 @@ class EnginePump:
             await self._sync.first_release(self._name)
             if await self._sync.catch_up(self._name):
                 return True
+            if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
+                return False
             await state.awaits.pause(self._name, on="another sync", for_s=_RETRY_S)
             if not await self._probe():
                 return False
@@ -101,8 +114,15 @@ class EnginePump:
         while True:
             await self._doubt_or_timer()
             incarnation = engine.incarnation
-            if self._name in self._state.condemned or not await self._probe():
+            if not await self._probe() or self._state.fleet.is_failing(self._name):
                 return
+            if engine.incarnation != incarnation:  # its owner has started a process already
+                self._state.engines_replaced += 1
+                if (
+                    self._state.engines_replaced > self._config.restart_budget
+                    or self._is_hopeless()
+                ):
+                    return
             behind = engine.health is Health.STALE or self._sync.is_behind(engine)
             if (engine.incarnation != incarnation or behind) and not await self._catch_up():
                 return
@@ -118,34 +138,96 @@ class EnginePump:
             pass  # the background probe timer
 
     async def _probe(self) -> bool:
-        """Ask the engine for its state; False when it does not answer."""
+        """Ask the engine for its state; False when it is gone, broken, or silent for too long.
+
+        One that misses a single probe may be compiling or short of a CPU: it is given no work, and
+        asked again. One that fails its requests as well is not asked again.
+        """
+        for asked in range(1, self._config.probe_strikes + 1):
+            try:
+                await self._ask()
+            except DeadlineExceeded as late:
+                last = asked == self._config.probe_strikes
+                if last or self._state.fleet.is_failing(self._name):
+                    return self._lost(late)
+                log.warning("engine.silent", engine=self._name, error=str(late))
+                self._state.fleet.suspect(self._name)
+                self._state.engine_moved(self._name)
+            except (ActorLost, EngineUnavailable) as failure:
+                return self._lost(failure)
+            else:
+                return True
+        return False
+
+    def _lost(self, failure: ActorLost | DeadlineExceeded | EngineUnavailable) -> bool:
+        self._gone = isinstance(failure, ActorLost)
+        log.warning("engine.lost", engine=self._name, error=str(failure))
+        return False
+
+    async def _ask(self) -> None:
+        """One probe. Raises what the call raises."""
         state = self._state
-        try:
-            answer = await state.call(
-                f"probe of {self._name}",
-                on=self._name,
-                deadline_s=PROBE_DEADLINE_S,
-                reply=self._generator.state(state.fence),
-                background=True,
-            )
-        except (ActorLost, DeadlineExceeded, EngineUnavailable) as failure:
-            self._gone = isinstance(failure, ActorLost)
-            log.warning("engine.lost", engine=self._name, error=str(failure))
-            return False
+        answer = await state.call(
+            f"probe of {self._name}",
+            on=self._name,
+            deadline_s=self._config.probe_deadline_s,
+            reply=self._generator.state(state.fence),
+            background=True,
+        )
         state.fleet.heard(answer)
         state.busy.engine_changed(state.fleet.engines[self._name])
         state.changed.notify()  # not ``moved``: a probe is no progress
-        return True
+
+    # --- the end of a process --------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        """Whatever this process still says is not listened to."""
+        self._state.fleet.dead(self._name)
+        self._mark("lost", gone=self._gone)
+
+    def _mark(self, what: str, **facts: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._state.trace.mark(("engine", self._name), what, now, **facts)
+
+    def _is_retired(self) -> bool:
+        """Whether the engine, given up, is not restarted any more.
+
+        Raises:
+            BudgetSpent: It may not be restarted, and cannot be spared either.
+        """
+        state, budget = self._state, self._config.restart_budget
+        if state.engines_replaced >= budget:
+            if not self._can_be_spared():
+                raise BudgetSpent("engine restarts", budget, "generator.restart_budget", self._name)
+            return True
+        return self._is_hopeless()
+
+    def _is_hopeless(self) -> bool:
+        """It fails however often it is restarted, and the run can do without it."""
+        fruitless = self._state.fleet.engines[self._name].fruitless
+        return fruitless > self._config.retire_after and self._can_be_spared()
+
+    def _can_be_spared(self) -> bool:
+        fleet = self._state.fleet
+        return len(fleet.engines) - len(fleet.retired) > self._config.min_engines
+
+    async def _retire(self) -> None:
+        """Go on without the engine; its process ends, and nobody starts another one."""
+        state, fleet = self._state, self._state.fleet
+        fleet.retire(self._name)
+        self._mark("retired")
+        log.warning(
+            "engine.retired",
+            engine=self._name,
+            restarts=state.engines_replaced,
+            engines_left=len(fleet.engines) - len(fleet.retired),
+            fix="what failed is in the lines engine.lost before this one; a resumed run starts it again",
+        )
+        state.engine_moved(self._name)
+        await self._generator.retire()
 
     async def _restart(self) -> None:
-        state, budget = self._state, self._state.config.generator.restart_budget
-        state.fleet.dead(self._name)
-        state.condemned.discard(self._name)
-        state.trace.mark(
-            ("engine", self._name), "lost", asyncio.get_running_loop().time(), gone=self._gone
-        )
-        if state.engines_replaced >= budget:
-            raise BudgetSpent("engine restarts", budget, "generator.restart_budget", self._name)
+        state = self._state
         state.engines_replaced += 1
         if not self._gone:
             await self._generator.restart()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import cast
 
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 
 
 class RunAborted(OffbeatError):
@@ -49,6 +49,14 @@ class LogprobGapTooLarge(OffbeatError):
             "the engine computes another policy than the one trained. Compare dtype, attention and "
             "sampling settings of both, or raise sync.max_logprob_gap"
         )
+
+
+class TrainerBudgetSpent(BudgetSpent):
+    """The trainer failed once more than its budget allows: its state is not worth a checkpoint."""
+
+
+class EngineNotStarted(DeadlineExceeded):
+    """An engine did not start in time, and no other one serves."""
 
 
 class TrainerLost(OffbeatError):

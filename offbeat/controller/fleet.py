@@ -1,11 +1,11 @@
 """Which engines may serve, and which one serves next. Pure: no I/O, no clock, no asyncio."""
 
-import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from offbeat.controller.health import MOVES, Health, IllegalHealth
 from offbeat.controller.pool import Pool
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import EngineState, WeightsAck
@@ -13,37 +13,8 @@ from offbeat.messages.weights import EngineState, WeightsAck
 _NAMED: Final = 8  # engines that a line for people spells out
 
 
-class Health(enum.StrEnum):
-    """What the controller knows of an engine. Only HEALTHY engines are given work."""
-
-    RESTARTING = "restarting"  # not heard of yet in this process life
-    STALE = "stale"  # alive, without verified weights of this run
-    HEALTHY = "healthy"
-    SUSPECT = "suspect"  # a request failed: a probe decides
-    DEAD = "dead"  # given up; nothing it still says is listened to
-
-
-_MOVES: Final[Mapping[Health, frozenset[Health]]] = {
-    Health.RESTARTING: frozenset({Health.STALE, Health.DEAD}),
-    Health.STALE: frozenset({Health.HEALTHY, Health.DEAD}),
-    Health.HEALTHY: frozenset({Health.SUSPECT, Health.STALE, Health.DEAD}),
-    Health.SUSPECT: frozenset({Health.HEALTHY, Health.STALE, Health.DEAD}),
-    Health.DEAD: frozenset({Health.RESTARTING}),
-}
 _UP: Final = frozenset({Health.HEALTHY, Health.SUSPECT})
 _ALIVE: Final = _UP | {Health.STALE}
-
-
-class IllegalHealth(OffbeatError):
-    """An engine was to become what it cannot become from what it is."""
-
-    def __init__(self, engine: str, was: str, wanted: str) -> None:
-        super().__init__(engine, was, wanted)
-        self.engine, self.was, self.wanted = engine, was, wanted
-
-    def __str__(self) -> str:
-        legal = ", ".join(sorted(_MOVES[Health(self.was)]))
-        return f"{self.engine} cannot become {self.wanted}: it is {self.was}, next may be {legal}"
 
 
 class NothingOutstanding(OffbeatError):
@@ -68,6 +39,9 @@ class Engine:
     outstanding: int = 0  # prompt groups, over all incarnations
     pinned: bool = False  # to its version, for an evaluation
     strikes: int = 0  # requests failed in a row, of this incarnation
+    fruitless: int = 0  # incarnations that have ended since it last answered a request
+    syncs_apart: bool = False  # a transfer to it passed its deadline: no sync waits for it
+    sync_timeouts: int = 0  # transfers to this incarnation that passed their deadline
     former: set[str] = field(default_factory=set[str])  # incarnations before this one
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
     tokens: int = 0  # generated, likewise
@@ -79,6 +53,11 @@ class Engine:
         """It may not be given work, and its pump has something to find out."""
         return self.health is not Health.HEALTHY
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Its last request failed, and another one is out: it gets no more until one is answered."""
+        return self.strikes > 0 and self.outstanding > 0
+
     def account(self, state: EngineState | WeightsAck) -> None:
         """Add what this incarnation has done since it last reported."""
         self.busy_s += state.busy_s - self.reported_busy_s
@@ -89,7 +68,8 @@ class Engine:
         """Another process answers under this name."""
         if self.incarnation:
             self.former.add(self.incarnation)
-        self.incarnation, self.version, self.strikes = incarnation, -1, 0
+        self.incarnation, self.version = incarnation, -1
+        self.strikes = self.sync_timeouts = 0
         self.reported_busy_s, self.reported_tokens = 0.0, 0
 
     def __str__(self) -> str:
@@ -106,7 +86,7 @@ class Fleet:
 
     ``serving_version`` is the lowest version acked by a HEALTHY engine, those that are pinned left
     aside while others serve; with none serving it stays where it was. Nothing here looks at all
-    engines but ``in_sync_set``, ``serving``, ``pin``, ``rewound`` and ``str``.
+    engines but ``in_sync_set``, ``serving``, ``retired``, ``pin``, ``rewound`` and ``str``.
     """
 
     def __init__(self, names: Iterable[str], request_strikes: int = 3) -> None:
@@ -139,16 +119,28 @@ class Fleet:
         """How many engines are HEALTHY."""
         return len(self._routed) + len(self._pinned)
 
-    def pick(self) -> Engine | None:
+    def pick(self, avoid: str = "") -> Engine | None:
         """The HEALTHY engine with the least outstanding groups; None when there is none.
 
-        Equals take turns. A pinned one is picked only when no other serves.
+        Equals take turns. An engine that answers requests with failures at once always has the
+        least: so one whose last request failed is given a single group until a request is answered.
+        ``avoid`` names an engine that is passed over. Both hold only as long as another engine
+        serves. A pinned one is picked only when no other serves.
         """
-        return self._routed.idlest or self._pinned.idlest
+        pool = self._routed or self._pinned
+        idlest = pool.idlest
+        if idlest is None or not (idlest.is_on_trial or idlest.name == avoid):
+            return idlest
+        fit = (each for each in pool if not (each.is_on_trial or each.name == avoid))
+        return next(fit, idlest)
 
     def in_sync_set(self) -> list[str]:
-        """Engines that take part in the next weight sync: alive and not pinned."""
-        return [e.name for e in self.engines.values() if e.health in _ALIVE and not e.pinned]
+        """Engines that take part in the next weight sync: alive, not pinned, not syncing apart."""
+        return [
+            engine.name
+            for engine in self.engines.values()
+            if engine.health in _ALIVE and not (engine.pinned or engine.syncs_apart)
+        ]
 
     def took(self, name: str) -> None:
         """A group goes to this engine."""
@@ -175,7 +167,8 @@ class Fleet:
         then only in a new incarnation.
         """
         engine = self.engines[state.name]
-        if engine.health is Health.DEAD or state.incarnation in engine.former:
+        given_up = engine.health in (Health.DEAD, Health.RETIRED)
+        if given_up or state.incarnation in engine.former:
             return False
         if state.incarnation != engine.incarnation:
             self._reborn(engine, state.incarnation)
@@ -203,7 +196,7 @@ class Fleet:
             return False
         self._leave(engine)
         engine.pinned = engine.pinned and ack.version == engine.version
-        engine.version, engine.health = ack.version, Health.HEALTHY
+        engine.version, engine.health, engine.syncs_apart = ack.version, Health.HEALTHY, False
         self._newest = max(self._newest, ack.version)
         self._enter(engine)
         engine.account(ack)
@@ -218,9 +211,9 @@ class Fleet:
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
         """A request to this engine failed or was late. True: its process must be replaced.
 
-        That is so once ``request_strikes`` have failed in a row, however well its probes answer.
-        Requests to a former incarnation, or to an engine given up, say nothing about the process
-        that answers now.
+        That is so once ``request_strikes`` have failed in a row, however well its probes answer;
+        ``is_failing`` says it as well. Requests to a former incarnation, or to an engine given up,
+        say nothing about the process that answers now.
 
         Args:
             name: The engine.
@@ -231,13 +224,17 @@ class Fleet:
             return False
         engine.strikes += 1
         self.suspect(name)
-        return engine.strikes >= self._request_strikes
+        return self.is_failing(name)
+
+    def is_failing(self, name: str) -> bool:
+        """Too many requests in a row have failed on the living process: it must be replaced."""
+        return self.engines[name].strikes >= self._request_strikes
 
     def request_answered(self, name: str, incarnation: str | None = None) -> None:
         """A request to this engine was answered: failures in a row count from 0 again."""
         engine = self.engines[name]
         if incarnation in (None, engine.incarnation):
-            engine.strikes = 0
+            engine.strikes = engine.fruitless = 0
 
     def stale(self, name: str) -> None:
         """A sync of this engine failed: it must not serve until one succeeds."""
@@ -245,9 +242,36 @@ class Fleet:
         if engine.health in _UP:
             self._become(engine, Health.STALE)
 
+    def sync_timed_out(self, name: str) -> None:
+        """A transfer to this engine passed its deadline: the next ones are its own until it acks."""
+        engine = self.engines[name]
+        engine.syncs_apart = True
+        engine.sync_timeouts += 1
+        self.stale(name)
+
+    def took_former_release(self, name: str) -> None:
+        """A transfer to this engine ended well, of a release that is not the current one any more."""
+        self.engines[name].syncs_apart = False
+        self.stale(name)
+
     def dead(self, name: str) -> None:
         """This engine is given up, from whatever it was."""
-        self._become(self.engines[name], Health.DEAD)
+        engine = self.engines[name]
+        engine.fruitless += engine.health is not Health.DEAD
+        self._become(engine, Health.DEAD)
+
+    def retire(self, name: str) -> None:
+        """This engine is given up for good.
+
+        Raises:
+            IllegalHealth: The engine is not DEAD: its groups would be lost unnoticed.
+        """
+        self._become(self.engines[name], Health.RETIRED)
+
+    @property
+    def retired(self) -> list[str]:
+        """Names of the engines that are given up for good. Looks at all of them."""
+        return [e.name for e in self.engines.values() if e.health is Health.RETIRED]
 
     def restarting(self, name: str) -> None:
         """A new process life was asked for.
@@ -306,6 +330,7 @@ class Fleet:
 
     def _reborn(self, engine: Engine, incarnation: str) -> None:
         self.restarts += bool(engine.incarnation)
+        engine.fruitless += bool(engine.incarnation) and engine.health is not Health.RESTARTING
         self._become(engine, Health.STALE)
         engine.reborn(incarnation)
 
@@ -313,7 +338,7 @@ class Fleet:
         """Change its health by a legal move; to stay as it is is none, and changes nothing."""
         if health is engine.health:
             return
-        if health not in _MOVES[engine.health]:
+        if health not in MOVES[engine.health]:
             raise IllegalHealth(engine.name, engine.health, health)
         self._leave(engine)
         engine.health = health

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+from offbeat.controller.fleet import Fleet
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import SyncReport
 from offbeat.messages.groups import Receipt
@@ -70,6 +71,8 @@ class StepMeasures:
             "sync/unchanged_releases": unchanged,
             "fleet/serving": state.fleet.serving_count,
             "fleet/restarts": state.fleet.restarts,
+            "fleet/retired": len(state.fleet.retired),
+            **_served_versions(state.fleet),
             "queue/ready_groups": len(state.ledger.ready),
             "queue/in_flight_groups": state.ledger.in_flight,
             "queue/bytes": state.queue.bytes_held,
@@ -142,6 +145,14 @@ class StepMeasures:
             "sync/transfer_s": self.sync.transfer_s,
             "sync/bytes": self.sync.nbytes,
         }
+
+
+def _served_versions(fleet: Fleet) -> dict[str, float]:
+    """Nothing while no engine serves."""
+    versions = [engine.version for engine in fleet.serving]
+    if not versions:
+        return {}
+    return {"fleet/oldest_version": min(versions), "fleet/newest_version": max(versions)}
 
 
 def _deviation(values: Sequence[float]) -> float:

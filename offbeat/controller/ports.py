@@ -61,6 +61,10 @@ class Generator(Protocol):
         """Kill the process; whoever owns it starts a new one. Returns without waiting for that."""
         ...
 
+    async def retire(self) -> None:
+        """Kill the process for good. Returns without waiting for that; ``close`` may follow."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -133,6 +133,7 @@ class Progress:
             verdict="" if self._last is None else held_up_by,
             syncs=_median_of(self._syncs),
             restarts=state.fleet.restarts,
+            engines_retired=state.fleet.retired,
             rewinds=ledger.lineage,
             controller_lives=state.fence.incarnation,
             resumes=self._before.resumes,

@@ -12,6 +12,7 @@ from offbeat.messages.failures import (
     ActorLost,
     DeadlineExceeded,
     FailureKind,
+    FailureSource,
     RolloutFailed,
     UnfitGroup,
 )
@@ -60,7 +61,7 @@ class RetryPolicy:
         log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
         if kind is FailureKind.DATA:
             return self._after_data(group, reason, failure)
-        self._blame(task, failure, reason, life)
+        self._blame(task, failure, life)
         self._count(task)
         self._within_budgets(group, failure)
         return self._backoff_s(group.failures[kind])
@@ -79,23 +80,23 @@ class RetryPolicy:
         self._drop(group, reason, failure)
         return None
 
-    def _blame(self, task: RolloutTask, failure: Failure, reason: str, life: str) -> None:
-        """A failure that may be the engine's: a probe decides. One that a probe may not see is a strike.
+    def _blame(self, task: RolloutTask, failure: Failure, life: str) -> None:
+        """Hold the failure against the engine, unless it says that another party is at fault.
 
-        A process that is gone answers no probe; one that is there and serves nothing may answer all.
+        Each is a strike, whatever its reason: a process that is gone answers no probe, but one that
+        is there and fails every request may answer all of them. A worker that reported nothing
+        within the deadline says nothing about the engine: a probe asks it.
         """
-        fleet, state = self._state.fleet, self._state
-        if isinstance(failure, DeadlineExceeded) or reason == "engine_unavailable":
-            if fleet.request_failed(task.engine, life):
-                state.condemned.add(task.engine)
-        elif reason == "engine_lost" or (
-            isinstance(failure, ActorLost) and failure.actor == task.engine
+        fleet = self._state.fleet
+        if _is_of_engine(failure, task.engine):
+            fleet.request_failed(task.engine, life)
+        elif (
+            isinstance(failure, DeadlineExceeded) and fleet.engines[task.engine].incarnation == life
         ):
-            if fleet.engines[task.engine].incarnation == life:
-                fleet.suspect(task.engine)
+            fleet.suspect(task.engine)
         else:
             return
-        state.engine_moved(task.engine)
+        self._state.engine_moved(task.engine)
 
     def _count(self, task: RolloutTask) -> None:
         """One failure more in a row, unless it tells of what was counted already.
@@ -162,6 +163,17 @@ class RetryPolicy:
         limits = self._state.config.rollout
         longest = min(limits.backoff_max_s, limits.backoff_s * math.pow(2, failures - 1))
         return longest * self._rng.uniform(0.5, 1.0)
+
+
+def _is_of_engine(failure: Failure, engine: str) -> bool:
+    """Whether an infrastructure failure is the engine's fault."""
+    match failure:
+        case RolloutFailed():
+            return failure.source is FailureSource.ENGINE
+        case ActorLost():
+            return failure.actor == engine
+        case DeadlineExceeded():
+            return False
 
 
 def _classify(failure: Failure) -> tuple[FailureKind, str]:

@@ -139,10 +139,12 @@ class RolloutPump:
     def _dispatch_one(self, rollouts: asyncio.TaskGroup) -> None:
         """Send out one group: one that comes again, or a fresh prompt."""
         state = self._state
-        engine = state.fleet.pick()
         ordinal = self._draw() if self._next_due() is None else self._pop_due()
-        if ordinal is None or engine is None:
+        if ordinal is None:
             return
+        engine = state.fleet.pick(avoid=self._failed_on(ordinal))
+        if engine is None:
+            raise LookupError(f"no engine serves group {ordinal}, and one did when it was chosen")
         prompt = self._prompts.prompt(ordinal)
         if prompt is None:
             raise LookupError(f"the prompt source no longer has ordinal {ordinal}, drawn before")
@@ -153,6 +155,11 @@ class RolloutPump:
         task = self._task(prompt, attempt, engine)
         running = rollouts.create_task(self._rollout(task), name=task.group_id)
         self._running[ordinal] = _Running(running, engine.name, engine.incarnation)
+
+    def _failed_on(self, ordinal: int) -> str:
+        """The engine of the group's last attempt, if it has failed for want of infrastructure."""
+        group = self._state.ledger.groups[ordinal]
+        return group.engine if FailureKind.INFRASTRUCTURE in group.failures else ""
 
     def _draw(self) -> int | None:
         state = self._state

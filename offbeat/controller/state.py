@@ -47,8 +47,7 @@ class RunState:
     awaits: Awaits = field(default_factory=Awaits)
     changed: Signal = field(default_factory=Signal)
     doubts: dict[str, Signal] = field(init=False)  # by engine
-    condemned: set[str] = field(default_factory=set[str])  # engines to be replaced, strikes spent
-    engines_replaced: int = 0  # processes given up, over the run
+    engines_replaced: int = 0  # processes given up, over the run, but those of retired engines
     moved_at: float = 0.0  # event loop's clock
     exhausted: bool = False  # the prompt source is at its end
     stopping: bool = False  # finish the step in progress, then end

@@ -7,6 +7,8 @@
 
 All syncs go through one lock: the regular one after a step, and the one that brings a restarted
 engine up to date. An engine that does not ack in time is STALE and serves nothing; the others go on.
+From then on it takes releases apart, outside the lock and the regular syncs, until it acks one: so
+an engine that hangs in its transfers delays the others by a single deadline.
 """
 
 import asyncio
@@ -18,8 +20,9 @@ import structlog
 
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.fleet import Engine, Health
+from offbeat.controller.fleet import Engine
 from offbeat.controller.gang import Gang
+from offbeat.controller.health import Health
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import Generator
 from offbeat.controller.signal import Signal
@@ -189,10 +192,15 @@ class WeightSync:
 
     async def catch_up(self, name: str) -> bool:
         """Bring one engine to the current release. False: it did not take it."""
+        engine = self._state.fleet.engines[name]
+        if engine.syncs_apart and self.release is not None:
+            acks = await self._sync([name], self.release)
+            if acks[0] is not None or engine.syncs_apart:
+                return acks[0] is not None
+            # It took a release, but not the current one: the next sync waits for it again.
         async with self._lock:
             if self.release is None:
                 return False
-            engine = self._state.fleet.engines[name]
             if engine.health is Health.HEALTHY and engine.version == self.release.version:
                 return True  # the sync that held the lock served it as well
             acks = await self._sync([name], self.release)
@@ -234,11 +242,17 @@ class WeightSync:
             _check_ack(ack, release)
         except _LEFT_BEHIND as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
-            state.fleet.stale(name)
+            if isinstance(failure, DeadlineExceeded):
+                state.fleet.sync_timed_out(name)
+            else:
+                state.fleet.stale(name)
             state.engine_moved(name)
             return None
-        if release is not self.release or not state.fleet.acked(ack):
-            # Weights of an abandoned lineage, or taken by a process that is gone by now.
+        if release is not self.release:  # published meanwhile, or of an abandoned lineage
+            state.fleet.took_former_release(name)
+            state.engine_moved(name)
+            return None
+        if not state.fleet.acked(ack):  # taken by a process that is gone by now
             state.fleet.stale(name)
             state.engine_moved(name)
             return None

@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 
 from offbeat.controller.checkpoints import Checkpoints
-from offbeat.controller.errors import BudgetSpent, TrainerLost, leaves
+from offbeat.controller.errors import TrainerBudgetSpent, TrainerLost, leaves
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang, lost_step
@@ -180,7 +180,9 @@ class TrainPump:
                     continue
                 if retries == limit:
                     what = f"failed attempts at step {step}"
-                    raise BudgetSpent(what, limit, "trainer.step_retries", str(failure)) from group
+                    raise TrainerBudgetSpent(
+                        what, limit, "trainer.step_retries", str(failure)
+                    ) from group
                 retries += 1
             else:
                 return None if result is None else self._counted(result)
@@ -206,7 +208,7 @@ class TrainPump:
         limit = self._state.config.trainer.max_steps_not_applied
         if self._not_applied_in_row >= limit:
             version = self._state.ledger.trainer_version
-            raise BudgetSpent(
+            raise TrainerBudgetSpent(
                 f"steps in a row not applied (last good version {version})",
                 limit - 1,
                 "trainer.max_steps_not_applied",
@@ -222,7 +224,7 @@ class TrainPump:
         self._replaced += 1
         if self._replaced > budget:
             what = "replacements of the trainer"
-            raise BudgetSpent(what, budget, "trainer.restart_budget", str(lost)) from lost
+            raise TrainerBudgetSpent(what, budget, "trainer.restart_budget", str(lost)) from lost
         log.warning("trainer.lost", step=state.step, error=str(lost))
         state.reached(Failpoint.REWINDING)
         state.enter(Phase.REWINDING)

@@ -16,6 +16,14 @@ class FailureKind(enum.StrEnum):
     BUG = "bug"  # nobody expected it: the run ends
 
 
+class FailureSource(enum.StrEnum):
+    """The party whose fault a failed rollout is taken to be."""
+
+    ENGINE = "engine"  # it counts towards the replacement of its process
+    WORKER = "worker"  # the environment worker: its own supervision replaces it
+    ENVIRONMENT = "environment"  # user code, or what it calls
+
+
 class OffbeatError(Exception):
     """Base of every error this package raises on purpose."""
 
@@ -24,12 +32,22 @@ class RolloutFailed(OffbeatError):
     """One prompt group could not be rolled out. The run survives it, unless it is a bug."""
 
     def __init__(
-        self, kind: FailureKind, ordinal: int, attempt: int, reason: str, detail: str
+        self,
+        kind: FailureKind,
+        ordinal: int,
+        attempt: int,
+        reason: str,
+        detail: str,
+        source: FailureSource | None = None,
     ) -> None:
-        super().__init__(kind, ordinal, attempt, reason, detail)
+        """``source`` None: the engine of an infrastructure failure, the environment otherwise."""
+        super().__init__(kind, ordinal, attempt, reason, detail, source)
         self.kind, self.ordinal, self.attempt = kind, ordinal, attempt
         self.reason = reason  # a counter's name: reward_raised, reward_nan, engine_lost, ...
         self.detail = detail  # one line for a person
+        by_engine = kind is FailureKind.INFRASTRUCTURE
+        usual = FailureSource.ENGINE if by_engine else FailureSource.ENVIRONMENT
+        self.source = source or usual
 
     def __str__(self) -> str:
         return (

@@ -22,10 +22,12 @@ class Actor:
 
     def __init__(self, name: str, around: Surroundings) -> None:
         self.name, self.around = name, around
-        self.life = 0
+        self.life, self.is_retired = 0, False
         self._begin_life()
 
     def _begin_life(self) -> None:
+        if self.is_retired:  # while its next process was about to start
+            return
         self.life += 1
         self.process = Process(f"{self.name} life {self.life}")
         self._guard = FenceGuard(self.name)
@@ -50,10 +52,17 @@ class Actor:
         loop.kill(process)
         self.around.network.died(process)
         self.ended()
+        if self.is_retired:
+            return True
         late = self.around.faults.at(Moment.BIRTH, self.name)
         start_s = self.around.rng.uniform(*(LATE_START_S if late else START_S))
         loop.at(loop.time() + start_s, OUTSIDE, self._begin_life)
         return True
+
+    def retire(self) -> None:
+        """SIGKILL, and the owner starts no other process."""
+        self.is_retired = True
+        self.die()
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
         """Run it in this process, if it still lives by then."""

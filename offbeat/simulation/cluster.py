@@ -217,6 +217,12 @@ class Cluster:
     def _hamper(self, engine: FakeEngine, kind: str) -> None:
         if kind == "engine_wedged":
             engine.wedge()
+        elif kind == "engine_refuses":
+            engine.refuses = True
+        elif kind == "engine_flaps":
+            engine.flaps = True
+        elif kind == "loads_hang":
+            engine.hangs_in_loads = True
         else:
             engine.slow_until = self._loop.time() + SLOW_FOR_S
 

@@ -63,6 +63,10 @@ class Caller:
         if self.process.alive:
             host.die()
 
+    def retire(self, host: Actor) -> None:
+        if self.process.alive:
+            host.retire()
+
 
 class SimulatedPrompts:
     """Prompts without content; endless unless ``count`` is given."""
@@ -138,6 +142,9 @@ class SimulatedGenerator:
 
     async def restart(self) -> None:
         self._caller.restart(self._engine)
+
+    async def retire(self) -> None:
+        self._caller.retire(self._engine)
 
     async def close(self) -> None:
         await self._caller.close(self._engine)

@@ -77,6 +77,7 @@ def _changes(rng: random.Random) -> dict[str, Any]:
             "engines": MIN_ENGINES + rng.choice((0, 0, 1, 2)),
             "start_deadline_s": 30.0,
             "restart_budget": 60,
+            "min_engines": 1,
             "deterministic": False,
         },
         "trainer": {

@@ -15,6 +15,8 @@ from offbeat.simulation.surroundings import Surroundings
 
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0
+FLAPS_AFTER_S: Final = 0.3
+"""From an ack to the death of an engine that cannot stay up."""
 
 
 class Decoding:
@@ -39,13 +41,14 @@ class FakeEngine(Actor):
 
     def __init__(self, name: str, around: Surroundings) -> None:
         self.sync_s = around.config.stub.sync_s
+        self.flaps = self.hangs_in_loads = False  # for good, whatever process bears the engine
         super().__init__(name, around)
 
     def born(self) -> None:
         self.version: int | None = None
         self.digest: str | None = None
         self.since: list[tuple[float, int]] = []  # when each version began to decode
-        self.wedged, self.slow_until = False, 0.0
+        self.wedged, self.refuses, self.slow_until = False, False, 0.0
         self._epoch = 0
         self._open: dict[Decoding, None] = {}
         self._busy_s, self._tokens = 0.0, 0
@@ -158,7 +161,7 @@ class FakeEngine(Actor):
         takes_s = self.sync_s * (0.6 + self.around.rng.expovariate(1.6))
         if kind == "load_kills":
             self.later(0.5 * takes_s, self.die)
-        elif kind != "load_hangs":
+        elif kind != "load_hangs" and not self.hangs_in_loads:
             self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
 
     def _commit(
@@ -178,6 +181,8 @@ class FakeEngine(Actor):
         self.around.record(
             EngineServes(now, self.name, self.incarnation, epoch, release.version, release.digest)
         )
+        if self.flaps:
+            self.later(FLAPS_AFTER_S, self.die)
         said = self.around.faults.at(Moment.ACK, self.name)
         digest = "of-something-else" if said == "ack_lies" else release.digest
         ack = WeightsAck(

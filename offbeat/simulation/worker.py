@@ -59,6 +59,8 @@ class FakeWorker(Actor):
             call.fail(lost(task, "engine_lost"), DEATH_NOTICED_S)
         elif engine.version is None:
             call.fail(lost(task, "engine_unavailable"))
+        elif engine.refuses:
+            call.fail(lost(task, "engine_answer"))
         else:
             _Rollout(self, call, task, engine)
 

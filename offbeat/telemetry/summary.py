@@ -58,6 +58,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""  # who held the last life up; empty if it took no step
     syncs: Syncs | None = None  # of the last life; None without one
     restarts: int = 0  # of engines, in the last life
+    engines_retired: list[str] = []  # given up for good in the last life
     rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
     controller_lives: int = 1
     resumes: int = 0  # of the lives, those that offbeat train --resume began

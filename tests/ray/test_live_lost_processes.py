@@ -58,6 +58,19 @@ def test_an_engine_killed_while_it_takes_weights_is_left_behind_and_comes_back(
     assert records.summary.restarts >= 1
 
 
+def test_a_run_goes_on_without_an_engine_that_may_not_be_restarted_any_more(start: Start) -> None:
+    """A worker that is started anew afterwards finds the engine that is left."""
+    limits = ("generator.engines=2", "generator.restart_budget=0", "generator.probe_deadline_s=1")
+    with start("retired", STUB, "steps=150", *limits) as run:
+        run.trained_steps(3)
+        _kill(run.actor("StubEngineActor"))
+        run.logged("engine.retired")
+        _kill(run.actor("EnvironmentActor"))
+        records = _finished_with_its_books_in_order(run, 150)
+    assert len(records.summary.engines_retired) == 1
+    assert records.summary.groups.dropped == {}
+
+
 def test_an_engine_that_hangs_is_replaced(start: Start) -> None:
     """It answers no probe: the controller has it killed, and its groups are sent out again."""
     with start("hang", STUB, "steps=12") as run:

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from offbeat.controller.commands import Pause, Resume
-from offbeat.controller.errors import RunFailed
+from offbeat.controller.errors import BudgetSpent, RunFailed
 from offbeat.controller.events import Served
+from offbeat.controller.health import Health
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from tests.support.fakes import FakeRollouts
 from tests.support.scenarios import (
     SAMPLERS,
+    DiesAfterSync,
     EngineOfALostNode,
+    HangsInTransfer,
+    PausingEngine,
     outcome,
     play,
     use_engine,
@@ -96,3 +100,143 @@ def test_a_failed_sync_moves_no_version_backwards_and_the_others_serve() -> None
     play(world)
     world.assert_books_agree()
     assert {engine.version for engine in world.generators.values()} == {10}
+
+
+# --- an engine that pauses -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause_s", [5.0, 12.0])
+def test_an_engine_that_misses_one_probe_keeps_its_process(pause_s: float) -> None:
+    world = World({"steps": 20})
+    engine = use_engine(world, PausingEngine("generator-1", pause_s=pause_s))
+    play(world, (6.0, engine.pause))
+    assert engine.restarts == 0
+
+
+def test_an_engine_that_misses_a_probe_is_given_no_work_meanwhile() -> None:
+    world = World({"steps": 20})
+    engine = use_engine(world, PausingEngine("generator-1", pause_s=18.0))
+    seen = list[Health]()
+    play(
+        world,
+        (6.0, engine.pause),
+        (19.0, lambda: seen.append(world.built.state.fleet.engines["generator-1"].health)),
+    )
+    assert seen == [Health.SUSPECT]
+    assert engine.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "replaced_within_s"),
+    [({}, 24), ({"probe_strikes": 1}, 14), ({"probe_deadline_s": 3, "probe_interval_s": 1}, 9)],
+)
+def test_a_silent_engine_is_replaced_after_as_many_probes_as_the_recipe_allows(
+    settings: dict[str, Any], replaced_within_s: float
+) -> None:
+    world = World({"steps": 30, "generator": settings})
+    engine = world.generators["generator-1"]
+    replaced = list[int]()
+    play(
+        world,
+        (6.0, lambda: setattr(engine, "silent", True)),
+        (6.0 + replaced_within_s - 5, lambda: replaced.append(engine.restarts)),
+        (6.0 + replaced_within_s, lambda: replaced.append(engine.restarts)),
+    )
+    assert replaced == [0, 1]
+
+
+# --- engines that cannot be kept -------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_survivors_of_a_lost_node() -> None:
+    generator = {"start_deadline_s": 10, "restart_budget": 3}
+    world = World({"steps": 100, "generator": generator}, engines=3)
+    engine = use_engine(world, EngineOfALostNode("generator-0"))
+    play(world, (5.0, engine.die))
+    world.assert_books_agree()
+    assert len(world.trainer.steps) == 100
+    assert world.built.state.fleet.retired == ["generator-0"]
+
+
+def test_an_engine_that_dies_after_every_start_is_retired_before_it_spends_the_budget_of_all() -> (
+    None
+):
+    world = World({"steps": 100}, engines=3)
+    use_engine(world, DiesAfterSync("generator-0"))
+    play(world)
+    assert len(world.trainer.steps) == 100
+    assert world.generators["generator-0"].retired
+    assert world.built.state.engines_replaced <= world.config.generator.retire_after + 1
+
+
+def test_an_engine_that_answers_requests_between_its_deaths_is_not_retired() -> None:
+    world = World({"steps": 60}, engines=3)
+    engine = world.generators["generator-0"]
+    play(world, *((10.0 * n, engine.die) for n in range(1, 9)))
+    assert engine.life == 9
+    assert world.built.state.fleet.retired == []
+
+
+def test_no_more_engines_are_retired_than_leave_the_run_its_minimum() -> None:
+    generator = {"start_deadline_s": 10, "restart_budget": 3, "min_engines": 2}
+    world = World({"steps": 100, "generator": generator}, engines=2)
+    use_engine(world, DiesAfterSync("generator-0"))
+    error, _ = outcome(world)
+    assert isinstance(error, RunFailed)
+    assert "generator.restart_budget" in str(error)
+    assert world.built.state.fleet.retired == []
+
+
+def test_the_last_engine_is_restarted_as_often_as_the_budget_allows() -> None:
+    world = World({"generator": {"restart_budget": 7}}, engines=1)
+    engine = use_engine(world, DiesAfterSync("generator-0"))
+    error, _ = outcome(world)
+    assert isinstance(error, RunFailed)
+    assert isinstance(error.causes[0], BudgetSpent)
+    assert engine.life == 1 + 7
+    assert not engine.retired
+
+
+# --- transfers that hang ---------------------------------------------------------------------------
+
+SYNC_DEADLINE = {"steps": 30, "sync": {"deadline_s": 30}}
+
+
+def test_an_engine_that_hangs_in_a_transfer_delays_the_others_by_one_deadline() -> None:
+    usual_s = play(World(SYNC_DEADLINE, engines=3))
+    world = World(SYNC_DEADLINE, engines=3)
+    engine = use_engine(world, HangsInTransfer("generator-0", after=3, for_good=False))
+    took_s = play(world)
+    world.assert_books_agree()
+    assert took_s - usual_s <= 30 + 10
+    assert engine.version == 30
+
+
+def test_an_engine_that_always_hangs_in_transfers_delays_the_others_by_one_deadline() -> None:
+    usual_s = play(World(SYNC_DEADLINE, engines=3))
+    world = World(SYNC_DEADLINE, engines=3)
+    use_engine(world, HangsInTransfer("generator-0", after=3))
+    assert play(world) - usual_s <= 30 + 10
+    world.assert_books_agree()
+
+
+def test_an_engine_slower_than_the_steps_catches_up_after_its_late_transfer() -> None:
+    """What it takes apart is not the current release any more when it has come."""
+    world = World(SYNC_DEADLINE, engines=3)
+    engine = world.generators["generator-0"]
+    play(
+        world,
+        (6.0, lambda: setattr(engine, "load_s", 33.0)),
+        (30.0, lambda: setattr(engine, "load_s", 20.0)),
+    )
+    world.assert_books_agree()
+    assert engine.restarts == 0
+    assert engine.version == 30
+
+
+def test_an_engine_that_always_hangs_in_transfers_is_retired_in_the_end() -> None:
+    world = World({**SYNC_DEADLINE, "steps": 200}, engines=3)
+    engine = use_engine(world, HangsInTransfer("generator-0", after=3))
+    play(world)
+    assert engine.retired
+    assert len(world.trainer.steps) == 200

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from offbeat.controller.fleet import Fleet, Health, IllegalHealth, NothingOutstanding
+from offbeat.controller.fleet import Fleet, NothingOutstanding
+from offbeat.controller.health import Health, IllegalHealth
 from offbeat.messages.weights import EngineState, WeightsAck
 
 

@@ -65,6 +65,7 @@ class FakeGenerator:
     loads: list[int] = field(default_factory=list[int])
     epoch: int = 0  # of the newest transfer begun in this life
     restarts: int = 0
+    retired: bool = False  # its process ended for good
     closed: bool = False
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -81,6 +82,8 @@ class FakeGenerator:
         asyncio.get_running_loop().call_later(1.0, self._reborn)
 
     def _reborn(self) -> None:
+        if self.retired:
+            return
         self.dead, self.silent, self.broken, self.life = False, False, False, self.life + 1
         self.guard, self.epoch = FenceGuard(self.name), 0
 
@@ -123,6 +126,11 @@ class FakeGenerator:
         self.killed.set()
         self.killed = asyncio.Event()
         self.die()
+
+    async def retire(self) -> None:
+        self.retired = True
+        self.killed.set()
+        self.dead, self.version, self.digest = True, None, None
 
     async def close(self) -> None:
         self.closed = True

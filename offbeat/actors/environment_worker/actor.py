@@ -49,11 +49,8 @@ class EnvironmentActor:
     def __init__(self, spec: EnvironmentSpec) -> None:
         prepare(spec.name, spec.run_dir, spec.config)
         self._spec = spec
-        life = incarnation(spec.name)
-        self._engines = {
-            name: Coalescer(_exchange_with(name, ray.get_actor(actor), spec.name, life))
-            for name, actor in spec.engines.items()
-        }
+        self._life = life = incarnation(spec.name)
+        self._engines: dict[str, Coalescer[GenerateRequest, GenerateResult]] = {}
         self._groups = Outbox(
             self._roll_out,
             _as_failure,
@@ -111,7 +108,7 @@ class EnvironmentActor:
             receipt, columns = await run_group(
                 task,
                 self._environment,
-                self._engines[task.engine].call,
+                self._engine(task.engine).call,
                 self._sampling,
                 max_turns=config.environment.max_turns,
                 max_model_len=config.generator.max_model_len,
@@ -125,6 +122,22 @@ class EnvironmentActor:
         if self._spooling is not None and not task.evaluation:
             receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
+
+    def _engine(self, name: str) -> Coalescer[GenerateRequest, GenerateResult]:
+        """The engine of that name, looked up at its first request: one that is retired has no actor.
+
+        Raises:
+            ActorLost: No actor has the name.
+        """
+        engine = self._engines.get(name)
+        if engine is None:
+            try:
+                handle = ray.get_actor(self._spec.engines[name])
+            except ValueError as error:
+                raise ActorLost(name, "look-up", first_line(error)) from error
+            exchange = _exchange_with(name, handle, self._spec.name, self._life)
+            engine = self._engines[name] = Coalescer(exchange)
+        return engine
 
     async def ping(self) -> None:
         """Answer, as a process does that goes on."""

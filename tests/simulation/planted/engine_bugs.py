@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from planted.planting import Planted, become
 
-from offbeat.controller.fleet import Engine, Fleet, Health
+from offbeat.controller.fleet import Engine, Fleet
+from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.training import TrainPump
 from offbeat.messages.weights import WeightRelease, WeightsAck

@@ -81,6 +81,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "rollout.backoff_s": st.floats(0.01, 1),
     "rollout.backoff_max_s": st.floats(1, 9),
     "generator.deterministic": st.just(value=False),
+    "generator.min_engines": st.just(1),
     "generator.max_model_len": st.integers(65, 4096),
     "generator.sampling.max_new_tokens": st.integers(1, 64),
     "generator.vllm.engine_args": OPTIONS,

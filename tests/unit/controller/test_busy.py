@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.controller.busy import Busy
-from offbeat.controller.fleet import Engine, Health
+from offbeat.controller.fleet import Engine
+from offbeat.controller.health import Health
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 T, G = TrainerTime, GeneratorTime

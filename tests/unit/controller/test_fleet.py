@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from offbeat.controller.fleet import Fleet, Health, IllegalHealth, NothingOutstanding
+from offbeat.controller.fleet import Fleet, NothingOutstanding
+from offbeat.controller.health import Health, IllegalHealth
 from offbeat.messages.weights import EngineState, WeightsAck
 
 NAMES = ("generator-0", "generator-1", "generator-2")
@@ -87,7 +88,7 @@ def test_a_large_fleet_is_told_of_by_counts_and_the_doubted_ones() -> None:
     fleet = synced(*[0] * 100)
     fleet.suspect("generator-7")
     assert str(fleet) == (
-        "0 restarting, 0 stale, 99 healthy, 1 suspect, 0 dead, generator-7 suspect v0 (0 groups)"
+        "0 restarting, 0 stale, 99 healthy, 1 suspect, 0 dead, 0 retired, generator-7 suspect v0 (0 groups)"
     )
 
 

@@ -1,0 +1,40 @@
+"""What the controller knows of an engine's health, and how that may change."""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError
+
+
+class Health(enum.StrEnum):
+    """What the controller knows of an engine. Only HEALTHY engines are given work."""
+
+    RESTARTING = "restarting"  # not heard of yet in this process life
+    STALE = "stale"  # alive, without verified weights of this run
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"  # a request failed: a probe decides
+    DEAD = "dead"  # given up; nothing it still says is listened to
+    RETIRED = "retired"  # given up for the rest of this controller's incarnation
+
+
+MOVES: Final[Mapping[Health, frozenset[Health]]] = {
+    Health.RESTARTING: frozenset({Health.STALE, Health.DEAD}),
+    Health.STALE: frozenset({Health.HEALTHY, Health.DEAD}),
+    Health.HEALTHY: frozenset({Health.SUSPECT, Health.STALE, Health.DEAD}),
+    Health.SUSPECT: frozenset({Health.HEALTHY, Health.STALE, Health.DEAD}),
+    Health.DEAD: frozenset({Health.RESTARTING, Health.RETIRED}),
+    Health.RETIRED: frozenset(),
+}
+
+
+class IllegalHealth(OffbeatError):
+    """An engine was to become what it cannot become from what it is."""
+
+    def __init__(self, engine: str, was: str, wanted: str) -> None:
+        super().__init__(engine, was, wanted)
+        self.engine, self.was, self.wanted = engine, was, wanted
+
+    def __str__(self) -> str:
+        legal = ", ".join(sorted(MOVES[Health(self.was)])) or "nothing"
+        return f"{self.engine} cannot become {self.wanted}: it is {self.was}, next may be {legal}"
