@@ -60,12 +60,22 @@ class Awaits:
         timer = loop.call_at(entry.deadline, entry.expire)
         self._open[entry] = None
         try:
-            return await reply
+            answer = await reply
         except asyncio.CancelledError:
             # Ours, unless somebody else has cancelled as well: as in asyncio.timeout, at half its cost.
             if entry.expired and task is not None and task.uncancel() <= already:
                 raise DeadlineExceeded(who, on, deadline_s) from None
             raise
+        except Exception as error:
+            # The clean-up of a call that we cancelled failed: it is late all the same, and a cancel
+            # that stayed counted would be taken for somebody else's.
+            if entry.expired and task is not None and task.uncancel() <= already:
+                raise DeadlineExceeded(who, on, deadline_s) from error
+            raise
+        else:
+            if entry.expired and task is not None:
+                task.uncancel()
+            return answer
         finally:
             timer.cancel()
             del self._open[entry]

@@ -60,6 +60,10 @@ class Recovery:
                 await self.rewind("the trainer was started anew")
             self._take_payloads()
             log.info("run.recovered", found=found, now=ledger.counts())
+        # A former controller may have died between a version and what it owed to it, and the recipe
+        # of a resumed run may allow less than the one its groups were made under.
+        self._rollouts.make_room()
+        self._rollouts.sweep(foreseen=False)
         state.moved()
         state.reached(Failpoint.RECOVERED)
 
@@ -85,7 +89,7 @@ class Recovery:
         self._take_payloads()
         for ordinal in ordinals:
             self._rollouts.again(ordinal)
-        self._make_room()
+        self._rollouts.make_room()
         self._rollouts.sweep(foreseen=False)
         log.warning(
             "run.rewound",
@@ -125,16 +129,6 @@ class Recovery:
         await self._gang.abort(key, state.config.trainer.step_deadline_s)
         if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)
-
-    def _make_room(self) -> None:
-        """Ready groups bound to later steps give their places in the buffer to those before them."""
-        state = self._state
-        ready = state.ledger.ready.values()
-        later = [group.ordinal for group in ready if group.stamp > state.step]
-        state.queue.clear(later)
-        self._return(later, "rewound")
-        for ordinal in later:
-            self._rollouts.again(ordinal)
 
     def _take_payloads(self) -> None:
         """Ready groups whose payload outlived its owner stay; the others are rolled out again."""

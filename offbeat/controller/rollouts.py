@@ -9,14 +9,17 @@ dropped with a reason, or it ends the run.
 """
 
 import asyncio
+import enum
 import heapq
 from collections.abc import Iterable
 from typing import NamedTuple, NoReturn
 
+import structlog
+
 from offbeat.config.rollouts import WindowedConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import Engine
-from offbeat.controller.ledger import Place
+from offbeat.controller.ledger import Group, Place
 from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import PromptSource, Rollouts
 from offbeat.controller.receipts import refusal
@@ -32,6 +35,15 @@ from offbeat.messages.failures import (
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.sampler.filters import GroupFilter
 from offbeat.sampler.policy import NEVER
+
+log = structlog.stdlib.get_logger()
+
+
+class _Turn(enum.Enum):
+    """Where the next group to dispatch comes from."""
+
+    WAITING = enum.auto()  # one that comes again
+    FRESH = enum.auto()  # a prompt not drawn yet
 
 
 class _Running(NamedTuple):
@@ -56,6 +68,7 @@ class RolloutPump:
         self._retries, self._max_group_bytes = retries, max_group_bytes
         self._due: list[tuple[int, int]] = []  # heap of waiting groups: (stamp, ordinal)
         self._is_due = set[int]()  # those in the heap, each once
+        self._backing_off = set[int]()  # waiting groups that are not in the heap yet
         self._running: dict[int, _Running] = {}
         config = state.config
         self._filter = GroupFilter(config.filters, config.groups_per_step)
@@ -79,6 +92,7 @@ class RolloutPump:
         if ordinal in self._is_due:
             return
         self._is_due.add(ordinal)
+        self._backing_off.discard(ordinal)
         stamp = self._state.ledger.groups[ordinal].stamp
         heapq.heappush(self._due, (stamp if stamp != NEVER else 0, ordinal))
 
@@ -93,22 +107,39 @@ class RolloutPump:
             and state.ledger.in_flight < self._max_in_flight
             and state.fleet.pick() is not None
             and self._has_room(0)
-            and (self._next_due() is not None or self._may_admit())
+            and self._turn() is not None
         )
 
-    def _has_room(self, waiting: int) -> bool:
-        """The buffer could take one more group of the largest size, behind those that wait.
+    def _turn(self) -> "_Turn | None":
+        """Return what is dispatched next, if there is room for it now.
 
-        A fresh prompt leaves those that wait their room: they may be what the step in progress waits
-        for. Only a prompt for that very step goes before them.
+        Groups of the step in progress go first, then a fresh prompt for that step. Whatever belongs
+        to a later step leaves those before it their room in the buffer: they may be what the step in
+        progress waits for.
         """
+        due = self._next_due()
+        if due is not None and due.stamp <= self._state.step:
+            return _Turn.WAITING
+        stamp = self._next_stamp()
+        if stamp is not None and stamp == self._state.step:
+            return _Turn.FRESH
+        if due is not None:
+            groups = self._state.ledger.groups
+            first = sum(groups[each].stamp < due.stamp for each in self._backing_off)
+            return _Turn.WAITING if self._has_room(first) else None
+        if stamp is None or not self._has_room(self._state.ledger.admitted):
+            return None
+        return _Turn.FRESH
+
+    def _has_room(self, waiting: int) -> bool:
+        """The buffer could take one more group of the largest size, besides ``waiting`` others."""
         state, ledger = self._state, self._state.ledger
         if len(ledger.groups) - ledger.admitted + waiting >= self._capacity_groups:
             return False
         promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
         return state.queue.bytes_held + promised <= self._capacity_bytes
 
-    def _next_due(self) -> int | None:
+    def _next_due(self) -> Group | None:
         """The waiting group that is first in turn, if its policy lets it go now."""
         state, groups = self._state, self._state.ledger.groups
         while self._due:
@@ -116,7 +147,7 @@ class RolloutPump:
             if group is None or group.place is not Place.ADMITTED:
                 self._pop_due()  # it went its way meanwhile
                 continue
-            return group.ordinal if state.sampler.may_dispatch(state.view, group) else None
+            return group if state.sampler.may_dispatch(state.view, group) else None
         return None
 
     def _pop_due(self) -> int:
@@ -124,22 +155,22 @@ class RolloutPump:
         self._is_due.remove(ordinal)
         return ordinal
 
-    def _may_admit(self) -> bool:
+    def _next_stamp(self) -> int | None:
+        """Return the stamp of one more prompt, if the run needs one and the sampler admits it."""
         state = self._state
         config, ledger = state.config, state.ledger
         if state.exhausted:
-            return False
+            return None
         later = sum(ledger.shrunk.values()) - ledger.shrunk.get(state.step, 0)
         left = (config.steps - state.step) * config.groups_per_step + state.quota - later
         if ledger.outstanding >= left:
-            return False
-        stamp = state.sampler.admit(state.view)
-        return stamp is not None and (stamp == state.step or self._has_room(ledger.admitted))
+            return None
+        return state.sampler.admit(state.view)
 
     def _dispatch_one(self, rollouts: asyncio.TaskGroup) -> None:
         """Send out one group: one that comes again, or a fresh prompt."""
         state = self._state
-        ordinal = self._draw() if self._next_due() is None else self._pop_due()
+        ordinal = self._pop_due() if self._turn() is _Turn.WAITING else self._draw()
         if ordinal is None:
             return
         engine = state.fleet.pick(avoid=self._failed_on(ordinal))
@@ -198,10 +229,15 @@ class RolloutPump:
                 reply=self._workers.rollout(state.fence, task),
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
+            if _is_cancelled():  # what failed is its clean-up; the group may be out again already
+                log.warning("rollout.cleanup_failed", group=task.group_id, error=str(failure))
+                return
             life = self._settled(task.ordinal)
             self._trace(task, since, "failed")
             await self._failed(task, failure, life)
         else:
+            if _is_cancelled():  # answered all the same, and too late
+                return
             state.reached(Failpoint.ANSWERED)
             life = self._settled(task.ordinal)
             self._trace(task, since, "answered")
@@ -262,6 +298,7 @@ class RolloutPump:
             return
         if wait_s:
             who = f"retry of {task.group_id}"
+            self._backing_off.add(task.ordinal)
             await state.awaits.pause(who, on="its back-off", for_s=wait_s)
         group = state.ledger.groups.get(task.ordinal)
         if group is not None and group.place is Place.ADMITTED:
@@ -279,6 +316,27 @@ class RolloutPump:
         state = self._state
         self._evict()
         self.cancel(state.sampler.doomed(state.view, foreseen=foreseen), "stale")
+
+    def make_room(self) -> None:
+        """Return ready groups of later steps while the buffer cannot hold a whole step beside them.
+
+        The groups of the step in progress need their places first: after a rewind or a take-over
+        they are to be rolled out again, behind whatever is ready already. The groups that would be
+        trained last are returned first.
+        """
+        state, step = self._state, self._state.step
+        ready = state.ledger.ready.values()
+        later = sorted((group.stamp, group.ordinal) for group in ready if group.stamp > step)
+        groups = self._capacity_groups - state.config.groups_per_step
+        whole_step_bytes = state.config.groups_per_step * self._max_group_bytes
+        free_bytes = self._capacity_bytes - whole_step_bytes
+        held_bytes = sum(state.queue.group_bytes(ordinal) for _, ordinal in later)
+        while later and (len(later) > groups or held_bytes > free_bytes):
+            _, ordinal = later.pop()
+            held_bytes -= state.queue.group_bytes(ordinal)
+            state.queue.clear((ordinal,))
+            state.ledger.recover(ordinal, "no_room")
+            self.again(ordinal)
 
     def refused(self, unfit: UnfitGroup) -> None:
         """The trainer cannot read a ready group: it is rolled out again, or dropped within the budget."""
@@ -312,6 +370,12 @@ class RolloutPump:
     def cancel_all(self, reason: str) -> None:
         """Stop every group in flight."""
         self.cancel(list(self._running), reason)
+
+
+def _is_cancelled() -> bool:
+    """The task that runs was cancelled, whatever the call it waited for made of that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def group_seed(seed: int, ordinal: int) -> int:

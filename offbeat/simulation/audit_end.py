@@ -7,7 +7,14 @@ from typing import Final
 from offbeat.config.rollouts import CustomSamplerConfig, WindowedConfig
 from offbeat.config.run import RunConfig
 from offbeat.simulation.audit_findings import Findings
-from offbeat.simulation.audit_groups import ADMITTED, IN_FLIGHT, READY, TRAINING, Groups
+from offbeat.simulation.audit_groups import (
+    ADMITTED,
+    DROPPED,
+    IN_FLIGHT,
+    READY,
+    TRAINING,
+    Groups,
+)
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import ControllerEnd, Ended
@@ -74,6 +81,8 @@ class End:
             add("I9", f"the run failed by its own mistake: {cause or 'no cause'}: {life.error}")
         elif cause == "RunStalled" and not self._excused_stall(life):
             add("I9", f"the run stalled although no fault held it up: {life.error}")
+        elif cause == "EmptyBatch" and not self._groups.counts[DROPPED]:
+            add("I9", f"no group was left to train although none was dropped: {life.error}")
         if not (_STEP.search(life.error) and _VERSION.search(life.error) and cause in life.error):
             add("I16", f"the error does not name step, version and cause {cause!r}: {life.error!r}")
 

@@ -6,12 +6,20 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.simulation.faults import draw_strikes
+from offbeat.simulation.faults import draw_step_end_crash, draw_strikes
 from offbeat.simulation.schedule import Strike
 
 MIN_STEPS: Final = 12
 MIN_GROUPS_PER_STEP: Final = 8
 MIN_ENGINES: Final = 3
+SPOOL_LOSS: Final = 0.2
+SURPLUS_SHARE: Final = 0.2
+"""Share of the episodes in which engines are far faster than the trainer.
+
+The buffer is then full of finished groups all the time, they are spooled, and most of them grow too
+old under ``windowed``: what a controller owes to them has to survive its death. Drawn one by one
+these settings meet too rarely.
+"""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -22,6 +30,7 @@ class Plan(msgspec.Struct, frozen=True):
     prompts: int | None  # rows of the source; None: endless
     spools: bool  # payloads reach the run directory too
     workers: int
+    spool_loss: float = SPOOL_LOSS  # share of the finished groups that never reach the disk
 
 
 def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None) -> Plan:
@@ -34,7 +43,11 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
         strikes: These faults instead.
     """
     rng = random.Random(f"{seed}/plan")
-    config = RunConfig.model_validate(_merged(base.model_dump(), _changes(rng)))
+    changes = _changes(rng)
+    surplus = rng.random() < SURPLUS_SHARE
+    if surplus:
+        changes = _merged(changes, _surplus(rng, changes["sampler"]["max_staleness"]))
+    config = RunConfig.model_validate(_merged(base.model_dump(), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
     workers = rng.randint(1, 2)
@@ -42,7 +55,12 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
         strikes = draw_strikes(
             rng, profile, steps=config.steps, engines=config.generator.engines, workers=workers
         )
-    return Plan(config, strikes, prompts, rng.random() < 0.5, workers)  # noqa: PLR2004
+        if surplus and profile in ("all", "controller"):
+            # Few others beside it: a rewind or a lost engine empties the buffer.
+            strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
+    spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
+    spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
+    return Plan(config, strikes, prompts, spools, workers, spool_loss)
 
 
 def _changes(rng: random.Random) -> dict[str, Any]:
@@ -115,16 +133,38 @@ def _changes(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def _surplus(rng: random.Random, staleness: int) -> dict[str, Any]:
+    """Settings of an episode in which groups are finished far faster than they are trained."""
+    changes: dict[str, Any] = {
+        "stub": {
+            "median_rollout_s": 0.02,
+            "tail_sigma": rng.choice((0.0, 0.4, 1.2)),
+            "step_s": rng.choice((1.0, 2.0)),
+        }
+    }
+    if rng.random() < 0.7:  # noqa: PLR2004
+        changes["sampler"] = _windowed(rng, staleness)
+    return changes
+
+
 def _sampler(rng: random.Random, staleness: int) -> dict[str, Any]:
     name = rng.choice(("in_order", "ready_first", "weight_fifo", "windowed"))
     sampler: dict[str, Any] = {"name": name, "max_staleness": staleness}
     if name == "in_order":
         sampler["max_lookahead"] = rng.choice((None, rng.randint(0, staleness)))
     elif name == "windowed":
-        sampler["over_sampling_ratio"] = rng.choice((1.0, 1.5, 2.0))
-        sampler["freshest_first"] = rng.random() < 0.5  # noqa: PLR2004
-        sampler["on_evicted"] = rng.choice(("readmit", "drop"))
+        sampler = _windowed(rng, staleness)
     return sampler
+
+
+def _windowed(rng: random.Random, staleness: int) -> dict[str, Any]:
+    return {
+        "name": "windowed",
+        "max_staleness": staleness,
+        "over_sampling_ratio": rng.choice((1.0, 1.5, 2.0, 3.0)),
+        "freshest_first": rng.random() < 0.5,  # noqa: PLR2004
+        "on_evicted": rng.choice(("readmit", "drop")),
+    }
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

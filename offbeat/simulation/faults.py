@@ -221,3 +221,22 @@ def draw_strikes(
         delay_s = round(rng.uniform(0.0, 4.0), 3) if rng.random() < 0.7 else 0.0  # noqa: PLR2004
         strikes.append(Strike(name, target, at_step=step, delay_s=delay_s))
     return strikes
+
+
+STEP_END: Final = (
+    Failpoint.FINISH_ANSWERED,
+    Failpoint.APPLIED,
+    Failpoint.APPLIED_DURABLE,
+    Failpoint.CLEARED,
+)
+"""What a controller reaches between the trainer's answer to a step and what follows from it."""
+
+
+def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
+    """Kill the controller at the end of some step, more often late in the run.
+
+    What was forgotten then shows late: as long as there is room for fresh prompts the run goes on.
+    """
+    earliest = rng.choice((1, steps // 2, max(1, steps - 4)))
+    nth = rng.randint(earliest, steps - 1)
+    return Strike("controller_killed", "controller", failpoint=rng.choice(STEP_END), nth=nth)

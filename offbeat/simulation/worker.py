@@ -15,7 +15,6 @@ from offbeat.simulation.records import Generated, Scored
 from offbeat.simulation.surroundings import Surroundings
 
 REWARD_S: Final = 0.02
-SPOOLED: Final = 0.8  # share of finished groups that reach the disk
 
 
 class FakeWorker(Actor):
@@ -25,7 +24,7 @@ class FakeWorker(Actor):
         self._engines = engines
         stub = around.config.stub
         self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
-        self.spools = False
+        self.spooled_share = 0.0  # of the finished groups: they reach the disk
         super().__init__(name, around)
 
     def born(self) -> None:
@@ -144,7 +143,8 @@ class _Rollout:
         payload = Payload(
             task.ordinal, task.attempt, call.fence.incarnation, task.seed, versions, kind
         )
-        if self.worker.spools and not task.evaluation and around.rng.random() < SPOOLED:
+        share = self.worker.spooled_share
+        if share and not task.evaluation and around.rng.random() < share:
             payload.spooled = True
             around.disk.spool[receipt] = payload
         call.answer((receipt, payload))

@@ -97,6 +97,11 @@ class QueueIndex:
         """The handles of a group's payloads, oldest first."""
         return tuple(part.payload for part in self._entries[ordinal].parts)
 
+    def group_bytes(self, ordinal: int) -> int:
+        """Return the size of a group's payloads; 0 when none is held."""
+        entry = self._entries.get(ordinal)
+        return sum(part.payload_bytes for part in entry.parts) if entry else 0
+
     def clear(self, ordinals: Iterable[int]) -> None:
         """Let go of the groups' payloads; the memory is free once nobody else reads them."""
         for ordinal in ordinals:

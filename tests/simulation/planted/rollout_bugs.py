@@ -162,9 +162,9 @@ class MoreIsDrawnThanIsTrained(Planted):
     settings: ClassVar = DEEP
 
     class Pump(RolloutPump):
-        def _may_admit(self) -> bool:
+        def _next_stamp(self) -> int | None:
             state = self._state
-            return not state.exhausted and state.sampler.admit(state.view) is not None
+            return None if state.exhausted else state.sampler.admit(state.view)
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)

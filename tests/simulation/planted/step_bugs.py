@@ -8,8 +8,10 @@ from planted.planting import Planted, become, killed_at
 
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.recovery import Recovery
+from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.train_step import TrainStep
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import StepResult, TrainerState
@@ -153,3 +155,23 @@ class AStepIsNotReported(Planted):
 
     def plant(self) -> None:
         self._train_pump._on_step = self._step_done  # noqa: SLF001 - it sits inside
+
+
+class ATakeOverLeavesWhatIsTooOld(Planted):
+    """A controller that died before the sweep after a step leaves it to nobody."""
+
+    breaks = frozenset({"I9"})
+    settings: ClassVar = {
+        "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 3.0},
+        "stub": {"median_rollout_s": 0.02, "tail_sigma": 0.0, "step_s": 2.0},
+        "sync": {"interval": 1},
+    }
+    strikes = (killed_at(Failpoint.APPLIED_DURABLE, 10),)
+
+    class Pump(RolloutPump):
+        def sweep(self, *, foreseen: bool) -> None:
+            if self._state.lifecycle.phase is not Phase.STARTING:
+                super().sweep(foreseen=foreseen)
+
+    def plant(self) -> None:
+        become(self._rollout_pump, self.Pump)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from offbeat.controller.awaits import Awaits
-from offbeat.messages.failures import DeadlineExceeded
+from offbeat.messages.failures import ActorLost, DeadlineExceeded
 from tests.support.virtual_time import run
 
 
@@ -106,5 +106,30 @@ def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
             "2 more wait"
         )
         await asyncio.gather(*calls)
+
+    run(main())
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_late_call_that_does_not_take_its_cancel_leaves_the_caller_uncancelled(
+    *, answers: bool
+) -> None:
+    async def cleans_up() -> str:
+        try:
+            return await after(60)
+        except asyncio.CancelledError:
+            if answers:
+                return "all the same"
+            raise ActorLost("actor", "cleanup", "it is gone") from None
+
+    async def main() -> None:
+        call = Awaits().call("a pump", on="an actor", deadline_s=2, reply=cleans_up())
+        if answers:
+            assert await call == "all the same"
+        else:
+            with pytest.raises(DeadlineExceeded):
+                await call
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
 
     run(main())

@@ -1,0 +1,166 @@
+"""Runs that are cut off and resumed, also under another recipe. Cases of NeMo-RL, AReaL, TRL, OpenRLHF."""
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+
+from offbeat.controller.commands import Abort, Stop
+from offbeat.controller.events import Dispatched, StepApplied
+from tests.support.scenarios import (
+    EVERY_SAMPLER,
+    SAMPLERS,
+    SurvivingPayloads,
+    aborted_generation,
+    next_incarnation,
+    outcome,
+    play,
+    reward_failure,
+)
+from tests.support.world import World
+
+BAD_PROMPTS = (7, 30)
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))]
+
+
+def forget_weights(world: World) -> None:
+    """Let the trainer start anew: its next answer comes from a process without a checkpoint."""
+    world.trainer.die()
+    world.trainer.dead = False
+
+
+def cut_off(world: World, at_s: float) -> World:
+    """End the whole run; what resumes it has a new trainer."""
+    outcome(world, (at_s, lambda: world.built.control(Abort("test"))))
+    forget_weights(world)
+    return world
+
+
+def with_bad_prompts(world: World) -> World:
+    world.rollouts.faults = {n: [reward_failure(n), reward_failure(n)] for n in BAD_PROMPTS}
+    return world
+
+
+def run_of_four_incarnations(name: str, seed: int, *, keep: float) -> World:
+    """Play a run whose controllers are cut off at random records; a part of the payloads survives."""
+    rng = random.Random(seed)
+    overrides: dict[str, Any] = {
+        "steps": 12,
+        "sampler": SAMPLERS[name],
+        "checkpoint": {"interval": 3},
+        "rollout": {"drop_budget": 9, "on_dropped_prompt": rng.choice(["replace", "shrink"])},
+    }
+    world = with_bad_prompts(World(overrides))
+    world.rollouts.slow = {n: rng.choice([0.3, 1.0, 4.0, 9.0]) for n in range(200)}
+    play(world, (rng.uniform(4, 25), partial(stop, world)))
+    for incarnation in (2, 3, 4):
+        records = world.journal.events
+        applied = [at for at, event in enumerate(records) if isinstance(event, StepApplied)]
+        loses_trainer = rng.random() < 0.4
+        known = rng.randint(applied[-1] + 1 if applied else 1, len(records))
+        if loses_trainer:
+            forget_weights(world)
+        dice = random.Random(seed * 31 + incarnation)
+        survivors = SurvivingPayloads(lambda _, dice=dice: dice.random() < keep)
+        world = with_bad_prompts(
+            next_incarnation(world, overrides, known, payloads=survivors, incarnation=incarnation)
+        )
+        stops = [] if incarnation == 4 else [(rng.uniform(2, 20), partial(stop, world))]
+        play(world, *stops)
+    return world
+
+
+def stop(world: World) -> None:
+    world.built.control(Stop())
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", EVERY_SAMPLER)
+def test_no_prompt_is_skipped_or_trained_twice_over_resumes(
+    name: str, seed: int, keep: float
+) -> None:
+    world = run_of_four_incarnations(name, seed, keep=keep)
+    world.assert_books_agree()
+    assert len(world.trainer.steps) == 12
+    ledger = world.built.state.ledger
+    known = {*world.trained, *ledger.groups, *BAD_PROMPTS}
+    assert not set(range(ledger.totals.drawn)) - known, "skipped"
+    worst = max((each["off_policy/staleness_max"] for each in world.telemetry.records), default=0)
+    assert worst <= SAMPLERS[name]["max_staleness"]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4, 8, 99])
+@pytest.mark.parametrize("name", ["in_order", "ready_first", "windowed"])
+def test_restored_groups_are_topped_up_never_doubled(name: str, kept: int) -> None:
+    overrides = {"sampler": SAMPLERS[name], "steps": 30}
+    before = World(overrides)
+    before.trainer.step_s = 30.0  # the buffer fills
+    outcome(before, (100.0, lambda: before.built.control(Abort("test"))))
+    keep = set(sorted(before.built.state.ledger.ready)[:kept])
+    world = next_incarnation(before, overrides, payloads=SurvivingPayloads(keep.__contains__))
+    play(world)
+    world.assert_books_agree()
+    assert [len(step) for step in world.trainer.steps] == [4] * 30
+    fresh = world.journal.events[len(before.journal.events) :]
+    again = {each.ordinal for each in fresh if isinstance(each, Dispatched)}
+    assert not (again & keep) or name == "windowed", "what was kept is not rolled out again"
+
+
+@pytest.mark.parametrize("name", EVERY_SAMPLER)
+def test_admission_after_a_resume_is_bounded_as_before(name: str) -> None:
+    before = World({"sampler": SAMPLERS[name], "steps": 10})
+    play(before)
+    overrides = {"sampler": SAMPLERS[name], "steps": 30}
+    world = next_incarnation(before, overrides, payloads=SurvivingPayloads())
+    world.trainer.step_s = 60.0
+    world.rollouts.rollout_s = 0.1
+    play(world)
+    world.assert_books_agree()
+    assert world.rollouts.peak <= world.built.state.sampler.reach
+    assert world.worst_staleness() <= SAMPLERS[name]["max_staleness"]
+
+
+# --- another recipe --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failures", [0, 3], ids=["", "group 0 fails"])
+@pytest.mark.parametrize("capacity", [4, 5])
+@pytest.mark.parametrize("keep", ["late", "early", "all", "none"])
+@pytest.mark.parametrize("at_s", [20.0, 100.0], ids=["before a step", "after steps"])
+def test_a_resume_into_a_smaller_buffer_goes_on(
+    at_s: float, keep: str, capacity: int, failures: int
+) -> None:
+    config = {"sampler": {"name": "in_order", "max_staleness": 4}, "steps": 12}
+    before = World(config)
+    before.trainer.step_s = 30.0
+    slow = (1, 2, 3) if at_s < 50 else (14, 15)
+    before.rollouts.slow = {n: 500.0 if n in slow else 1.0 for n in range(200)}
+    cut_off(before, at_s)
+    ready = sorted(before.built.state.ledger.ready)
+    half = len(ready) // 2
+    kept = {"late": ready[half:], "early": ready[:half], "all": ready, "none": []}[keep]
+    world = next_incarnation(
+        before,
+        {**config, "buffer": {"capacity_groups": capacity}},
+        payloads=SurvivingPayloads(set(kept).__contains__),
+    )
+    world.trainer.step_s, world.rollouts.slow = 2.0, {}
+    world.rollouts.faults = {0: [aborted_generation(0)] * failures}
+    play(world)
+    world.assert_books_agree()
+    assert [len(step) for step in world.trainer.steps] == [4] * 12
+
+
+@pytest.mark.parametrize("at_s", [20.0, 90.0])
+@pytest.mark.parametrize("name", EVERY_SAMPLER)
+def test_a_resume_with_a_tighter_bound_goes_on(name: str, at_s: float) -> None:
+    before = World({"sampler": {**SAMPLERS[name], "max_staleness": 4}, "steps": 30})
+    before.trainer.step_s = 20.0
+    cut_off(before, at_s)
+    overrides = {"sampler": {**SAMPLERS[name], "max_staleness": 0}, "steps": 30}
+    world = next_incarnation(before, overrides, payloads=SurvivingPayloads())
+    play(world)
+    world.assert_books_agree()
+    assert world.worst_staleness() == 0
