@@ -76,7 +76,8 @@ class CheckpointConfig(Config):
 
     interval: Annotated[int, Field(ge=0)] = 100
     """Steps between two checkpoints of the trainer's whole state; 0: none, a lost trainer starts
-    over. What is trained since the last one is lost with the trainer, and trained again."""
+    over. What is trained since the last one is lost with the trainer, and trained again. A run
+    that ends in order keeps one of its last step."""
 
     keep: Annotated[int, Field(ge=2)] = 2
     """Checkpoints kept on disk, newest first."""

@@ -57,7 +57,7 @@ class Recovery:
         if state.fence.incarnation > 1 or answer.version:
             await self._sort_out_step(answer)
             if answer.version < ledger.trainer_version:
-                await self.rewind("the trainer was started anew")
+                await self.rewind("the trainer was started anew", taking_over=True)
             self._take_payloads()
             log.info("run.recovered", found=found, now=ledger.counts())
         # A former controller may have died between a version and what it owed to it, and the recipe
@@ -67,8 +67,11 @@ class Recovery:
         state.moved()
         state.reached(Failpoint.RECOVERED)
 
-    async def rewind(self, reason: str) -> None:
+    async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
         """Restore the trainer, and take everything else back to the version it holds then.
+
+        A run that is taken over where its last checkpoint stands loses nothing: the trainer holds
+        the very weights of its version, and no rewind is recorded.
 
         Raises:
             OtherWeights: What it restored is whole, but no checkpoint of this run.
@@ -81,7 +84,9 @@ class Recovery:
         if known not in (None, restored.digest):
             raise OtherWeights(restored.version, restored.digest, str(known))
         before = ledger.trainer_version
-        ordinals = ledger.rewind(restored.version, reason)
+        whole = taking_over and known is not None and not ledger.training
+        undone = restored.version < before or not whole
+        ordinals = ledger.rewind(restored.version, reason) if undone else []
         state.queue.clear(ordinals)
         state.fleet.rewound(restored.version)
         for engine in state.fleet.engines:
@@ -91,13 +96,16 @@ class Recovery:
             self._rollouts.again(ordinal)
         self._rollouts.make_room()
         self._rollouts.sweep(foreseen=False)
-        log.warning(
-            "run.rewound",
-            version=restored.version,
-            lost_steps=before - restored.version,
-            groups=len(ordinals),
-            reason=reason,
-        )
+        if undone:
+            log.warning(
+                "run.rewound",
+                version=restored.version,
+                lost_steps=before - restored.version,
+                groups=len(ordinals),
+                reason=reason,
+            )
+        else:
+            log.info("trainer.restored", version=restored.version, reason=reason)
         state.moved()
         state.reached(Failpoint.REWOUND)
 

@@ -125,7 +125,7 @@ class TrainPump:
         await self._sync.settled()
         await self._evaluation.settled()
         version = state.ledger.trainer_version
-        if state.stopping and self._is_unsaved(version):
+        if self._is_unsaved(version):
             await self._checkpoints.save(version)
         await self._checkpoints.save_model()
 

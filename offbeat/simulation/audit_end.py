@@ -114,6 +114,9 @@ class End:
         add, groups, steps = self._findings.add, self._groups, self._steps
         config, made = self._config, len(self._steps.stack)
         stopped, counts = STOPPED in self._world.fault_kinds, groups.counts
+        kept = steps.last_checkpoint == made or "checkpoint_fails" in self._world.fault_kinds
+        if config.checkpoint.interval and not kept:
+            add("I12", f"it finished at version {made} and kept version {steps.last_checkpoint}")
         if groups.failed > config.rollout.drop_budget:
             add(
                 "I3",

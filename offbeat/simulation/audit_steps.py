@@ -48,6 +48,7 @@ class Steps:
         self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
         self.intent: tuple[int, int] | None = None  # its outcome is not known
         self.stack: list[tuple[int, int]] = []  # step and attempt that made versions 1, 2, ...
+        self.last_checkpoint = 0  # version of the newest one that was counted on
         self.short: tuple[int, str] | None = None  # the newest step that was not full, and how
         self.rewinds = 0
         self._lineage = 0
@@ -158,6 +159,7 @@ class Steps:
             self.short = None
 
     def checkpointed(self, event: Checkpointed) -> None:
+        self.last_checkpoint = event.version
         if (event.version, event.digest) not in self._world.written:
             self._findings.add(
                 "I12",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from offbeat.controller.commands import Abort, Stop
-from offbeat.controller.events import Dispatched, StepApplied
+from offbeat.controller.events import Dispatched, Dropped, Rewound, StepApplied
+from tests.support.fakes import FakePrompts
 from tests.support.scenarios import (
     EVERY_SAMPLER,
     SAMPLERS,
@@ -164,3 +165,58 @@ def test_a_resume_with_a_tighter_bound_goes_on(name: str, at_s: float) -> None:
     play(world)
     world.assert_books_agree()
     assert world.worst_staleness() == 0
+
+
+# --- the end of a run ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "interval"), [(10, 4), (6, 100)])
+def test_a_finished_run_that_is_asked_for_more_steps_trains_none_again(
+    steps: int, interval: int
+) -> None:
+    before = World({"steps": steps, "checkpoint": {"interval": interval}})
+    play(before)
+    forget_weights(before)
+    overrides = {"steps": 2 * steps, "checkpoint": {"interval": interval}}
+    world = next_incarnation(before, overrides)
+    play(world)
+    world.assert_books_agree()
+    assert not world.events(Rewound), "nothing was lost, so nothing was undone"
+    assert max(world.trainer.checkpoints) == 2 * steps
+
+
+def test_prompts_that_end_leave_a_checkpoint_of_the_last_version() -> None:
+    world = World({"checkpoint": {"interval": 4}}, prompts=FakePrompts(22))
+    play(world)
+    assert len(world.trainer.steps) == 6
+    assert max(world.trainer.checkpoints) == 6
+
+
+def test_a_run_that_wants_no_checkpoints_keeps_none_of_its_last_step() -> None:
+    world = World({"checkpoint": {"interval": 0}})
+    play(world)
+    assert not world.trainer.checkpoints
+
+
+def test_a_last_checkpoint_that_cannot_be_written_costs_no_run() -> None:
+    world = World()
+    world.trainer.broken_disk = True
+    play(world)
+    assert len(world.trainer.steps) == 10 and not world.trainer.checkpoints
+
+
+def test_a_dropped_prompt_is_not_drawn_again_by_the_next_incarnation() -> None:
+    sampler = {
+        "name": "windowed",
+        "max_staleness": 0,
+        "over_sampling_ratio": 2.0,
+        "on_evicted": "drop",
+    }
+    before = World({"sampler": sampler, "steps": 6})
+    play(before)
+    dropped = {each.ordinal for each in before.events(Dropped)}
+    assert dropped
+    world = next_incarnation(before, {"sampler": sampler, "steps": 12})
+    play(world)
+    assert not dropped & set(world.trained)
+    assert not dropped & {ordinal for ordinal, _ in world.rollouts.started}

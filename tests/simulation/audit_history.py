@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import CheckpointConfig, ModelConfig, RunConfig
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -50,8 +50,13 @@ SAMPLES = 2
 
 
 def run_config(**settings: Any) -> RunConfig:
-    """Three steps of two groups, bound 1."""
-    defaults = {"steps": 3, "groups_per_step": GROUPS_PER_STEP, "samples_per_group": SAMPLES}
+    """Three steps of two groups, bound 1; checkpoints only where a test writes them."""
+    defaults = {
+        "steps": 3,
+        "groups_per_step": GROUPS_PER_STEP,
+        "samples_per_group": SAMPLES,
+        "checkpoint": CheckpointConfig(interval=0),
+    }
     return RunConfig(model=ModelConfig(path="none"), **{**defaults, **settings})
 
 

@@ -3,6 +3,7 @@
 import pytest
 from audit_history import ENGINE, History, broken, run_config, whole_run
 
+from offbeat.config.run import CheckpointConfig
 from offbeat.controller.events import (
     Checkpointed,
     Claimed,
@@ -364,6 +365,19 @@ def test_a_restore_to_a_checkpoint_that_was_never_written_is_found() -> None:
     history = rewound()
     history.change(TrainerRestored, digest="of another run")
     assert "I12" in broken(history)
+
+
+def test_a_finished_run_without_a_checkpoint_of_its_last_step_is_found() -> None:
+    config = run_config(checkpoint=CheckpointConfig(interval=2))
+    history = History(config)
+    history.open()
+    history.sync()
+    for _ in range(config.steps):
+        history.step()
+    history.checkpoint()
+    history.end()
+    assert broken(history) == set()
+    assert broken(whole_run(config)) == {"I12"}
 
 
 def test_a_checkpoint_counted_on_but_not_written_is_found() -> None:

@@ -101,7 +101,7 @@ class ARewindGuessesTheVersion(Planted):
     settings: ClassVar = {"checkpoint": {"interval": 3}}
 
     class Start(Recovery):
-        async def rewind(self, reason: str) -> None:
+        async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
             state, ledger = self._state, self._state.ledger
             self._sync.forget()
             self._rollouts.cancel_all("rewound")

@@ -30,8 +30,8 @@ class Spool:
 
 
 def former_life(steps: int = 4) -> World:
-    """A run that went some steps and stopped, its trainer and engines alive."""
-    world = World({"steps": steps})
+    """A run of some steps, its trainer and engines alive. It has kept no checkpoint."""
+    world = World({"steps": steps, "checkpoint": {"interval": 0}})
     world.run()
     return world
 
