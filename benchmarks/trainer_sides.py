@@ -23,6 +23,7 @@ from offbeat.messages.training import LossSpec
 
 LOSS = LossSpec()
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
+MAX_MODEL_LEN = 512  # no sample of a case is longer
 
 
 class Setting(NamedTuple):
@@ -139,6 +140,7 @@ class Split:
             ),
             model=ModelConfig(path=str(setting.path), dtype=setting.dtype),
             total_steps=1_000_000,
+            max_model_len=MAX_MODEL_LEN,
         )
         self._key = StepKey(0, 0, 0)
 

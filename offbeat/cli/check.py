@@ -12,6 +12,7 @@ from offbeat.cli.checks.files import check_prompts, check_run_dir
 from offbeat.cli.checks.finding import Finding, Level, ok
 from offbeat.cli.checks.machine import check_cores, check_memory, check_shared_memory, this_machine
 from offbeat.cli.checks.model_files import check_lengths, read_model
+from offbeat.cli.checks.model_proof import check_model_proof
 from offbeat.cli.checks.software import (
     check_gpus,
     check_packages,
@@ -20,7 +21,7 @@ from offbeat.cli.checks.software import (
     count_gpus,
 )
 from offbeat.cli.checks.user_code import check_targets
-from offbeat.cli.checks.vllm import check_vllm
+from offbeat.cli.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.run import RunConfig
 
@@ -54,6 +55,8 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_vllm(config),
         about_model,
         check_lengths(config, model) if model else (),
+        check_model_proof(config) if model else (),
+        check_vllm_positions(config) if model else (),
         check_prompts(config),
         check_targets(config, Path.cwd()),
         check_cores(config, machine),

@@ -71,7 +71,8 @@ class TrainerConfig(Config):
     """Tokens, padding included, in one forward-backward on one rank."""
 
     shared_prompt: bool = True
-    """Pack the samples of a group behind one copy of their prompt; off: one padded row a sample."""
+    """Pack the samples of a group behind one copy of their prompt, if that is proved exact for the model
+    (docs/model-proofs.md); off, or if it is not: one padded row for each sample."""
 
     activation_checkpointing: bool = False
     """Keep only the input of each decoder layer for backward, and compute the layer again there: much

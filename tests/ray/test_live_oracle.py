@@ -54,6 +54,7 @@ class Synchronous:
             trainer=config.trainer,
             model=config.model,
             total_steps=config.steps,
+            max_model_len=config.generator.max_model_len,
             seed=config.seed,
         )
         model = load_model(self._path, torch.float32, "cpu", trust_remote_code=False)

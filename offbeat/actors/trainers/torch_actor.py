@@ -1,5 +1,7 @@
 """The Ray actor of the torch backend."""
 
+from functools import partial
+
 import torch
 
 from offbeat.actors.trainers.peers import Peers
@@ -20,5 +22,6 @@ class TorchTrainerActor(TrainerActor):
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
     """The trainer of a rank, and what sends its weights."""
-    trainer = trainer_of(TorchTrainer, spec, peers)
+    max_model_len = spec.config.generator.max_model_len
+    trainer = trainer_of(partial(TorchTrainer, max_model_len=max_model_len), spec, peers)
     return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)

@@ -1,4 +1,8 @@
-"""The model directory, read without torch: JSON files and the headers of safetensors files."""
+"""The model directory: JSON files and the headers of safetensors files.
+
+It is read without torch, unless a model names its bound of positions in a way of its own: then
+transformers, which knows these names, is imported.
+"""
 
 import json
 import math
@@ -15,6 +19,7 @@ _LENGTH_BYTES: Final = 8
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _OTHER_JSON: Final = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _SUBJECT: Final = "model"
+_POSITIONS: Final = "max_position_embeddings"
 _INDEX: Final = "model.safetensors.index.json"
 _FIX: Final = "Point model.path at a Hugging Face directory with config, weights (*.safetensors) and tokenizer."
 
@@ -27,6 +32,7 @@ class ModelFiles:
     weight_bytes: int  # on disk
     max_positions: int | None  # None: its config does not say
     model_type: str
+    positions_key: str = "max_position_embeddings"  # of its config, that says so
 
 
 def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
@@ -52,15 +58,46 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
         return None, wrong
     text = settings.get("text_config")
     inner = cast("dict[str, Any]", text) if isinstance(text, dict) else settings
-    positions = inner.get("max_position_embeddings")
-    model = ModelFiles(
-        parameters,
-        nbytes,
-        positions if isinstance(positions, int) else None,
-        str(settings.get("model_type", "unknown")),
-    )
+    key, positions = _positions(inner)
+    kind = str(settings.get("model_type", "unknown"))
+    model = ModelFiles(parameters, nbytes, positions, kind, key)
     seen = f"{folder}: {model.model_type}, {parameters:,} parameters, {size(nbytes)}"
     return model, [ok(_SUBJECT, seen)]
+
+
+def _positions(settings: dict[str, Any]) -> tuple[str, int | None]:
+    """The key that bounds positions, and the bound; None if there is none."""
+    for key in _position_keys(settings):
+        value = settings.get(key)
+        if isinstance(value, int):
+            return key, _with_rope_scaling(settings, value)
+    return _POSITIONS, None
+
+
+def _position_keys(settings: dict[str, Any]) -> Iterator[str]:
+    """Names that the bound may have: transformers', the class's own for it, any that reads like it."""
+    yield _POSITIONS
+    kind = settings.get("model_type")
+    if _POSITIONS not in settings and isinstance(kind, str):
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        if kind in CONFIG_MAPPING:
+            names: dict[str, str] = CONFIG_MAPPING[kind].attribute_map
+            yield names.get(_POSITIONS, _POSITIONS)
+    yield from (key for key in settings if "max" in key and ("seq" in key or "position" in key))
+
+
+def _with_rope_scaling(settings: dict[str, Any], bound: int) -> int:
+    """The bound of positions that are scaled beyond the length the config names."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = settings.get(key)
+        if isinstance(rope, dict):
+            scaling = cast("dict[str, Any]", rope)
+            kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+            first = scaling.get("original_max_position_embeddings", bound)
+            if kind in ("dynamic", "yarn") and factor and first:
+                return max(bound, int(first * factor))
+    return bound
 
 
 def _missing_files(folder: Path) -> Iterator[Finding]:
@@ -128,7 +165,7 @@ def check_lengths(config: RunConfig, model: ModelFiles) -> Iterator[Finding]:
     elif asked > has:
         yield error(
             "sequence length",
-            f"generator.max_model_len={asked} is more than the model's max_position_embeddings={has}",
+            f"generator.max_model_len={asked} is more than the model's {model.positions_key}={has}",
             f"Set generator.max_model_len to {has} or less.",
         )
     else:

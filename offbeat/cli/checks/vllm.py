@@ -32,6 +32,20 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
         yield _arguments(config)
 
 
+def check_vllm_positions(config: RunConfig) -> Iterator[Finding]:
+    """The model's files are whole; whether vLLM scales its positions as the trainer does."""
+    if config.generator.backend != "vllm":
+        return
+    from offbeat.actors.generators.vllm.errors import RopeDiffers
+    from offbeat.actors.generators.vllm.rope import check_rope
+
+    try:
+        check_rope(config.model.path, config.generator.max_model_len)
+    except RopeDiffers as refused:
+        message, _, fix = str(refused).rpartition(". ")
+        yield error("vllm", message, f"{fix}.")
+
+
 def _arguments(config: RunConfig) -> Finding:
     from offbeat.actors.generators.vllm.arguments import check_engine_args, fields_of
     from offbeat.actors.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing

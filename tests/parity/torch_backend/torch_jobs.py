@@ -33,6 +33,7 @@ def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -
         ),
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
         total_steps=10,
+        max_model_len=128,
         peers=peers,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from offbeat.cli.check import summary
@@ -21,6 +22,7 @@ from offbeat.cli.checks.machine import (
     memory_needed_bytes,
 )
 from offbeat.cli.checks.model_files import ModelFiles, check_lengths, read_model
+from offbeat.cli.checks.model_proof import check_model_proof
 from offbeat.cli.checks.software import (
     check_gpus,
     check_packages,
@@ -29,8 +31,10 @@ from offbeat.cli.checks.software import (
     gpus_wanted,
 )
 from offbeat.cli.checks.user_code import check_targets
+from offbeat.cli.checks.vllm import check_vllm_positions
 from offbeat.cli.main import app
 from offbeat.config.run import RunConfig
+from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -238,6 +242,73 @@ def test_sequences_longer_than_the_model_knows_cannot_work() -> None:
     assert finding.level is Level.ERROR
     assert "max_position_embeddings=512" in finding.message
     assert finding.fix == "Set generator.max_model_len to 512 or less."
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "bound"),
+    [
+        ({"model_type": "gpt2", "n_positions": 128}, "n_positions", 128),
+        ({"model_type": "mpt", "max_seq_len": 256}, "max_seq_len", 256),
+        ({"model_type": "of its own", "max_sequence_length": 64}, "max_sequence_length", 64),
+        ({"model_type": "bloom"}, "max_position_embeddings", None),
+        (
+            {
+                "max_position_embeddings": 64,
+                "rope_scaling": {"type": "dynamic", "factor": 4.0},
+            },
+            "max_position_embeddings",
+            256,
+        ),
+    ],
+)
+def test_the_bound_of_positions_is_found_by_the_models_own_name_of_it(
+    settings: dict[str, Any], key: str, bound: int | None, model_dir: Path
+) -> None:
+    (model_dir / "config.json").write_text(json.dumps(settings))
+    model, _ = read_model(model_dir)
+    assert model is not None
+    assert (model.positions_key, model.max_positions) == (key, bound)
+    if bound:
+        (finding,) = check_lengths(config(generator={"max_model_len": bound + 1}), model)
+        assert f"{key}={bound}" in finding.message
+
+
+# --- what the model computes ---------------------------------------------------------------------
+
+
+def proofs(model: PreTrainedModel, folder: Path, **generator: Any) -> dict[str, Finding]:
+    model.save_pretrained(folder)
+    recipe = config(model={"path": str(folder)}, generator=generator)
+    return {finding.subject: finding for finding in check_model_proof(recipe)}
+
+
+def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Path) -> None:
+    found = proofs(family_model("Llama"), tmp_path, max_model_len=128)
+    assert {finding.level for finding in found.values()} == {Level.OK}
+    assert set(found) == {"packed rows", "decoding"}
+
+
+def test_a_model_whose_samples_cannot_share_a_prompt_is_told_of_with_what_happens_instead(
+    tmp_path: Path,
+) -> None:
+    found = proofs(family_model("Rwkv"), tmp_path)
+    assert found["packed rows"].level is Level.WARNING
+    assert "each gets a row of its own" in found["packed rows"].message
+    assert found["decoding"].level is Level.ERROR
+
+
+def test_vllm_is_refused_where_it_would_scale_positions_otherwise(tmp_path: Path) -> None:
+    rope = {"rope_parameters": LONG_ROPES["dynamic"], "max_position_embeddings": 64}
+    family_model("Llama", **rope).save_pretrained(tmp_path)
+
+    def found(max_model_len: int) -> list[Finding]:
+        generator = {"backend": "vllm", "max_model_len": max_model_len}
+        return list(
+            check_vllm_positions(config(model={"path": str(tmp_path)}, generator=generator))
+        )
+
+    assert not found(64)
+    assert "other frequencies than the trainer" in one(found(65)).message
 
 
 # --- files ---------------------------------------------------------------------------------------

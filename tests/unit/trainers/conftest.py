@@ -89,6 +89,7 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
         dtype: Any = "float64",
         optimizer: dict[str, Any] | None = None,
         total_steps: int = 10,
+        max_model_len: int = 512,
         **section: Any,
     ) -> TorchTrainer:
         options = OptimizerConfig.model_validate({"learning_rate": 1e-2} | (optimizer or {}))
@@ -97,6 +98,7 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
             trainer=TrainerConfig(optimizer=options, **section),
             model=ModelConfig(path=str(path), dtype=dtype),
             total_steps=total_steps,
+            max_model_len=max_model_len,
         )
         if dtype == "float64":
             compute_norms_in_float64(trainer.module)

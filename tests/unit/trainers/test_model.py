@@ -8,11 +8,8 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
 )
 
-from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.training import LossSpec
 
@@ -77,12 +74,3 @@ def test_what_a_model_does_to_its_logits_is_kept(
     )
     flat = -torch.log(torch.tensor(64.0)).item()
     assert columns["policy_logprobs"] == pytest.approx(flat, abs=1.0)
-
-
-def test_a_model_with_a_window_cannot_share_prompts(
-    tmp_path: Path, trainer_of: MakeTrainer
-) -> None:
-    MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"Set trainer\.shared_prompt to false"):
-        trainer_of(tmp_path, dtype="float32")
-    trainer_of(tmp_path, dtype="float32", shared_prompt=False)

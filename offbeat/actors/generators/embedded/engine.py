@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbeat.actors.generators.embedded.cache import ClockedCache
-from offbeat.actors.generators.embedded.model import DecodedModel
+from offbeat.actors.generators.embedded.proof import prepare_model
 from offbeat.actors.generators.embedded.request import Limits, OpenRequest, Sample
 from offbeat.actors.generators.embedded.rows import RunningRows
 from offbeat.actors.generators.embedded.versions import VersionLog
@@ -59,7 +59,7 @@ class EmbeddedEngine:
         self.busy_s = 0.0
         """Time spent in ``step`` since start."""
         nn.Module.to(model, device)  # in place
-        self._model = DecodedModel(model, max_model_len)
+        self._model = prepare_model(model, max_model_len)
         self._limits = Limits(max_sequences, max_model_len, self._model.vocabulary)
         self._deterministic = deterministic
         self._seed = seed

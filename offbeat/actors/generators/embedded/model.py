@@ -43,20 +43,20 @@ class DecodedModel:
     Keeps no copy of any weight, so the parameters may be overwritten in place between calls.
     """
 
-    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
-        _check_inputs(model)
-        _check_attention(model, max_model_len)
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Take a model of which ``check_declared`` and ``proof`` say that this is how it computes."""
         use_grouped_attention(model)
         self.module = model.eval()
         self.vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         self.dtype = model.dtype
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], lengths_B: Tensor
+        self, prompts: Sequence[Sequence[int]], lengths_B: Tensor, first: int = 0
     ) -> tuple[Tensor, LayerStates]:
         """Logits [B, V] behind each prompt, and the keys and values of all, padded on the right.
 
-        Padding needs no mask: causal attention never looks to the right.
+        Padding needs no mask: causal attention never looks to the right. ``first`` is the position
+        of every prompt's first token.
         """
         device, padded = self.module.device, int(lengths_B.max())
         input_ids_BP = torch.zeros(len(prompts), padded, dtype=torch.int64)
@@ -66,13 +66,13 @@ class DecodedModel:
         cache = DynamicCache()
         output = self.module(
             input_ids=input_ids_BP.to(device),
-            position_ids=torch.arange(padded, device=device)[None],
+            position_ids=torch.arange(first, first + padded, device=device)[None],
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=last.to(device),
         )
         rows_B = torch.arange(len(prompts), device=device)
-        layers = cast("list[DynamicLayer]", cache.layers)  # ``_check_attention`` refused others
+        layers = cast("list[DynamicLayer]", cache.layers)  # ``check_declared`` refused others
         states = [(cast("Tensor", layer.keys), cast("Tensor", layer.values)) for layer in layers]
         return output.logits[rows_B, which_B.to(device)], states
 
@@ -86,6 +86,16 @@ class DecodedModel:
             use_cache=True,
         )
         return output.logits[:, -1]
+
+
+def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
+    """Refuse a model that says itself that it cannot be decoded over a cache of all tokens before.
+
+    Raises:
+        UnsupportedModel: Its forward lacks an input, or a layer is of another kind.
+    """
+    _check_inputs(model)
+    _check_attention(model, max_model_len)
 
 
 def _check_inputs(model: PreTrainedModel) -> None:

@@ -22,6 +22,7 @@ from offbeat.actors.generators.vllm.engine import VllmEngine
 from offbeat.actors.generators.vllm.lazy_import import Library, load_library
 from offbeat.actors.generators.vllm.owner_watch import own_engine_processes
 from offbeat.actors.generators.vllm.process_environment import prepare_environment
+from offbeat.actors.generators.vllm.rope import check_rope
 from offbeat.actors.generators.vllm.staging import StagingArea
 from offbeat.actors.generators.vllm.weights import WeightUpdates
 from offbeat.actors.generators.vllm.workarounds import untried
@@ -106,7 +107,9 @@ def start(spec: EngineSpec) -> Started:
     Raises:
         VllmMissing: It is not installed.
         EngineArgsRefused: The recipe's ``engine_args`` do not exist in this vLLM.
+        RopeDiffers: It would compute other positions than the trainer.
     """
+    check_rope(spec.model_path, spec.generator.max_model_len)
     prepare_environment(spec.generator)
     own_engine_processes()  # work-around: surviving_core
     library = load_library()

@@ -25,6 +25,24 @@ class EngineArgsRefused(OffbeatError):
         return f"generator.vllm.engine_args.{self.name} {self.problem}. {self.fix}"
 
 
+class RopeDiffers(OffbeatError):
+    """A model whose positions vLLM would rotate by other frequencies than the trainer."""
+
+    def __init__(self, max_model_len: int, bound: int, original: int) -> None:
+        super().__init__(max_model_len, bound, original)
+        self.max_model_len, self.bound, self.original = max_model_len, bound, original
+
+    def __str__(self) -> str:
+        fix = "Use generator.backend=embedded"
+        if self.original == self.bound:
+            fix = f"Set generator.max_model_len to {self.bound} or less, or use generator.backend=embedded"
+        return (
+            f"rope_type=dynamic with generator.max_model_len={self.max_model_len}, "
+            f"max_position_embeddings={self.bound} and an original length of {self.original}: vLLM would "
+            f"compute other frequencies than the trainer. {fix}"
+        )
+
+
 INSTALL = (
     "Install it with pip install 'offbeat[vllm]' on a machine with a GPU, in an environment of its "
     "own; without one, make run-vllm installs the CPU build"

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
-from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.model_directory import replaced
 from offbeat.actors.trainers.weights import torch_dtype
 from offbeat.weight_sync.source import named_weights
@@ -63,26 +62,6 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """
     kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
     return [each for each in model.modules() if type(each).__name__ in kinds]
-
-
-def check_shared_prompt(model: PreTrainedModel) -> None:
-    """Refuse a model whose layers would not keep to the mask of packed samples.
-
-    Raises:
-        UnsupportedModel: A layer that attends otherwise than to all tokens before it, or an
-            attention implementation that ignores a mask of this form.
-    """
-    config = model.config.get_text_config(decoder=True)
-    name, fix = type(model).__name__, "Set trainer.shared_prompt to false"
-    implementation = config._attn_implementation  # noqa: SLF001 -- the only place it is kept
-    if implementation not in ("sdpa", "eager"):
-        raise UnsupportedModel(name, f"attends by {implementation}, which takes no 4D mask", fix)
-    kinds = config.to_dict().get("layer_types") or ["full_attention"]
-    if other := sorted(set(kinds) - {"full_attention"}):
-        raise UnsupportedModel(name, f"has layers of kind {', '.join(other)}", fix)
-    window = config.to_dict().get("sliding_window")
-    if window is not None:
-        raise UnsupportedModel(name, f"attends over a window of {window} tokens", fix)
 
 
 def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) -> None:

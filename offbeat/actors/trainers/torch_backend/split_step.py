@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Final, TypeVar, cast
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbeat.actors.model_proof.plain import attend_by
+from offbeat.actors.model_proof.rope import freeze_rope
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens, worthless_tokens
 from offbeat.actors.trainers.batches.packing import WORTHLESS, Batch, Packed
@@ -34,7 +37,6 @@ from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, Split
 from offbeat.actors.trainers.step_sums import StepSums, StepTotals
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
 from offbeat.actors.trainers.torch_backend.model import (
-    check_shared_prompt,
     identity,
     linear_to_pair_ratio,
     load_model,
@@ -42,6 +44,13 @@ from offbeat.actors.trainers.torch_backend.model import (
     vocabulary,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
+from offbeat.actors.trainers.torch_backend.proof import (
+    RowProof,
+    Witness,
+    prove_cut,
+    prove_kind,
+    prove_model,
+)
 from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
 from offbeat.actors.trainers.torch_backend.sharded_state import (
     load_shards,
@@ -61,6 +70,7 @@ from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
 
+log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
@@ -88,6 +98,7 @@ class TorchTrainer(SplitStep):
         trainer: TrainerConfig,
         model: ModelConfig,
         total_steps: int,
+        max_model_len: int,
         seed: int = 0,
         peers: Peers | None = None,
     ) -> None:
@@ -98,12 +109,13 @@ class TorchTrainer(SplitStep):
             trainer: Its device, packing, and optimizer. Threads are the process's business.
             model: Its type of weights, and whether code that comes with it may run.
             total_steps: Where the learning-rate schedule ends.
+            max_model_len: Tokens of the longest sequence of the run.
             seed: Of torch's generator, for weights a model makes up when it is loaded.
             peers: The ranks of the world, whose process group is up. None: this one is alone.
 
         Raises:
-            UnsupportedModel: ``trainer.shared_prompt`` or ``trainer.activation_checkpointing`` with a
-                model that cannot have it, or several ranks with a model that cannot be cut.
+            UnsupportedModel: A model whose rows do not compute what it means, or with
+                ``trainer.activation_checkpointing`` or several ranks one that cannot have that.
         """
         super().__init__()
         torch.manual_seed(seed)
@@ -112,19 +124,23 @@ class TorchTrainer(SplitStep):
         self._seed, self.model_path = seed, Path(model_path)
         self._config, self._model_config, self._total_steps = trainer, model, total_steps
         self._dtype = torch_dtype(model.dtype)
+        self._max_model_len = max_model_len
+        self._attention: str | None = None  # None: as transformers chooses
         self._model = self._load_model()
-        if trainer.shared_prompt:
-            check_shared_prompt(self._model)
+        rows, witness = together(self.peers, "the proof of the model", self._proved)
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
         self._cutting = Cutting(
             trainer.max_tokens_per_microbatch,
-            trainer.shared_prompt,
+            rows.shared_prompt,
             linear_to_pair_ratio(self._model),
             vocabulary(self._model),
         )
         self._identity = identity(self._model)
         self._weights = self._cut(self._model)
+        if self.peers.size > 1:
+            prove_cut(self._model, witness, self._dtype)
+            settle(self._model)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
         self._open: _OpenStep | None = None
 
@@ -181,6 +197,11 @@ class TorchTrainer(SplitStep):
     def weights(self) -> Weights:
         """Its weights, under their Hugging Face names."""
         return self._weights
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether samples of a group are computed behind one copy of their prompt."""
+        return self._cutting.shared_prompt
 
     @property
     def parameters(self) -> int:
@@ -356,14 +377,32 @@ class TorchTrainer(SplitStep):
             return Weights(model)
         return ShardedWeights(model, world_mesh(model, self.peers.size))
 
+    def _proved(self) -> tuple[RowProof, Witness]:
+        """How the loaded model's rows are made, and what they compute."""
+        model = self._model
+        rows = prove_kind(
+            type(model), model.config, self._max_model_len, shared_prompt=self._config.shared_prompt
+        )
+        if rows.problem:
+            log.warning(
+                "model.prompts_not_shared", model=type(model).__name__, problem=rows.problem
+            )
+        self._attention = rows.attention
+        attend_by(model, rows.attention)
+        return rows, prove_model(model, self._max_model_len, rows, self._dtype)
+
     def _load_model(self) -> PreTrainedModel:
         config = self._model_config
-        return load_model(
+        model = load_model(
             self.model_path,
             config.dtype,
             self._config.device,
             trust_remote_code=config.trust_remote_code,
         )
+        freeze_rope(model, self._max_model_len)
+        if self._attention is not None:
+            attend_by(model, self._attention)
+        return model
 
 
 @contextmanager

@@ -1,0 +1,10 @@
+"""Proofs, made when a model is loaded, that a way of running it computes what the model means.
+
+The reference is transformers' own forward pass: attention ``eager``, one row without padding, no
+cache. Trainer and embedded engine compare their packed, padded and cached passes with it, on the
+loaded model and on a miniature of its class.
+
+plain       the reference, and the distance from it that rounding explains
+rope        rotary frequencies that do not depend on the length of a batch
+miniature   a small random model of the same class, with short windows
+"""

@@ -1,0 +1,206 @@
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from random_groups import Group, make_group
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from offbeat.actors.trainers.batches.cutting import Cutting
+from offbeat.actors.trainers.errors import UnsupportedModel
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
+from offbeat.actors.trainers.torch_backend.proof import prove_cut, prove_kind, prove_model
+from tests.support.model_families import FAMILIES, LONG_ROPES, VOCABULARY, family_model
+
+MakeTrainer = Callable[..., TorchTrainer]
+EXACT = 2e-3  # nat, of any token
+IN_EVERY_SUITE = {
+    "Llama",
+    "GPT2",
+    "Qwen3Moe",
+    "Mistral",
+    "Gemma2",
+    "GPTNeo",
+    "Bloom",
+    "Falcon:alibi",
+    "Mamba2",
+    "Rwkv",
+    "RecurrentGemma",
+    "Jamba",
+}
+TABLE = [
+    pytest.param(name, marks=[] if name in IN_EVERY_SUITE else pytest.mark.long)
+    for name in FAMILIES
+]
+
+
+def groups_beyond_every_window() -> list[Group]:
+    rng = np.random.default_rng(0)
+    return [make_group(rng, 9, [20, 3, 14]), make_group(rng, 3, [30, 30])]
+
+
+def alone(model: PreTrainedModel, groups: Sequence[Group]) -> Tensor:
+    """Log-probabilities of all response tokens, a sample at a time, by transformers alone."""
+    model.set_attn_implementation("eager")
+    parts = list[Tensor]()
+    for group in groups:
+        prompt, offsets = group["prompt_ids"], group["response_offsets"]
+        for first, end in itertools.pairwise(offsets.tolist()):
+            tokens = np.concatenate([prompt, group["response_ids"][first:end]])
+            row = torch.from_numpy(tokens).long()[None]
+            with torch.no_grad():
+                logprobs = model(input_ids=row, use_cache=False).logits[0].log_softmax(-1)
+            targets = row[0, len(prompt) :]
+            parts.append(logprobs[len(prompt) - 1 : -1].gather(1, targets[:, None])[:, 0])
+    return torch.cat(parts)
+
+
+def trained(trainer: TorchTrainer, groups: Sequence[Group]) -> Tensor:
+    columns = trainer.prepare_logprobs(groups, policy=True, reference=False, temperature=1.0)
+    return torch.from_numpy(np.concatenate([each["policy_logprobs"] for each in columns]))
+
+
+def distance_if_shared(model: PreTrainedModel, groups: Sequence[Group], want: Tensor) -> float:
+    """How far the samples of a group are from what they should be, were they made to share a row."""
+    cutting = Cutting(10_000, shared_prompt=True, ratio_tokens=1e9, vocabulary=VOCABULARY)
+    _, microbatches = cutting.cut(groups, only_trained=False)
+    got = torch.empty_like(want)
+    try:
+        for packed in microbatches:
+            assert not packed.one_sample_a_row
+            with torch.no_grad():
+                got[torch.from_numpy(packed.source_N)] = packed_logprobs(model, packed, 1.0)
+    except (RuntimeError, ValueError):
+        return float("inf")
+    return (got - want).abs().max().item()
+
+
+def largest(gap: Tensor) -> float:
+    return gap.abs().max().item()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # some families' own
+@pytest.mark.parametrize("family", TABLE)
+def test_every_family_is_trained_on_what_its_samples_compute_alone(
+    family: str, tmp_path: Path, trainer_of: MakeTrainer
+) -> None:
+    model, groups = family_model(family), groups_beyond_every_window()
+    model.save_pretrained(tmp_path)
+    trainer = trainer_of(tmp_path, dtype="float32", max_model_len=128)
+    want = alone(model, groups)
+    assert largest(trained(trainer, groups) - want) < EXACT
+    exact = distance_if_shared(model, groups, want) < EXACT
+    assert trainer.shares_prompts == exact
+
+
+def test_samples_share_a_prompt_where_no_sample_is_longer_than_the_window(
+    tmp_path: Path, trainer_of: MakeTrainer
+) -> None:
+    family_model("Mistral", sliding_window=64).save_pretrained(tmp_path)
+    assert trainer_of(tmp_path, dtype="float32", max_model_len=64).shares_prompts
+    assert not trainer_of(tmp_path, dtype="float32", max_model_len=65).shares_prompts
+
+
+def test_prompts_are_shared_only_where_the_recipe_asks_for_it(
+    trainer_of: MakeTrainer,
+) -> None:
+    assert trainer_of().shares_prompts
+    assert not trainer_of(shared_prompt=False).shares_prompts
+
+
+def test_a_position_that_the_model_does_not_have_is_refused(
+    tmp_path: Path, trainer_of: MakeTrainer
+) -> None:
+    family_model("GPT2").save_pretrained(tmp_path)
+    for shared_prompt in (True, False):
+        trainer_of(tmp_path, max_model_len=128, shared_prompt=shared_prompt)
+        with pytest.raises(UnsupportedModel, match="has no position 128"):
+            trainer_of(tmp_path, max_model_len=129, shared_prompt=shared_prompt)
+
+
+@pytest.mark.parametrize("rope", LONG_ROPES)
+@pytest.mark.parametrize("shared_prompt", [True, False])
+def test_a_sample_does_not_depend_on_the_length_of_the_samples_beside_it(
+    rope: str, shared_prompt: bool, tmp_path: Path, trainer_of: MakeTrainer
+) -> None:
+    bound = 16 if rope == "dynamic" else 64
+    model = family_model("Llama", rope_parameters=LONG_ROPES[rope], max_position_embeddings=bound)
+    model.save_pretrained(tmp_path)
+    trainer = trainer_of(tmp_path, dtype="float32", max_model_len=64, shared_prompt=shared_prompt)
+    rng = np.random.default_rng(0)
+    short, longest = make_group(rng, 4, [5]), make_group(rng, 20, [44])
+    together = trained(trainer, [short, longest])
+    assert largest(together[:5] - trained(trainer, [short])) < 1e-5
+    assert largest(together[5:] - alone(model, [longest])) < EXACT
+    assert trainer.shares_prompts == shared_prompt
+
+
+class Recurrent(LlamaForCausalLM):
+    """A family that nobody knows: each token also sees the mean of all tokens before it in its row."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model.embed_tokens.register_forward_hook(_add_mean_so_far)
+
+
+def _add_mean_so_far(_: nn.Module, __: object, embedded_RTH: Tensor) -> Tensor:
+    count_T = torch.arange(1, embedded_RTH.shape[1] + 1)
+    return embedded_RTH + embedded_RTH.cumsum(1) / count_T[:, None]
+
+
+class Crowded(LlamaForCausalLM):
+    """A family whose tokens depend on how long the longest row of their batch is."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model.embed_tokens.register_forward_hook(_scale_by_width)
+
+
+def _scale_by_width(_: nn.Module, __: object, embedded_RTH: Tensor) -> Tensor:
+    return embedded_RTH + embedded_RTH.shape[1] / 10
+
+
+def test_a_family_that_nobody_knows_is_found_out_by_what_it_computes() -> None:
+    config = family_model("Llama").config
+    assert prove_kind(LlamaForCausalLM, config, 64, shared_prompt=True).shared_prompt
+    proof = prove_kind(Recurrent, config, 64, shared_prompt=True)
+    assert not proof.shared_prompt
+    assert "nat off" in proof.problem
+
+
+def test_a_family_whose_samples_depend_on_their_company_is_refused() -> None:
+    config = family_model("Llama").config
+    with pytest.raises(UnsupportedModel, match="otherwise beside a longer one than alone"):
+        prove_kind(Crowded, config, 64, shared_prompt=False)
+
+
+def test_weights_that_compute_otherwise_than_their_class_promises_are_refused() -> None:
+    model = family_model("Llama")
+    proof = prove_kind(type(model), model.config, 64, shared_prompt=True)
+    prove_model(model, 64, proof, torch.float32)
+    model.model.embed_tokens.register_forward_hook(_add_mean_so_far)
+    with pytest.raises(UnsupportedModel, match=r"Set trainer\.shared_prompt to false"):
+        prove_model(model, 64, proof, torch.float32)
+
+
+def test_a_cut_model_that_computes_otherwise_than_before_is_refused() -> None:
+    model = family_model("Llama")
+    proof = prove_kind(type(model), model.config, 64, shared_prompt=True)
+    witness = prove_model(model, 64, proof, torch.float32)
+    prove_cut(model, witness, torch.float32)
+    with torch.no_grad():
+        model.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.1)
+    with pytest.raises(UnsupportedModel, match=r"Set trainer\.data_parallel to 1"):
+        prove_cut(model, witness, torch.float32)
+
+
+def test_a_proof_leaves_the_random_numbers_as_they_were() -> None:
+    model = family_model("Llama", attention_dropout=0.0)
+    before = torch.get_rng_state()
+    proof = prove_kind(type(model), model.config, 63, shared_prompt=True)
+    prove_model(model, 63, proof, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
