@@ -22,8 +22,11 @@ from offbeat.actors.model_proof.plain import plain_logprobs
 LENGTH: Final = 48  # tokens of the longest sequence that a miniature is given
 SHORT: Final = 16  # what lengths are cut to that a run's longest sequence exceeds
 VOCABULARY: Final = 64
-_LAYERS: Final = 8
-_LARGEST_PARAMETERS: Final = 32_000_000
+_LAYERS: Final = 4  # kept of a model in which they are all alike
+_KINDS: Final = 8  # of layers, one of each of which is kept
+_HEAD: Final = 8  # dimensions that are left of a head
+_MOST: Final = {"token_id": VOCABULARY - 1, "vocab": VOCABULARY, "experts": 16}
+_LARGEST_PARAMETERS: Final = 110_000_000  # of a miniature
 _SMALL_PARAMETERS: Final = 1_000_000  # a model of so few needs no cutting but of its lengths
 _WIDE: Final = 32  # sizes from here on may be divided
 _GAIN: Final = 2.0  # of a matrix, over what would keep the variance of its input
@@ -67,19 +70,18 @@ class _Cut:
         return values
 
     def _number(self, name: str, value: int) -> int:
-        if name.endswith("token_id"):
-            return min(value, VOCABULARY - 1)
-        if "vocab" in name:
-            return min(value, VOCABULARY)
+        """What a number becomes: an id, a length, a count or a size, by what its name says it is."""
         if self.kept_layers is not None and value == self.layers and "layer" in name:
             return len(self.kept_layers)
+        for part, most in _MOST.items():
+            if part in name and "tok" not in name.replace("token_id", ""):
+                return min(value, most)
         if any(each in name for each in _LENGTH_NAMES):
             is_bound = any(each in name for each in _BOUND_NAMES) and "original" not in name
             exceeded = value < self.max_model_len and (self.bounds or not is_bound)
             return min(value, SHORT) if exceeded else LENGTH
-        if value >= _WIDE and not any(each in name for each in _COUNT_NAMES):
-            return max(1, value // self.divide)
-        return value
+        is_count = any(each in name for each in _COUNT_NAMES)
+        return value if is_count or value < _WIDE else max(1, value // self.divide)
 
 
 def miniature(
@@ -122,9 +124,18 @@ def _cuts(
     small = _parameters(kind, config) <= _SMALL_PARAMETERS
     fewer = layers > _LAYERS and not small
     for kept in dict.fromkeys((_kept_layers(config, layers) if fewer else None, None)):
-        for divide in (1,) if small else (8, 4, 2, 1):
+        for divide in (1,) if small else _divisors(config):
             for bounds in (True, False):
                 yield _Cut(max_model_len, layers, kept, divide, bounds)
+
+
+def _divisors(config: PreTrainedConfig) -> Iterator[int]:
+    """Powers of two, the largest that leaves heads of some dimensions first."""
+    text = config.get_text_config(decoder=True)
+    heads, width = getattr(text, "num_attention_heads", 0), getattr(text, "hidden_size", 0)
+    head = getattr(text, "head_dim", None) or (width // heads if heads else 0)
+    largest = int(math.log2(max(1, head // _HEAD))) if head else 3
+    yield from (2**power for power in range(largest, -1, -1))
 
 
 def _parameters(kind: type[PreTrainedModel], config: PreTrainedConfig) -> int:
@@ -161,7 +172,7 @@ def _kept_layers(config: PreTrainedConfig, layers: int) -> tuple[int, ...]:
     kinds = [repr([each[place] for each in lists]) for place in range(layers)]
     firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     others = [place for place in range(layers) if place not in firsts]
-    return tuple(sorted((firsts + others)[:_LAYERS]))
+    return tuple(sorted((firsts + others)[: max(_LAYERS, min(_KINDS, len(firsts)))]))
 
 
 def _sequences(values: object) -> Iterator[Sequence[Any]]:

@@ -107,7 +107,7 @@ def test_weights_that_are_decoded_otherwise_than_their_class_promises_are_refuse
 ) -> None:
     model = family_model("Llama")
     model.model.embed_tokens.register_forward_hook(_add_mean_so_far)
-    with pytest.raises(UnsupportedModel, match="off its plain forward pass, more than 0.001"):
+    with pytest.raises(UnsupportedModel, match="off its plain forward pass"):
         make_engine(model)
 
 

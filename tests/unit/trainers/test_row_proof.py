@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from random_groups import Group, make_group
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from offbeat.actors.model_proof.miniature import miniature
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.torch_backend import TorchTrainer
@@ -204,3 +206,15 @@ def test_a_proof_leaves_the_random_numbers_as_they_were() -> None:
     proof = prove_kind(type(model), model.config, 63, shared_prompt=True)
     prove_model(model, 63, proof, torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "family",
+    ["Llama", "Qwen3", "Qwen2Moe", "GptOss", "Gemma3Text", "DeepseekV3", "Mamba2", "NemotronH"],
+)
+def test_a_miniature_is_made_of_models_of_billions_of_weights(family: str) -> None:
+    kind = type(family_model(family))
+    made = miniature(kind, getattr(transformers, f"{family}Config")(), 4096)
+    assert made is not None
+    assert sum(each.numel() for each in made.parameters()) < 110_000_000

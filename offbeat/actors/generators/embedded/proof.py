@@ -28,8 +28,8 @@ from offbeat.actors.model_proof.rope import freeze_rope
 
 _ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
 _IN_MINIATURE: Final = ((24, 6), LENGTH - 24)  # tokens of the prompts, and of what follows them
-_FAR_TOKENS: Final = 32
-_ON_THE_MODEL: Final = ((_FAR_TOKENS - 3, 10), 3)
+_FAR_TOKENS: Final = 16
+_ON_THE_MODEL: Final = ((_FAR_TOKENS - 2, 6), 2)
 
 _log = structlog.stdlib.get_logger()
 _proofs: dict[tuple[object, ...], str] = {}

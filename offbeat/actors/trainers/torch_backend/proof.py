@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from offbeat.actors.model_proof.miniature import LENGTH, VOCABULARY, miniature, twin
 from offbeat.actors.model_proof.plain import (
     TOLERANCES,
+    attend_by,
     check_last_position,
     distance,
     eager_attention,
@@ -31,13 +32,13 @@ from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
 from offbeat.actors.trainers.torch_backend.model import vocabulary
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
-FAR_TOKENS: Final = 32
+FAR_TOKENS: Final = 16
 """Length of the row whose last token has the last position of all."""
 
 _Sizes = Sequence[tuple[int, Sequence[int]]]
 _IN_MINIATURE: Final[_Sizes] = [(8, (LENGTH - 8, 25, 3)), (20, (LENGTH - 20, 5))]
 _NEAR: Final = (4, (6, 6))
-_FAR: Final = (8, (FAR_TOKENS - 8,))
+_FAR: Final = (6, (FAR_TOKENS - 6,))
 _FROM_THE_START: Final = (0, 0)
 _WIDEST: Final = 1 << 30  # one row takes all samples of a group
 
@@ -64,6 +65,28 @@ class Witness:
 
 
 _proofs: dict[tuple[object, ...], RowProof] = {}
+
+
+def prove_rows(
+    model: PreTrainedModel, max_model_len: int, *, shared_prompt: bool, dtype: torch.dtype
+) -> tuple[RowProof, Witness]:
+    """Prove rows of a loaded model, and leave it attending by the implementation that is exact.
+
+    Args:
+        model: Whole, on the device it is trained on, its rotary frequencies fixed.
+        max_model_len: Tokens of the longest sequence of the run.
+        shared_prompt: Whether samples should share a prompt if they may.
+        dtype: Type it computes in.
+
+    Raises:
+        UnsupportedModel: Its rows are not exact, whichever way they are made.
+    """
+    kind = type(model)
+    proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
+    if proof.problem:
+        _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
+    attend_by(model, proof.attention)
+    return proof, prove_model(model, max_model_len, proof, dtype)
 
 
 def prove_kind(

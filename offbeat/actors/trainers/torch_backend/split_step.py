@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, TypeVar, cast
 
 import numpy as np
-import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -44,13 +43,7 @@ from offbeat.actors.trainers.torch_backend.model import (
     vocabulary,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
-from offbeat.actors.trainers.torch_backend.proof import (
-    RowProof,
-    Witness,
-    prove_cut,
-    prove_kind,
-    prove_model,
-)
+from offbeat.actors.trainers.torch_backend.proof import prove_cut, prove_rows
 from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
 from offbeat.actors.trainers.torch_backend.sharded_state import (
     load_shards,
@@ -70,7 +63,6 @@ from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
 
-log = structlog.stdlib.get_logger()
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
@@ -127,7 +119,14 @@ class TorchTrainer(SplitStep):
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: as transformers chooses
         self._model = self._load_model()
-        rows, witness = together(self.peers, "the proof of the model", self._proved)
+        rows, witness = together(
+            self.peers,
+            "the proof of the model",
+            lambda: prove_rows(
+                self._model, max_model_len, dtype=self._dtype, shared_prompt=trainer.shared_prompt
+            ),
+        )
+        self._attention = rows.attention
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
         self._cutting = Cutting(
@@ -377,20 +376,6 @@ class TorchTrainer(SplitStep):
             return Weights(model)
         return ShardedWeights(model, world_mesh(model, self.peers.size))
 
-    def _proved(self) -> tuple[RowProof, Witness]:
-        """How the loaded model's rows are made, and what they compute."""
-        model = self._model
-        rows = prove_kind(
-            type(model), model.config, self._max_model_len, shared_prompt=self._config.shared_prompt
-        )
-        if rows.problem:
-            log.warning(
-                "model.prompts_not_shared", model=type(model).__name__, problem=rows.problem
-            )
-        self._attention = rows.attention
-        attend_by(model, rows.attention)
-        return rows, prove_model(model, self._max_model_len, rows, self._dtype)
-
     def _load_model(self) -> PreTrainedModel:
         config = self._model_config
         model = load_model(
@@ -400,7 +385,7 @@ class TorchTrainer(SplitStep):
             trust_remote_code=config.trust_remote_code,
         )
         freeze_rope(model, self._max_model_len)
-        if self._attention is not None:
+        if self._attention:
             attend_by(model, self._attention)
         return model
 
