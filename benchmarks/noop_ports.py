@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, VersionSpans
 from offbeat.messages.training import (
@@ -27,6 +28,8 @@ class NoJournal:
 
     def append(self, event: msgspec.Struct) -> None: ...
     async def barrier(self) -> None: ...
+    async def steps_after(self, version: int) -> StepsAfter:
+        return StepsAfter((), ())
 
 
 class NoopPrompts:

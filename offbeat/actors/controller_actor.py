@@ -1,6 +1,6 @@
 """The Ray actor that hosts the controller. It is built by whoever knows both: the launcher."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from offbeat.actors.process import dump_stacks_on_signal
@@ -29,7 +29,7 @@ class ControllerActor:
     Nobody but the driver calls it; the actors it calls never call back.
     """
 
-    def __init__(self, build: Callable[[], Hosted]) -> None:
+    def __init__(self, build: Callable[[], Awaitable[Hosted]]) -> None:
         dump_stacks_on_signal()
         self._build = build
         self._hosted: Hosted | None = None
@@ -37,7 +37,7 @@ class ControllerActor:
 
     async def run(self) -> bytes:
         """Build the controller on this actor's loop and let it run to its end."""
-        self._hosted = self._build()
+        self._hosted = await self._build()
         if self._abort_reason is not None:
             self._hosted.abort(self._abort_reason)
         return await self._hosted.run()

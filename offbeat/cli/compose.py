@@ -1,7 +1,6 @@
 """The composition root inside the controller's process: config and actor handles -> a controller."""
 
 import asyncio
-import itertools
 import os
 import random
 import time
@@ -9,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+import structlog
 import yaml
 
 from offbeat.actors.handles import Handle
@@ -25,10 +26,11 @@ from offbeat.config.limits import max_group_bytes
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
-from offbeat.controller.history import History
-from offbeat.controller.journal import open_journal, read_journal
+from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_evaluation_prompts, make_prompts
+from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
@@ -37,6 +39,11 @@ from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 from offbeat.transfer_queue.spool import FOLDER
+
+_READ_DEADLINE_S: Final = (
+    900.0  # for a journal of ten million groups whose snapshots are all spoiled
+)
+log = structlog.stdlib.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +66,16 @@ class Actors:
     workers: Sequence[Handle]
 
 
-def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
-    """Everything a run consists of, on the event loop that will run it."""
+async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
+    """Make everything a run consists of, on the event loop that will run it.
+
+    Raises:
+        DeadlineExceeded: The journal cannot be read in time.
+    """
     config, run_dir = spec.config, spec.run_dir
     redactor = Redactor.from_environment(config=config)
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
-    ledger, journal = open_journal(
-        run_dir / JOURNAL,
-        partial(asyncio.get_running_loop().run_in_executor, None),
-        snapshot_records=config.supervision.snapshot_records,
-        unix_s=time.time,
-    )
+    ledger, journal = await _journal_of(spec)
     life = ledger.incarnation + 1
     trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
     telemetry = run_telemetry(
@@ -104,9 +110,8 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         driver=spec.driver,
     )
     if life > 1:
-        this_life = Opened(spec.run_id, life, spec.driver)
-        events = itertools.chain(read_journal(run_dir / JOURNAL), [this_life])
-        controller.progress.go_on_from(History.of(events))
+        journal.past.take(Opened(spec.run_id, life, spec.driver))
+        controller.progress.go_on_from(journal.past)
     return HostedRun(
         controller,
         run_id=spec.run_id,
@@ -117,6 +122,28 @@ def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         spool=spool,
         redactor=redactor,
     )
+
+
+async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
+    """Read the journal in a thread: meanwhile the driver gets answers, whatever the disk does."""
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    opening = partial(
+        open_journal,
+        spec.run_dir / JOURNAL,
+        partial(loop.run_in_executor, None),
+        snapshot_records=spec.config.supervision.snapshot_records,
+        unix_s=time.time,
+    )
+    try:
+        async with asyncio.timeout(_READ_DEADLINE_S):
+            ledger, journal = await loop.run_in_executor(None, opening)
+    except TimeoutError as late:
+        who, on = "start of the controller", f"its journal in {spec.run_dir / JOURNAL}"
+        raise DeadlineExceeded(who, on, _READ_DEADLINE_S) from late
+    took_s = round(loop.time() - began_at, 3)
+    log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
+    return ledger, journal
 
 
 def loss_spec(config: RunConfig) -> LossSpec:

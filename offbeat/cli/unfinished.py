@@ -6,11 +6,10 @@ from typing import Literal
 import msgspec
 import structlog
 
-from offbeat.cli.past_run import ImpossibleEvent, folded
 from offbeat.cli.run_directory import JOURNAL, SUMMARY
 from offbeat.config.run import RunConfig
 from offbeat.controller.history import History
-from offbeat.controller.journal import JournalCorrupt, JournalVersion
+from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
 from offbeat.controller.ledger import Ledger
 from offbeat.telemetry.summary import Groups, Summary
 
@@ -34,7 +33,7 @@ def last_summary(
         log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
     try:
         summary = journalled_summary(run_dir / JOURNAL, config, run_id, outcome, error)
-    except (JournalCorrupt, JournalVersion, ImpossibleEvent, OSError) as damage:
+    except (JournalCorrupt, JournalVersion, OSError) as damage:
         log.error("journal.unreadable", error=str(damage))  # noqa: TRY400
         summary = _without_journal(config, run_id, outcome, error, damage)
     try:
@@ -74,12 +73,11 @@ def journalled_summary(
     Raises:
         JournalCorrupt: A file of the journal is damaged.
         JournalVersion: Another version of offbeat wrote it.
-        ImpossibleEvent: An event does not fit those before it.
     """
     ledger, history = Ledger(), History()
-    for _, event in folded(journal, ledger) if journal.exists() else ():
-        history.take(event)
-    staleness = history.steps.staleness
+    if journal.exists():
+        ledger, history = recover_with_history(journal)
+    staleness = ledger.steps.staleness
     return Summary(
         run_id=run_id,
         name=config.name,
@@ -89,8 +87,8 @@ def journalled_summary(
         steps_asked=config.steps,
         trainer_version=ledger.trainer_version,
         groups=Groups(**ledger.counts(), dropped=ledger.totals.dropped),
-        reward_first=history.steps.first,
-        reward_last=history.steps.last,
+        reward_first=ledger.steps.first,
+        reward_last=ledger.steps.last,
         staleness_histogram=staleness,
         max_staleness_trained=max(staleness, default=0),
         wall_s=history.wall_s,

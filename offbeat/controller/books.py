@@ -23,9 +23,11 @@ from offbeat.controller.events import (
     StepIntent,
     StepRefused,
     Unclaimed,
+    UndoneStep,
 )
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
+from offbeat.telemetry.standing import StandingSteps
 
 K = TypeVar("K")
 
@@ -54,17 +56,6 @@ class Group(msgspec.Struct):
     failures: dict[str, int] = {}  # by kind; msgspec copies it for each instance
 
 
-class AppliedStep(msgspec.Struct, frozen=True):
-    """A step that a rewind may still undo."""
-
-    step: int
-    version: int  # it made
-    ordinals: tuple[int, ...]
-    attempts: tuple[int, ...]
-    stamped: bool  # its groups were bound to it
-    shrunk: int  # groups it went without
-
-
 class Totals(msgspec.Struct):
     """Counts over the whole run; what a rewind gave back is not trained any more."""
 
@@ -78,7 +69,11 @@ class Totals(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The books at one moment, so that a fold need not begin at the first event."""
+    """The books at one moment, so that a fold need not begin at the first event.
+
+    Its size depends on the groups outstanding, never on how many steps were taken: which groups a
+    step has trained is in the journal's segments only.
+    """
 
     run_id: str
     incarnation: int
@@ -89,7 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     checkpoints: list[int]
     shrunk: dict[int, int]
     totals: Totals
-    history: list[AppliedStep]
+    steps: StandingSteps
     groups: list[Group]  # training, ready, in flight, each in its order; then the others
     checkpoint_digests: dict[int, str] = {}
 
@@ -123,7 +118,7 @@ class Books:
         self.trainer_version = 0
         self.digest: str | None = None  # of the weights last published
         self.intent: StepIntent | None = None  # its outcome is not known
-        self.history: dict[int, AppliedStep] = {}  # by version, since the last checkpoint but one
+        self.steps = StandingSteps()
         self.checkpoints: list[int] = []  # versions that can be restored, of this lineage
         self.checkpoint_digests: dict[int, str] = {}  # of their weights
         self.in_flight = 0
@@ -178,7 +173,7 @@ class Books:
             checkpoints=self.checkpoints,
             shrunk=self.shrunk,
             totals=self.totals,
-            history=list(self.history.values()),
+            steps=self.steps,
             groups=[*first.values(), *rest],
             checkpoint_digests=self.checkpoint_digests,
         )
@@ -191,7 +186,7 @@ class Books:
         self.checkpoints, self.shrunk = snapshot.checkpoints, snapshot.shrunk
         self.checkpoint_digests = snapshot.checkpoint_digests
         self.totals = snapshot.totals
-        self.history = {step.version: step for step in snapshot.history}
+        self.steps = snapshot.steps
         for group in snapshot.groups:
             self._add(group)
 
@@ -256,26 +251,17 @@ class Books:
             _count(self.shrunk, event.shrinks, 1)
 
     def _applied(self, event: StepApplied) -> None:
-        trained = list(self.training.values())
+        self.totals.trained += len(self.training)
         self._end_step()
-        self.totals.trained += len(trained)
         self.trainer_version = event.version
-        self.history[event.version] = AppliedStep(
-            step=event.step,
-            version=event.version,
-            ordinals=tuple(group.ordinal for group in trained),
-            attempts=tuple(group.attempt for group in trained),
-            stamped=any(group.stamp != NEVER for group in trained),
-            shrunk=self.shrunk.pop(event.step, 0),
-        )
+        self.shrunk.pop(event.step, None)
+        self.steps.add(event.reward, event.staleness)
 
     def _checkpointed(self, version: int, digest: str) -> None:
         others = [made for made in self.checkpoints if made != version]
         self.checkpoints = [*others[-1:], version]
         known = {**self.checkpoint_digests, version: digest}
         self.checkpoint_digests = {made: known[made] for made in self.checkpoints if made in known}
-        oldest = self.checkpoints[0]
-        self.history = {made: step for made, step in self.history.items() if made > oldest}
 
     def _rewound(self, event: Rewound) -> None:
         to_version = event.to_version
@@ -283,18 +269,20 @@ class Books:
         for group in list(self.ready.values()):
             if group.receipt is not None and group.receipt.newest_version > to_version:
                 self._readmit(group)
-        for version in [made for made in self.history if made > to_version]:
-            self._undo(self.history.pop(version))
+        for step in event.undone:
+            self._undo(step)
+        self.steps.cut(to_version, event.rewards)
         self.trainer_version, self.lineage = to_version, event.lineage
         self.checkpoints = [version for version in self.checkpoints if version <= to_version]
         known = self.checkpoint_digests
         self.checkpoint_digests = {made: known[made] for made in known if made <= to_version}
 
-    def _undo(self, step: AppliedStep) -> None:
+    def _undo(self, step: UndoneStep) -> None:
         self.totals.trained -= len(step.ordinals)
+        self.steps.take_back(step.staleness)
         if step.shrunk:
-            _count(self.shrunk, step.step, step.shrunk)
-        stamp = step.step if step.stamped else NEVER
+            _count(self.shrunk, step.version, step.shrunk)
+        stamp = step.version if step.stamped else NEVER
         for ordinal, attempt in zip(step.ordinals, step.attempts, strict=True):
             self._add(Group(ordinal, stamp, attempt=attempt))
 

@@ -10,7 +10,7 @@ import msgspec
 
 from offbeat.messages.groups import Receipt
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Version of these records; a journal of another one is refused."""
 
 
@@ -31,16 +31,30 @@ class Opened(Event, frozen=True):
     driver: str = ""  # the process that started it; another one than before: the run was resumed
 
 
+class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An applied step that a rewind undoes, with all that the books need to take it back."""
+
+    version: int  # it made
+    ordinals: tuple[int, ...]
+    attempts: tuple[int, ...]  # of each group, as trained
+    stamped: bool  # its groups were bound to it
+    shrunk: int  # groups it went without
+    staleness: tuple[tuple[int, int], ...]  # (versions behind, samples)
+
+
 class Rewound(Event, frozen=True):
     """The trainer was restored to an older version: a new lineage begins.
 
     What was trained since goes back to admitted. So does a ready group with a token of an abandoned
-    version: the number will mean other weights.
+    version: the number will mean other weights. The record says itself what it undoes, so that
+    neither the books nor a snapshot remember which groups each step has trained.
     """
 
     to_version: int
     lineage: int
     reason: str
+    undone: tuple[UndoneStep, ...] = ()  # by version, rising
+    rewards: tuple[float, ...] = ()  # mean rewards of the last steps that stand, oldest first
 
 
 # --- prompt groups ---------------------------------------------------------------------------------
@@ -113,13 +127,35 @@ class StepIntent(Event, frozen=True):
 
 
 class StepApplied(Event, frozen=True):
-    """Binds step, version, trained groups and the frontier of the prompt source."""
+    """Binds step, version, trained groups and the frontier of the prompt source.
+
+    It holds what a rewind needs to undo the step, and what a summary says of it: whoever reads it
+    needs no record before it.
+    """
 
     step: int
     attempt: int
     version: int
     ordinals: tuple[int, ...]
     frontier: int  # ordinals drawn so far
+    attempts: tuple[int, ...] = ()  # of each group, as trained
+    stamped: bool = False  # its groups were bound to this step
+    shrunk: int = 0  # groups it went without
+    samples: int = 0
+    tokens: int = 0  # prompt and response
+    reward: float = 0.0  # mean over the samples
+    staleness: tuple[tuple[int, int], ...] = ()  # (versions behind, samples)
+
+    def undone(self) -> UndoneStep:
+        """Return what a rewind writes down of this step."""
+        return UndoneStep(
+            self.version,
+            self.ordinals,
+            self.attempts,
+            stamped=self.stamped,
+            shrunk=self.shrunk,
+            staleness=self.staleness,
+        )
 
 
 class StepRefused(Event, frozen=True):

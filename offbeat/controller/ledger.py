@@ -1,5 +1,7 @@
 """Where every prompt group is, and the only moves between the places. Pure: no I/O, clock, asyncio."""
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Self
 
@@ -22,9 +24,11 @@ from offbeat.controller.events import (
     StepRefused,
     Unclaimed,
 )
+from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.weights import WeightsAck
+from offbeat.sampler.policy import NEVER
 
 
 class IllegalMove(OffbeatError):
@@ -39,7 +43,7 @@ class IllegalMove(OffbeatError):
 
 
 class CannotRewind(OffbeatError):
-    """The books do not reach back to the version that the trainer was restored to."""
+    """The trainer was restored to a version that the journal does not vouch for."""
 
     def __init__(self, trainer_version: int, to_version: int, in_flight: int) -> None:
         super().__init__(trainer_version, to_version, in_flight)
@@ -56,8 +60,8 @@ class CannotRewind(OffbeatError):
             )
         return (
             f"the trainer holds no checkpoint between version {self.to_version} and "
-            f"{self.trainer_version}, and which groups were trained since {self.to_version} is not "
-            "known any more. Mend the newest checkpoint (logs/trainer-rank0.log says which did not "
+            f"{self.trainer_version}, and {self.to_version} is older than the two checkpoints that the "
+            "journal vouches for. Mend the newest checkpoint (logs/trainer-rank0.log says which did not "
             "verify), or start a new run from an older one's model"
         )
 
@@ -101,19 +105,28 @@ class Ledger(Books):
         """The trainer's state of ``version`` can be restored from now on."""
         self._do(Checkpointed(version, digest))
 
-    def rewind(self, to_version: int, reason: str) -> list[int]:
+    def rewind(self, to_version: int, reason: str, after: StepsAfter) -> list[int]:
         """The trainer is back at an older version; returns the ordinals to be rolled out again.
 
         No group is in flight any more: the caller has cancelled them.
 
+        Args:
+            to_version: What the trainer holds.
+            reason: For people.
+            after: The steps that the journal has after that version.
+
         Raises:
-            CannotRewind: That far back the trained groups are not known any more.
+            CannotRewind: It is older than the last checkpoint but one, or ``after`` is not of it.
         """
-        made = set(range(to_version + 1, self.trainer_version + 1))
-        if self.in_flight or to_version > self.trainer_version or made - self.history.keys():
+        made = [step.version for step in after.undone]
+        if (
+            self.in_flight
+            or not min(self.checkpoints, default=0) <= to_version <= self.trainer_version
+            or made != list(range(to_version + 1, self.trainer_version + 1))
+        ):
             raise CannotRewind(self.trainer_version, to_version, self.in_flight)
         waiting = set(self.groups_at(Place.ADMITTED))
-        self._do(Rewound(to_version, self.lineage + 1, reason))
+        self._do(Rewound(to_version, self.lineage + 1, reason, *after))
         return [ordinal for ordinal in self.groups_at(Place.ADMITTED) if ordinal not in waiting]
 
     # --- prompt groups ---------------------------------------------------------------------------
@@ -189,8 +202,27 @@ class Ledger(Books):
 
     def applied(self, step: int, attempt: int) -> int:
         """The step over the groups in training was applied; returns the version it made."""
-        version = self.trainer_version + 1
-        self._do(StepApplied(step, attempt, version, tuple(self.training), self.totals.drawn))
+        version, trained = self.trainer_version + 1, list(self.training.values())
+        receipts = [group.receipt for group in trained if group.receipt is not None]
+        rewards = [reward for receipt in receipts for reward in receipt.rewards]
+        spans = (spans for receipt in receipts for spans in receipt.version_spans)
+        behind = Counter(self.trainer_version - min(each)[0] for each in spans)
+        self._do(
+            StepApplied(
+                step,
+                attempt,
+                version,
+                tuple(self.training),
+                self.totals.drawn,
+                attempts=tuple(group.attempt for group in trained),
+                stamped=any(group.stamp != NEVER for group in trained),
+                shrunk=self.shrunk.get(step, 0),
+                samples=len(rewards),
+                tokens=sum(receipt.tokens for receipt in receipts),
+                reward=statistics.fmean(rewards) if rewards else 0.0,
+                staleness=tuple(sorted(behind.items())),
+            )
+        )
         return version
 
     def refused(self, step: int, attempt: int, reason: str) -> None:

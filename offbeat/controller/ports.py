@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoints, no_failpoints
+from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
@@ -117,6 +118,10 @@ class Journal(Protocol):
 
     async def barrier(self) -> None:
         """Return once everything appended so far would survive a crash."""
+        ...
+
+    async def steps_after(self, version: int) -> StepsAfter:
+        """Find the steps that a rewind to ``version`` undoes. May read all of the journal."""
         ...
 
 

@@ -2,16 +2,15 @@
 
 import contextlib
 import platform
-import statistics
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from offbeat.controller.history import History, TrainedStep
+from offbeat.controller.history import History
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
-from offbeat.controller.syncing import SyncReport
-from offbeat.telemetry.standing import StandingSteps
+from offbeat.messages.groups import Receipt
+from offbeat.telemetry.reservoir import Reservoir
 from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import Groups, Summary, Syncs
 from offbeat.telemetry.time_accounting import (
@@ -27,10 +26,10 @@ class Progress:
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
-        self.steps = StandingSteps()
         self._before = History()  # of the lives before this one
         self._samples = self._tokens = 0  # trained, over all lives
-        self._syncs = list[SyncReport]()
+        self._pauses_s, self._transfers_s = Reservoir(), Reservoir()  # of syncs
+        self._sync_bytes = 0  # of the last sync
         self._started_at = clock()
         self._ended_at: float | None = None
         self._first_step_s: float | None = None
@@ -40,15 +39,14 @@ class Progress:
 
     def go_on_from(self, before: History) -> None:
         """Take in what the journal says of the lives so far."""
-        self._before, self.steps = before, before.steps
+        self._before = before
         self._samples, self._tokens = before.samples, before.tokens
         self._first_step_s = before.first_step_s
 
-    def taken_over(self, step: TrainedStep) -> None:
-        """A former controller's last step, whose end its journal does not know."""
-        step.add_to(self.steps)
-        self._samples += step.samples
-        self._tokens += step.tokens
+    def taken_over(self, receipts: Sequence[Receipt]) -> None:
+        """Count a former controller's last step, whose end its journal does not know."""
+        self._samples += sum(receipt.samples for receipt in receipts)
+        self._tokens += sum(receipt.tokens for receipt in receipts)
 
     def ended(self) -> None:
         self._ended_at = self._clock()
@@ -58,12 +56,11 @@ class Progress:
         if self._first_step_s is None:
             self._first_step_s = self._wall_s()
         self._last = measures
-        if measures.result.applied:
-            self.steps.add(measures.version, measures.reward_mean, measures.staleness)
         if measures.sync is not None:
-            self._syncs.append(measures.sync)
-        self._samples += sum(receipt.samples for receipt in measures.receipts)
-        self._tokens += sum(receipt.tokens for receipt in measures.receipts)
+            self._pauses_s.add(measures.sync.pause_s)
+            self._transfers_s.add(measures.sync.transfer_s)
+            self._sync_bytes = measures.sync.nbytes
+        self.taken_over(measures.receipts)
         return self._busy_metrics(measures)
 
     def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
@@ -84,8 +81,8 @@ class Progress:
             step=ledger.trainer_version,
             steps=state.config.steps,
             phase=state.lifecycle.phase,
-            reward=self.steps.last,
-            reward_recent=self.steps.recent,
+            reward=ledger.steps.last,
+            reward_recent=ledger.steps.recent,
             staleness_mean=seen.get("off_policy/staleness_mean"),
             staleness_max=None if staleness_max is None else int(staleness_max),
             ready=len(ledger.ready),
@@ -107,8 +104,7 @@ class Progress:
         state, ledger = self._state, self._state.ledger
         trainer, engines = self._state.busy.shares()
         held_up_by = verdict(trainer, engines, generate_s=self._generate_s, reward_s=self._reward_s)
-        self.steps.undo_after(ledger.trainer_version)
-        staleness = self.steps.staleness
+        staleness = ledger.steps.staleness
         return Summary(
             run_id=run_id,
             name=state.config.name,
@@ -118,8 +114,8 @@ class Progress:
             steps_asked=state.config.steps,
             trainer_version=ledger.trainer_version,
             groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
-            reward_first=self.steps.first,
-            reward_last=self.steps.last,
+            reward_first=ledger.steps.first,
+            reward_last=ledger.steps.last,
             staleness_histogram=staleness,
             max_staleness_trained=max(staleness, default=0),
             wall_s=self._wall_s(),
@@ -131,7 +127,7 @@ class Progress:
             trainer_waits=trainer,
             generator_waits=engines,
             verdict="" if self._last is None else held_up_by,
-            syncs=_median_of(self._syncs),
+            syncs=self._syncs(),
             restarts=state.fleet.restarts,
             engines_retired=state.fleet.retired,
             rewinds=ledger.lineage,
@@ -139,6 +135,16 @@ class Progress:
             resumes=self._before.resumes,
             weights_digest=ledger.digest,
             versions=_versions(),
+        )
+
+    def _syncs(self) -> Syncs | None:
+        if not self._pauses_s.count:
+            return None
+        return Syncs(
+            count=self._pauses_s.count,
+            pause_s=self._pauses_s.median(),
+            transfer_s=self._transfers_s.median(),
+            nbytes=self._sync_bytes,
         )
 
     def _now(self) -> float:
@@ -154,17 +160,6 @@ class Progress:
         if self._state.serving_since is not None:
             serving_s += self._now() - self._state.serving_since
         return count / serving_s if serving_s > 0 else None
-
-
-def _median_of(syncs: Sequence[SyncReport]) -> Syncs | None:
-    if not syncs:
-        return None
-    return Syncs(
-        count=len(syncs),
-        pause_s=statistics.median(each.pause_s for each in syncs),
-        transfer_s=statistics.median(each.transfer_s for each in syncs),
-        nbytes=syncs[-1].nbytes,
-    )
 
 
 def _versions() -> dict[str, str]:

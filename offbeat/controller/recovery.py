@@ -4,22 +4,24 @@ The journal says what was meant and done, the trainer what it holds. Whether an 
 happened is asked, not guessed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import structlog
 
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
-from offbeat.controller.history import TrainedStep
 from offbeat.controller.ledger import Place
 from offbeat.controller.ports import Payloads
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.fences import StepKey
+from offbeat.messages.groups import Receipt
 from offbeat.messages.training import TrainerState
 
+_READ_DEADLINE_S: Final = 900.0  # for a journal of ten million groups, on a slow disk
 log = structlog.stdlib.get_logger()
 
 
@@ -34,9 +36,9 @@ class Recovery:
         rollouts: RolloutPump,
         payloads: Payloads,
         *,
-        on_taken: Callable[[TrainedStep], None],
+        on_taken: Callable[[Sequence[Receipt]], None],
     ) -> None:
-        """``on_taken`` hears of a step whose end the journal does not know, but the trainer does."""
+        """``on_taken`` gets the groups of a step whose end the trainer knows and the journal does not."""
         self._state, self._gang, self._sync = state, gang, sync
         self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
 
@@ -86,7 +88,7 @@ class Recovery:
         before = ledger.trainer_version
         whole = taking_over and known is not None and not ledger.training
         undone = restored.version < before or not whole
-        ordinals = ledger.rewind(restored.version, reason) if undone else []
+        ordinals = await self._undone(restored.version, reason) if undone else []
         state.queue.clear(ordinals)
         state.fleet.rewound(restored.version)
         for engine in state.fleet.engines:
@@ -109,6 +111,16 @@ class Recovery:
         state.moved()
         state.reached(Failpoint.REWOUND)
 
+    async def _undone(self, to_version: int, reason: str) -> list[int]:
+        """Undo the steps after ``to_version``; returns the ordinals to be rolled out again."""
+        after = await self._state.call(
+            f"rewind to version {to_version}",
+            on="the journal, for the steps since",
+            deadline_s=_READ_DEADLINE_S,
+            reply=self._state.journal.steps_after(to_version),
+        )
+        return self._state.ledger.rewind(to_version, reason, after)
+
     # --- taking over -----------------------------------------------------------------------------
 
     async def _sort_out_step(self, answer: TrainerState) -> None:
@@ -126,11 +138,10 @@ class Recovery:
                     f"version {answer.version} (step {told[0]}, attempt {told[1]})",
                     f"version {ledger.trainer_version}, intending {intent}",
                 )
-            receipts = tuple(
-                group.receipt for group in ledger.training.values() if group.receipt is not None
-            )
-            version = ledger.applied(intent.step, intent.attempt)
-            self._on_taken(TrainedStep(version, receipts))
+            groups = ledger.training.values()
+            receipts = [group.receipt for group in groups if group.receipt is not None]
+            ledger.applied(intent.step, intent.attempt)
+            self._on_taken(receipts)
         # Also then: a controller that took this step over before may have begun the next one, and
         # died before its journal said so.
         key = StepKey(state.step, state.first_of_life, 0)

@@ -150,6 +150,13 @@ class Steps:
         for ordinal, row in groups.rows.items():
             if row.place == READY and row.newest > event.to_version:
                 groups.move(ordinal, ADMITTED).receipt = None
+        undone = [step.ordinals for step in event.undone]
+        if undone != self._trained[event.to_version :]:
+            findings.add(
+                "I1",
+                f"a rewind to version {event.to_version} undoes groups {undone}; trained since were "
+                f"{self._trained[event.to_version :]}",
+            )
         for ordinals in self._trained[event.to_version :]:
             for ordinal in ordinals:
                 groups.move(ordinal, ADMITTED).receipt = None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
@@ -215,6 +216,10 @@ class SimulatedJournal:
             takes_s = 0.002 + self._around.network.latency()
             loop.at(loop.time() + takes_s, self._process, self._synced, synced, reached)
             await synced
+
+    async def steps_after(self, version: int) -> StepsAfter:
+        await self.barrier()
+        return steps_after(version, reversed(self.events))  # type: ignore[arg-type]
 
     def _synced(self, synced: "asyncio.Future[None]", reached: int) -> None:
         self.durable = max(self.durable, reached)

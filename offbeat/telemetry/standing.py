@@ -1,71 +1,71 @@
 """Rewards and staleness of the steps that stand: applied, and undone by no rewind. Pure."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
 
 WINDOW_STEPS: Final = 20
 """Steps that ``reward_first`` and ``reward_last`` are means of."""
 
 
-class _Step(NamedTuple):
-    reward: float
-    staleness: tuple[tuple[int, int], ...]  # (versions behind, samples)
+class StandingSteps(msgspec.Struct):
+    """Sums over the steps that stand, in room that does not grow with their number.
 
+    A rewind cannot be taken back from sums alone: whoever rewinds says what the steps that it undoes
+    had added, and the rewards before them.
+    """
 
-class StandingSteps:
-    """One entry a weight version, however often a version was made."""
+    first_rewards: list[float] = []  # msgspec copies it for each instance
+    last_rewards: list[float] = []  # oldest first
+    samples: dict[int, int] = {}  # by versions behind
 
-    def __init__(self, size: int = WINDOW_STEPS) -> None:
-        """``size`` steps are the first, or the last, of a run."""
-        self._size = size
-        self._steps: dict[int, _Step] = {}
-
-    def add(self, version: int, reward: float, staleness: Mapping[int, int]) -> None:
-        """The step that made ``version``; what was trained in place of it does not stand any more.
+    def add(self, reward: float, staleness: Iterable[tuple[int, int]]) -> None:
+        """Count one more step.
 
         Args:
-            version: One more than the newest that stands.
             reward: Mean over its samples.
-            staleness: Samples by versions behind.
+            staleness: Pairs of versions behind and samples.
         """
-        self.undo_after(version - 1)
-        self._steps[version] = _Step(reward, tuple(staleness.items()))
+        if len(self.first_rewards) < WINDOW_STEPS:
+            self.first_rewards.append(reward)
+        self.last_rewards.append(reward)
+        del self.last_rewards[:-WINDOW_STEPS]
+        for behind, samples in staleness:
+            self.samples[behind] = self.samples.get(behind, 0) + samples
 
-    def undo_after(self, version: int) -> None:
-        """A rewind: later versions do not stand any more."""
-        while self._steps and next(reversed(self._steps)) > version:
-            self._steps.popitem()
+    def take_back(self, staleness: Iterable[tuple[int, int]]) -> None:
+        """Discount the samples of a step that a rewind has undone; ``cut`` follows."""
+        for behind, samples in staleness:
+            self.samples[behind] -= samples
+            if not self.samples[behind]:
+                del self.samples[behind]
+
+    def cut(self, steps: int, last_rewards: Sequence[float]) -> None:
+        """Keep the rewards of the first ``steps`` steps, of which ``last_rewards`` are the last."""
+        del self.first_rewards[steps:]
+        self.last_rewards = list(last_rewards[-WINDOW_STEPS:])
 
     @property
     def first(self) -> float | None:
         """Mean reward over the first steps; None before any."""
-        return _mean(step.reward for step in islice(self._steps.values(), self._size))
+        return _mean(self.first_rewards)
 
     @property
     def last(self) -> float | None:
         """Mean reward over the last steps; None before any."""
-        return _mean(step.reward for step in self._newest())
+        return _mean(self.last_rewards)
 
     @property
     def recent(self) -> tuple[float, ...]:
         """Rewards of the last steps one by one, oldest first."""
-        return tuple(step.reward for step in self._newest())[::-1]
+        return tuple(self.last_rewards)
 
     @property
     def staleness(self) -> dict[int, int]:
         """Samples by versions behind, over all steps."""
-        total = Counter[int]()
-        for step in self._steps.values():
-            for behind, samples in step.staleness:
-                total[behind] += samples
-        return dict(sorted(total.items()))
-
-    def _newest(self) -> Iterator[_Step]:
-        return islice(reversed(self._steps.values()), self._size)
+        return dict(sorted(self.samples.items()))
 
 
-def _mean(rewards: Iterable[float]) -> float | None:
-    found = list(rewards)
-    return sum(found) / len(found) if found else None
+def _mean(rewards: Sequence[float]) -> float | None:
+    return sum(rewards) / len(rewards) if rewards else None

@@ -24,6 +24,7 @@ from offbeat.controller.events import (
     StepRefused,
     Unclaimed,
 )
+from offbeat.controller.steps_after import steps_after
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
 from offbeat.simulation.auditor import Violation, audit
@@ -243,7 +244,8 @@ class History:
         self.lineage += 1
         self.version = to_version
         self.claimed = []
-        self.journal.append(Rewound(to_version, self.lineage, "the trainer was lost"))
+        after = steps_after(to_version, reversed(self.journal))
+        self.journal.append(Rewound(to_version, self.lineage, "the trainer was lost", *after))
 
     # --- breaking it -----------------------------------------------------------------------------
 

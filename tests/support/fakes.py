@@ -11,6 +11,7 @@ import msgspec
 
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.trainers.step_guard import Call, StepGuard
+from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
@@ -401,6 +402,9 @@ class MemoryJournal:
 
     async def barrier(self) -> None:
         self.barriers.append(len(self.events))
+
+    async def steps_after(self, version: int) -> StepsAfter:
+        return steps_after(version, reversed(self.events))  # type: ignore[arg-type]
 
 
 @dataclass

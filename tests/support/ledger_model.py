@@ -29,7 +29,8 @@ def receipt(ordinal: int, attempt: int, version: int = 0, tokens: int = 2) -> Re
 
 def state_of(books: Books) -> dict[str, Any]:
     """All public state by value, with the orders that are promised."""
-    state = {name: value for name, value in vars(books).items() if name != "record"}
+    own = ("record", "events")  # of a ledger, not of the books
+    state = {name: value for name, value in vars(books).items() if name not in own}
     ordered = (*books.ready_at.items(), *books.ready_for.items(), *books.in_flight_at.items())
     return {
         **msgspec.to_builtins(state),

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from offbeat.controller.ledger import Group, Ledger, Place
+from offbeat.controller.ledger import Group, Place
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER, Groups, Sampler
+from tests.support.recorded_ledger import RecordedLedger
 
 ENGINES = 2
 
@@ -17,7 +18,7 @@ class SampledRun:
 
     def __init__(self, sampler: Sampler, groups_per_step: int) -> None:
         self.sampler, self.groups_per_step = sampler, groups_per_step
-        self.ledger = Ledger()
+        self.ledger = RecordedLedger()
         self.engines = [0] * ENGINES
         self.staleness = list[int]()  # of every group claimed [weight versions]
 
@@ -139,7 +140,7 @@ class SampledRun:
     def rewind(self, to_version: int) -> None:
         """The trainer was lost: what is in flight is cancelled, engines take the old weights."""
         self.cancel([group.ordinal for group in self.in_flight])
-        self.ledger.rewind(to_version, "trainer_lost")
+        self.ledger.rewound(to_version)
         self.engines = [to_version] * ENGINES
 
     def round(self) -> list[Group]:

@@ -13,7 +13,7 @@ from offbeat.controller.journal.errors import (
     JournalVersion,
 )
 from offbeat.controller.journal.file_journal import FileJournal, open_journal
-from offbeat.controller.journal.reading import read_journal, recover
+from offbeat.controller.journal.reading import read_journal, recover, recover_with_history
 
 __all__ = [
     "FileJournal",
@@ -24,4 +24,5 @@ __all__ = [
     "open_journal",
     "read_journal",
     "recover",
+    "recover_with_history",
 ]

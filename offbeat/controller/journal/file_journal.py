@@ -10,6 +10,7 @@ are queued. Files, from the top: ``reading``, ``files``, ``frames``.
 """
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,13 +20,16 @@ import msgspec
 
 from offbeat.controller.books import Books
 from offbeat.controller.events import Event
+from offbeat.controller.history import History
 from offbeat.controller.journal.disk import SYSTEM_DISK, Disk
 from offbeat.controller.journal.errors import (
     JournalFailed,
     JournalTaken,
 )
 from offbeat.controller.journal.files import Rotation, Segments
+from offbeat.controller.journal.reading import SavedState, journalled_steps_after
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.steps_after import StepsAfter
 
 _PER_GROUP: Final = 4  # records for each group outstanding: a snapshot costs as much as they do,
 _CHEAP: Final = 1000  # and one of so many groups, about a millisecond of the loop
@@ -68,6 +72,7 @@ def open_journal(
         segments,
         ledger,
         run_blocking,
+        history=folded.history,
         snapshot_records=snapshot_records,
         records=folded.records,
         unix_s=unix_s,
@@ -90,12 +95,19 @@ class FileJournal:
         books: Books,
         run_blocking: RunBlocking,
         *,
+        history: History,
         snapshot_records: int,
         records: int,
         unix_s: Callable[[], float],
     ) -> None:
-        """``books`` have taken in every event before it is appended; snapshots are made of them."""
+        """``books`` have taken in every event before it is appended; snapshots are made of them.
+
+        ``history`` is of the lives before; it goes on with each event, and the snapshots hold it.
+        """
         self._segments, self._books, self._run_blocking = segments, books, run_blocking
+        self.past = copy.copy(history)
+        """Times and rates of the lives before this one."""
+        self._history = history
         self._snapshot_records, self._records = snapshot_records, records
         self._unix_s = unix_s
         self._encode = msgspec.msgpack.Encoder().encode
@@ -108,7 +120,9 @@ class FileJournal:
 
     def append(self, event: Event) -> None:
         """Take an event. Costs microseconds, whatever the disk does."""
-        payload = self._encode(msgspec.structs.replace(event, unix_s=self._unix_s()))
+        event = msgspec.structs.replace(event, unix_s=self._unix_s())
+        self._history.take(event)
+        payload = self._encode(event)
         self._put(payload)
         self._appended += 1
         self._records += 1
@@ -135,6 +149,30 @@ class FileJournal:
         self._begin_sync()
         await waiter
 
+    async def steps_after(self, version: int) -> StepsAfter:
+        """Find the steps that a rewind to ``version`` undoes, off the event loop.
+
+        Reads the segments from the last one back to the step after that version.
+
+        Raises:
+            JournalFailed: The disk.
+            JournalTaken: Another controller has taken over.
+            JournalCorrupt: A segment is damaged.
+        """
+        await self.barrier()
+        found = StepsAfter((), ())
+
+        def read() -> int:
+            nonlocal found
+            found = journalled_steps_after(self._segments.directory, version)
+            return len(found.undone)
+
+        try:
+            await self._run_blocking(read)
+        except OSError as error:
+            raise JournalFailed(str(self._segments.directory), str(error)) from error
+        return found
+
     def snapshot(self) -> None:
         """Begin a new segment, with the state so far before it; done by itself in time.
 
@@ -142,7 +180,8 @@ class FileJournal:
         """
         self._records = 0
         if self.failure is None:
-            self._put(Rotation(self._encode(self._books.snapshot())))
+            state = SavedState(self._books.snapshot(), self._history)
+            self._put(Rotation(self._encode(state)))
             self._begin_sync()
 
     def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:

@@ -44,7 +44,7 @@ class Segments:
     """
 
     def __init__(self, directory: Path, disk: Disk, number: int, file: int) -> None:
-        self._directory, self._disk = directory, disk
+        self.directory, self._disk = directory, disk
         self._number, self._file = number, file
         self._size = 0  # of the segment, bytes
         self._durable = 0  # records
@@ -121,7 +121,7 @@ class Segments:
             raise self._failure
         if not self.queue:
             return self._durable
-        path = segment_path(self._directory, self._number)
+        path = segment_path(self.directory, self._number)
         try:
             if self._closed:
                 raise JournalFailed(str(path), "it was closed before")  # noqa: TRY301
@@ -150,7 +150,7 @@ class Segments:
         if not records:
             return
         self._append(b"".join(map(frame, records)))
-        successor = segment_path(self._directory, self._number + 1)
+        successor = segment_path(self.directory, self._number + 1)
         if successor.exists():
             raise JournalTaken(str(successor))
         self._durable += len(records)
@@ -163,7 +163,7 @@ class Segments:
     def _rotate(self, rotation: Rotation) -> None:
         """All of this segment is durable. A crash from here on finds the older snapshot."""
         follows, follows_bytes = self._number, self._size
-        file = _claim(self._disk, self._directory, follows + 1)
+        file = _claim(self._disk, self.directory, follows + 1)
         former, self._file = self._file, file
         self._number, self._size = follows + 1, 0
         self._disk.close(former)
@@ -176,10 +176,10 @@ class Segments:
 
     def _begin_segment(self, follows: int, follows_bytes: int) -> None:
         self._append(header(SEGMENT, follows, follows_bytes))
-        self._disk.sync_path(self._directory)
+        self._disk.sync_path(self.directory)
 
     def _write_snapshot(self, payload: bytes) -> None:
-        final = snapshot_path(self._directory, self._number)
+        final = snapshot_path(self.directory, self._number)
         unfinished = final.with_name(final.name + _UNFINISHED)
         file = self._disk.create(unfinished)
         try:
@@ -193,7 +193,7 @@ class Segments:
             with contextlib.suppress(OSError):  # the first error is told; it only takes room
                 self._disk.remove(unfinished)
             raise
-        self._disk.sync_path(self._directory)
+        self._disk.sync_path(self.directory)
 
 
 def _claim(disk: Disk, directory: Path, number: int) -> int:

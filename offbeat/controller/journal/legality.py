@@ -48,10 +48,9 @@ def contradiction(books: Books, event: AnyEvent) -> str | None:  # noqa: C901, P
         case StepApplied():
             if event.version != books.trainer_version + 1:
                 return f"version {event.version} is made of version {books.trainer_version}"
-            return _step(books, event.step, event.ordinals)
+            return _step(books, event.step, event.ordinals) or _trained(books, event)
         case Rewound():
-            if event.to_version > books.trainer_version:
-                return f"version {books.trainer_version} is rewound to {event.to_version}"
+            return _rewind(books, event)
         case Opened():
             if books.run_id not in ("", event.run_id):
                 return f"it is of run {event.run_id}, those before of run {books.run_id}"
@@ -70,6 +69,26 @@ def _group(
     if group.place not in places or attempt not in (None, group.attempt):
         return f"{group_id(ordinal)} is {group.place}, attempt {group.attempt}"
     return None
+
+
+def _trained(books: Books, event: StepApplied) -> str | None:
+    """What is wrong with the attempts that a step says it has trained."""
+    trained = dict(zip(event.ordinals, event.attempts, strict=False))
+    if trained != {ordinal: group.attempt for ordinal, group in books.training.items()}:
+        return f"step {event.step} is of other attempts than those that are training"
+    return None
+
+
+def _rewind(books: Books, event: Rewound) -> str | None:
+    """What is wrong with the steps that a rewind says it undoes."""
+    now, to_version = books.trainer_version, event.to_version
+    if to_version > now:
+        return f"version {now} is rewound to {to_version}"
+    if [step.version for step in event.undone] != list(range(to_version + 1, now + 1)):
+        return f"it undoes {len(event.undone)} steps from version {now} back to {to_version}"
+    undone = (ordinal for step in event.undone for ordinal in step.ordinals)
+    known = next((ordinal for ordinal in undone if ordinal in books.groups), None)
+    return None if known is None else f"{group_id(known)} is undone, and was not trained"
 
 
 def _step(books: Books, step: int, ordinals: Collection[int]) -> str | None:

@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from offbeat.controller.books import Snapshot
-from offbeat.controller.events import AnyEvent
+from offbeat.controller.events import AnyEvent, Event, Rewound, StepApplied
+from offbeat.controller.history import History
 from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
 from offbeat.controller.journal.frames import (
     HEADER_BYTES,
@@ -27,9 +28,12 @@ from offbeat.controller.journal.frames import (
 )
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.steps_after import StepsAfter, steps_after
 
 log = structlog.stdlib.get_logger()
 
+_ARRAY_16: Final = 0xDC  # MessagePack's array of more than 15 fields; its header takes three bytes
+_KIND_BYTES: Final = 32  # more than the header of an array and the longest name of a kind take
 _NAME: Final = re.compile(r"(events|snapshot)-(\d{6,})\.bin")
 
 
@@ -73,11 +77,33 @@ def recover(directory: Path) -> Ledger:
     return fold(directory).ledger
 
 
+def recover_with_history(directory: Path) -> tuple[Ledger, History]:
+    """What ``recover`` says, and the times and rates of the lives so far."""
+    folded = fold(directory)
+    return folded.ledger, folded.history
+
+
+def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
+    """Find the steps that a rewind to ``version`` undoes; reads the segments from the last one back.
+
+    Raises what ``read_journal`` raises.
+    """
+    return steps_after(version, _steps_newest_first(directory))
+
+
+class SavedState(msgspec.Struct, frozen=True):
+    """What a snapshot file holds: all that the records before it add up to."""
+
+    books: Snapshot
+    history: History
+
+
 @dataclass(frozen=True, slots=True)
 class Folded:
     """A journal up to a moment."""
 
     ledger: Ledger
+    history: History
     segment: int = 0  # the last one; 0: there is none
     segment_bytes: int = 0  # of it that count
     records: int = 0  # since the last snapshot
@@ -88,9 +114,10 @@ def fold(directory: Path, before: int | None = None) -> Folded:
     segments = [n for n in numbers(directory, "events") if before is None or n < before]
     last = _newest(directory, segments)
     if last is None:
-        return Folded(Ledger())
-    first, snapshot = _newest_snapshot(directory, last.number)
-    ledger = Ledger.fold((), snapshot)
+        return Folded(Ledger(), History())
+    first, saved = _newest_snapshot(directory, last.number)
+    ledger = Ledger.fold((), None if saved is None else saved.books)
+    history = History() if saved is None else saved.history
     records, end = 0, HEADER_BYTES
     for part in _chain(directory, last, first):
         end = HEADER_BYTES
@@ -100,8 +127,9 @@ def fold(directory: Path, before: int | None = None) -> Folded:
                 found = f"{type(event).__name__} cannot follow: {problem}"
                 raise JournalCorrupt(str(part.path), end, found)
             ledger.apply(event)
+            history.take(event)
             records, end = records + 1, frame_end
-    return Folded(ledger, last.number, end, records)
+    return Folded(ledger, history, last.number, end, records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +141,40 @@ class _Part:
     header: Header
     limit: int | None = None  # bytes of it that the next one follows; None: it is the last one
 
-    def events(self) -> Iterator[tuple[AnyEvent, int]]:
-        """With where their frames end."""
+    def events(self, kinds: tuple[bytes, ...] = ()) -> Iterator[tuple[AnyEvent, int]]:
+        """With where their frames end. ``kinds``: of these only, as ``_kind`` writes them; empty: all."""
         decode = msgspec.msgpack.Decoder(AnyEvent).decode
         for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
+            if kinds and not _is_any(payload, kinds):
+                continue
             try:
                 event = decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 start = end - len(payload)
                 raise JournalCorrupt(str(self.path), start, f"no record: {error}") from error
             yield event, end
+
+
+def _kind(event: type[Event]) -> bytes:
+    """The bytes of a record that name its kind; they follow the header of the array."""
+    return msgspec.msgpack.encode(event.__name__)
+
+
+def _is_any(payload: memoryview, kinds: tuple[bytes, ...]) -> bool:
+    head = bytes(payload[:_KIND_BYTES])
+    return head.startswith(kinds, 3 if payload[0] == _ARRAY_16 else 1)
+
+
+_STEP_KINDS: Final = (_kind(StepApplied), _kind(Rewound))
+
+
+def _steps_newest_first(directory: Path) -> Iterator[AnyEvent]:
+    """The steps and rewinds of a journal; a segment is read when its turn has come."""
+    part = _newest(directory, numbers(directory, "events"))
+    while part is not None:
+        for event, _ in reversed(list(part.events(_STEP_KINDS))):
+            yield event
+        part = _former(directory, part)
 
 
 def _newest(directory: Path, segments: list[int]) -> _Part | None:
@@ -138,14 +190,22 @@ def _chain(directory: Path, last: _Part | None, first: int) -> list[_Part]:
     """The segments that count, from ``first`` on, oldest first."""
     parts = [] if last is None else [last]
     while parts and parts[-1].header.follows >= first:
-        follower = parts[-1]
-        former = _begun(directory, *follower.header)
-        if former is None:
-            path = segment_path(directory, follower.header.follows)
-            problem = f"it is missing or empty, and {follower.path.name} follows it"
-            raise JournalCorrupt(str(path), 0, problem)
-        parts.append(former)
+        former = _former(directory, parts[-1])
+        if former is not None:
+            parts.append(former)
     return parts[::-1]
+
+
+def _former(directory: Path, follower: _Part) -> _Part | None:
+    """The segment before this one, as far as it counts; None: this is the first."""
+    if not follower.header.follows:
+        return None
+    former = _begun(directory, *follower.header)
+    if former is None:
+        path = segment_path(directory, follower.header.follows)
+        problem = f"it is missing or empty, and {follower.path.name} follows it"
+        raise JournalCorrupt(str(path), 0, problem)
+    return former
 
 
 def _begun(directory: Path, number: int, limit: int | None = None) -> _Part | None:
@@ -157,7 +217,7 @@ def _begun(directory: Path, number: int, limit: int | None = None) -> _Part | No
     return None if header is None else _Part(number, path, header, limit)
 
 
-def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, Snapshot | None]:
+def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
     """With the number of the segment that goes on from it; 1 and None: begin at the beginning."""
     for number in reversed(numbers(directory, "snapshot")):
         if number <= at_most:
@@ -170,11 +230,11 @@ def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, Snapshot | Non
     return 1, None
 
 
-def _read_snapshot(path: Path) -> Snapshot:
+def _read_snapshot(path: Path) -> SavedState:
     data = path.read_bytes()
     if parse_header(str(path), data, SNAPSHOT) is None:
         raise JournalCorrupt(str(path), 0, "it is empty")
     payload = next((payload for payload, _ in frames(str(path), data, len(data))), None)
     if payload is None:
         raise JournalCorrupt(str(path), HEADER_BYTES, "it ends here")
-    return msgspec.msgpack.decode(payload, type=Snapshot)
+    return msgspec.msgpack.decode(payload, type=SavedState)

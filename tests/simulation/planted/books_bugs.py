@@ -6,8 +6,16 @@ from typing import Any, ClassVar
 from planted.planting import LOST, SHALLOW, Planted, become
 from planted.rollout_bugs import ReceiptsAreNotChecked
 
-from offbeat.controller.books import AppliedStep, Group
-from offbeat.controller.events import AnyEvent, Claimed, Committed, Returned, Rewound, StepApplied
+from offbeat.controller.books import Group
+from offbeat.controller.events import (
+    AnyEvent,
+    Claimed,
+    Committed,
+    Returned,
+    Rewound,
+    StepApplied,
+    UndoneStep,
+)
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.state import RunState
 from offbeat.messages.groups import Receipt
@@ -38,7 +46,7 @@ class RewoundGroupsAreNotReadmitted(Planted):
     profile = "trainer"
 
     class Books(Ledger):
-        def _undo(self, step: AppliedStep) -> None:
+        def _undo(self, step: UndoneStep) -> None:
             self.totals.trained -= len(step.ordinals)
 
     def plant(self) -> None:
@@ -52,8 +60,8 @@ class ReadyGroupsOfAnAbandonedLineageAreKept(Planted):
     class Books(Ledger):
         def _rewound(self, event: Rewound) -> None:
             self._unclaim()
-            for version in [made for made in self.history if made > event.to_version]:
-                self._undo(self.history.pop(version))
+            for step in event.undone:
+                self._undo(step)
             self.trainer_version, self.lineage = event.to_version, event.lineage
             self.checkpoints = [made for made in self.checkpoints if made <= event.to_version]
 

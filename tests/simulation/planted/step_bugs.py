@@ -107,7 +107,8 @@ class ARewindGuessesTheVersion(Planted):
             self._rollouts.cancel_all("rewound")
             await self._gang.restore(ledger.trainer_version)
             to_version = max(0, ledger.trainer_version - 1)
-            ordinals = ledger.rewind(to_version, reason)
+            after = await state.journal.steps_after(to_version)
+            ordinals = ledger.rewind(to_version, reason, after)
             state.queue.clear(ordinals)
             state.fleet.rewound(to_version)
             for engine in state.fleet.engines:

@@ -73,6 +73,10 @@ class RecordedRun:
             self.rolled_out(ordinal, self.ledger.trainer_version)
         return ordinals
 
+    def rewind(self, to_version: int, reason: str) -> None:
+        after = self.loop.run_until_complete(self.journal.steps_after(to_version))
+        self.ledger.rewind(to_version, reason, after)
+
     def train(self, ordinals: list[int]) -> None:
         step, self.attempts = self.ledger.trainer_version + 1, self.attempts + 1
         self.ledger.claim(ordinals, step, self.attempts)

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RecordedRun:
     run.ledger.checkpointed(1, "aa")
     run.ledger.released(1, "d1")
     run.train(run.ready(2))
-    run.ledger.rewind(1, "rank 0 was lost")
+    run.rewind(1, "rank 0 was lost")
     failed = run.ledger.admit(-1)
     run.ledger.dispatch(failed, "generator-0", 1)
     run.ledger.retry(failed, "infrastructure", "engine_lost")
@@ -150,7 +150,7 @@ def test_both_folds_agree_wherever_the_snapshots_were_made(
             elif move == "t" and ready:
                 run.train(ready[:1])
             elif move == "w":
-                run.ledger.rewind(max(0, run.ledger.trainer_version - 1), "lost")
+                run.rewind(max(0, run.ledger.trainer_version - 1), "lost")
                 for ordinal in [o for o, g in run.ledger.groups.items() if g.place == "admitted"]:
                     run.rolled_out(ordinal, run.ledger.trainer_version)
             elif move == "d" and ready:

@@ -77,7 +77,7 @@ def test_every_moment_has_its_time_and_the_head_says_how_far_the_journal_goes(
 def test_a_rewind_brings_a_trained_group_back(run: RecordedRun) -> None:
     (ordinal,) = run.ready(1)
     run.train([ordinal])
-    run.ledger.rewind(0, "rank 0 was lost")
+    run.rewind(0, "rank 0 was lost")
     life = story(run, str(ordinal))
     assert life[-3:] == ["to be applied", "trained", "rewound"]
     again = why(run.run_dir, "0")
@@ -90,7 +90,7 @@ def test_a_rewind_sends_back_ready_groups_with_abandoned_tokens_only(run: Record
     (young,) = run.ready(1)
     old = run.ledger.admit(-1)
     run.rolled_out(old, 0)
-    run.ledger.rewind(0, "lost")
+    run.rewind(0, "lost")
     run.close()
     assert why(run.run_dir, str(young)).moments[-1].what == "rewound"
     assert why(run.run_dir, str(young)).now == "admitted, to be dispatched as attempt 2"
@@ -111,7 +111,7 @@ def test_a_rewind_while_its_step_is_open_is_told(run: RecordedRun) -> None:
     run.ledger.admit(-1)
     run.rolled_out(1, 0)
     run.ledger.claim([1], 2, 2)
-    run.ledger.rewind(1, "lost")
+    run.rewind(1, "lost")
     assert story(run, "1")[-1] == "rewound"
     assert why(run.run_dir, "1").moments[-1].detail.endswith("its step was open")
 

@@ -31,6 +31,7 @@ from offbeat.controller.journal import (
 )
 from offbeat.controller.journal.disk import SystemDisk
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 from offbeat.messages.weights import WeightsAck
@@ -56,7 +57,7 @@ def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
     )
 
 
-def move(ledger: Ledger, choice: int) -> None:  # noqa: C901, PLR0912 - one case a move
+def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: C901, PLR0912 - one case a move
     """One legal move, so one event; where the choice is not legal now, a prompt is admitted."""
     at = {place: [g for g in ledger.groups.values() if g.place is place] for place in Place}
     step = ledger.trainer_version + 1
@@ -85,7 +86,8 @@ def move(ledger: Ledger, choice: int) -> None:  # noqa: C901, PLR0912 - one case
         case 8:
             ledger.checkpointed(step - 1, "digest")
         case 9 if ledger.checkpoints and not ledger.in_flight:
-            ledger.rewind(ledger.checkpoints[-1], "a rank was lost")
+            version = ledger.checkpoints[-1]
+            ledger.rewind(version, "a rank was lost", steps_after(version, reversed(events)))
         case 10 if at[Place.READY]:
             ledger.evict(at[Place.READY][0].ordinal, "stale")
         case 11:
@@ -229,7 +231,7 @@ class Life:
 
     def moves(self, choices: list[int]) -> None:
         for choice in choices:
-            move(self.ledger, choice)
+            move(self.ledger, choice, self.events)
 
     def begin_barrier(self) -> None:
         wait = self.loop.create_task(self.journal.barrier())
@@ -446,7 +448,7 @@ def test_any_cut_of_a_segment_is_the_fold_of_a_beginning(
     directory = tmp_path_factory.mktemp("journal")
     life = Life(directory, ForgetfulDisk(), snapshot_records)
     for choice in choices:
-        move(life.ledger, choice)
+        move(life.ledger, choice, life.events)
     assert life.journal.close()
     life.end()
     file = directory / "events-000001.bin"

@@ -13,6 +13,7 @@ from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
@@ -62,7 +63,7 @@ def history() -> list[AnyEvent]:
     ledger.claim([rolled_out(1)], 2, 1)
     ledger.intend(2, 1)
     ledger.applied(2, 1)
-    ledger.rewind(1, "the trainer was started anew")
+    ledger.rewind(1, "the trainer was started anew", steps_after(1, reversed(events)))
     ledger.open("run-1", 2)
     assert attempt == 2
     return events
@@ -94,10 +95,10 @@ def test_what_a_ledger_records_contradicts_nothing(tmp_path: Path) -> None:
 )
 def test_a_record_that_stands_there_twice_is_damage_or_changes_nothing(event: AnyEvent) -> None:
     ledger = Ledger.fold(EVENTS[: EVENTS.index(event) + 1])
-    before = str(ledger), ledger.trainer_version, dict(ledger.history)
+    before = str(ledger), ledger.trainer_version, ledger.steps.staleness
     if contradiction(ledger, event) is None:
         ledger.apply(event)
-    assert (str(ledger), ledger.trainer_version, dict(ledger.history)) == before
+    assert (str(ledger), ledger.trainer_version, ledger.steps.staleness) == before
 
 
 def test_two_runs_in_one_journal_are_told_apart(tmp_path: Path) -> None:

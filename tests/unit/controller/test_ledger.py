@@ -10,10 +10,11 @@ from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepAppli
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.sampler.policy import NEVER
 from tests.support.ledger_model import receipt, state_of
+from tests.support.recorded_ledger import RecordedLedger
 
 
-def with_ready(count: int, *, version: int = 0, stamp: int = NEVER) -> Ledger:
-    ledger = Ledger()
+def with_ready(count: int, *, version: int = 0, stamp: int = NEVER) -> RecordedLedger:
+    ledger = RecordedLedger()
     add_ready(ledger, count, version=version, stamp=stamp)
     return ledger
 
@@ -114,7 +115,9 @@ def test_an_applied_step_binds_version_groups_and_the_frontier_of_the_source() -
     add_ready(ledger, 3)
     ledger.claim([2, 0], 1, 4)
     assert ledger.applied(1, 4) == 1
-    assert events[-1] == StepApplied(1, 4, 1, (2, 0), 3)
+    assert events[-1] == StepApplied(
+        1, 4, 1, (2, 0), 3, (1, 1), samples=4, tokens=20, reward=0.5, staleness=((-1, 2), (0, 2))
+    )
     assert ledger.counts() == {
         "drawn": 3, "admitted": 0, "in_flight": 0, "ready": 1, "training": 0, "trained": 2,
     }  # fmt: skip
@@ -139,7 +142,7 @@ def test_a_rewind_gives_back_what_was_trained_since_and_what_newer_weights_sampl
     train(ledger, 1)
     older, newer = add_ready(ledger, 2, version=0)[0], add_ready(ledger, 1, version=1)[0]
     waiting = ledger.admit(NEVER)
-    assert ledger.rewind(1, "rank_lost") == [1, newer]
+    assert ledger.rewound(1) == [1, newer]
     assert (ledger.trainer_version, ledger.lineage) == (1, 1)
     assert ledger.totals.trained == 1
     assert older in ledger.ready, "its tokens are of versions that still stand"
@@ -151,14 +154,14 @@ def test_the_open_step_of_an_abandoned_lineage_is_undone() -> None:
     train(ledger, 0)
     ledger.claim([1], 2, 1)
     ledger.intend(2, 1)
-    assert ledger.rewind(0, "rank_lost") == [0, 1], "group 1 has tokens of version 1"
+    assert ledger.rewound(0) == [0, 1], "group 1 has tokens of version 1"
     assert not ledger.training and ledger.intent is None
 
 
 def test_a_group_given_back_keeps_its_target_step_and_counts_its_attempts_on() -> None:
     ledger = with_ready(1, stamp=1)
     train(ledger, 0)
-    assert ledger.rewind(0, "rank_lost") == [0]
+    assert ledger.rewound(0) == [0]
     assert ledger.groups[0].stamp == 1
     assert ledger.dispatch(0, "generator-0", 0) == 2, "the answer to attempt 1 is refused for good"
 
@@ -168,15 +171,15 @@ def test_a_step_taken_again_after_a_rewind_goes_without_the_same_prompts() -> No
     ledger.drop(0, "too_long", shrinks=1)
     train(ledger, 1)
     assert not ledger.shrunk
-    ledger.rewind(0, "rank_lost")
+    ledger.rewound(0)
     assert ledger.shrunk == {1: 1}
 
 
 def test_there_is_no_rewind_while_groups_are_in_flight() -> None:
-    ledger = Ledger()
+    ledger = RecordedLedger()
     ledger.dispatch(ledger.admit(NEVER), "generator-0", 0)
     with pytest.raises(CannotRewind, match="1 groups are in flight"):
-        ledger.rewind(0, "rank_lost")
+        ledger.rewound(0)
 
 
 def test_a_rewind_reaches_back_to_the_last_checkpoint_but_one() -> None:
@@ -187,10 +190,10 @@ def test_a_rewind_reaches_back_to_the_last_checkpoint_but_one() -> None:
             ledger.checkpointed(version, "digest")
     assert ledger.checkpoints == [3, 4]
     with pytest.raises(CannotRewind, match="between version 2 and 5") as raised:
-        ledger.rewind(2, "rank_lost")
+        ledger.rewound(2)
     copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - errors cross processes
     assert str(copy) == str(raised.value)
-    assert ledger.rewind(3, "rank_lost") == [3, 4]
+    assert ledger.rewound(3) == [3, 4]
     assert ledger.checkpoints == [3]
 
 
@@ -200,7 +203,7 @@ def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> N
         ledger.checkpointed(train(ledger, ordinal), "digest")
     ledger.checkpointed(2, "digest")
     assert ledger.checkpoints == [1, 2]
-    assert ledger.rewind(1, "the newer one is broken") == [1]
+    assert ledger.rewound(1) == [1]
 
 
 # --- snapshots -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from offbeat.controller.books import Snapshot
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
+from offbeat.controller.steps_after import steps_after
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.policy import NEVER
 from tests.support.ledger_model import indices, receipt, recount, state_of
@@ -288,7 +289,11 @@ class LedgerMoves(RuleBasedStateMachine):
         version, given_back = self.ledger.trainer_version, list[int]()
         within = self.forgotten <= to_version <= version
         if not self._expect(
-            lambda: given_back.extend(self.ledger.rewind(to_version, "rank_lost")),
+            lambda: given_back.extend(
+                self.ledger.rewind(
+                    to_version, "rank_lost", steps_after(to_version, reversed(self.events))
+                )
+            ),
             legal=within and not self._all("in_flight"),
         ):
             return
@@ -348,9 +353,13 @@ class LedgerMoves(RuleBasedStateMachine):
         assert (totals.evicted, totals.given_up) == (self.evicted, self.given_up)
         assert ledger.shrunk == +self.shrunk
         assert ledger.lineage == self.lineage and ledger.checkpoints == self.checkpoints
-        history = {version: list(step.ordinals) for version, step in ledger.history.items()}
-        undoable = {made: o for made, o in self.made_of.items() if made > self.forgotten}
-        assert history == undoable
+        assert sum(ledger.steps.staleness.values()) == 2 * totals.trained
+        assert len(ledger.steps.recent) == min(20, ledger.trainer_version)
+
+    @invariant()
+    def the_journal_knows_what_each_step_that_stands_was_made_of(self) -> None:
+        known = steps_after(0, reversed(self.events)).undone
+        assert {step.version: list(step.ordinals) for step in known} == self.made_of
 
     @invariant()
     def the_fold_of_the_events_is_the_ledger(self) -> None:

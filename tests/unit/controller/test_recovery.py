@@ -132,8 +132,8 @@ def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
     before = former_life()
     world = next_life(before, index_of(before, "StepApplied", 3))
     world.run()
-    staleness = world.built.progress.steps.staleness
-    assert sum(staleness.values()) == 7 * 4 * 2, "the adopted step 4, and steps 5 to 10"
+    staleness = world.built.state.ledger.steps.staleness
+    assert sum(staleness.values()) == 10 * 4 * 2, "the adopted step among all ten"
 
 
 def test_a_step_begun_by_whoever_adopted_the_one_before_is_aborted() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.report import render_summary, whole_percents
-from offbeat.telemetry.standing import StandingSteps
+from offbeat.telemetry.standing import WINDOW_STEPS, StandingSteps
 from offbeat.telemetry.summary import Groups, Summary, Syncs, write_atomically
 
 SUMMARY = Summary(
@@ -137,15 +137,15 @@ def test_percents_of_a_whole_sum_to_a_hundred(parts: list[int]) -> None:
     assert all(abs(percents[name] - shares[name] * 100) < 1 + 1e-6 for name in shares)
 
 
-@given(st.lists(st.floats(-10, 10)), st.integers(1, 30))
-def test_windows_are_the_first_and_last_steps(rewards: list[float], size: int) -> None:
-    steps = StandingSteps(size)
-    for version, reward in enumerate(rewards, start=1):
-        steps.add(version, reward, {0: 2})
+@given(st.lists(st.floats(-10, 10), max_size=60))
+def test_windows_are_the_first_and_last_steps(rewards: list[float]) -> None:
+    steps = StandingSteps()
+    for reward in rewards:
+        steps.add(reward, [(0, 2)])
     if not rewards:
         assert (steps.first, steps.last, steps.recent) == (None, None, ())
         return
-    first, last = rewards[:size], rewards[-size:]
+    first, last = rewards[:WINDOW_STEPS], rewards[-WINDOW_STEPS:]
     assert steps.first == pytest.approx(sum(first) / len(first))
     assert steps.last == pytest.approx(sum(last) / len(last))
     assert steps.recent == tuple(last)
@@ -154,11 +154,12 @@ def test_windows_are_the_first_and_last_steps(rewards: list[float], size: int) -
 
 def test_a_step_that_a_rewind_undid_counts_once_when_it_is_trained_again() -> None:
     steps = StandingSteps()
-    for version in (1, 2, 3, 4):
-        steps.add(version, float(version), {1: 8})
-    steps.undo_after(3)
-    assert steps.recent == (1.0, 2.0, 3.0)
-    steps.add(2, 20.0, {0: 8})
+    for reward in (1.0, 2.0, 3.0, 4.0):
+        steps.add(reward, [(1, 8)])
+    for _ in range(3):
+        steps.take_back([(1, 8)])
+    steps.cut(1, [1.0])
+    steps.add(20.0, [(0, 8)])
     assert steps.recent == (1.0, 20.0)
     assert steps.staleness == {0: 8, 1: 8}
 

@@ -1,0 +1,233 @@
+"""What grows with the length of a run: memory and disk of the controller, and the time to restart.
+
+    python -m benchmarks.growth [--steps N] [--groups-per-step N] [--ledger-only] [--directory DIR]
+
+The whole controller on no-op ports, a real event loop and a real journal, without checkpoints: the
+trainer could only start over, so every step could still be undone. ``--ledger-only`` makes the same
+moves on ledger and journal without the pumps, several times as fast. Resident memory and the bytes of
+the journal are printed at 1 %, 2 %, 5 %, 10 % and each further tenth of the run; then what a new
+process needs to take over from that journal, and to find the steps that a rewind to the initial
+model would undo.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from benchmarks.noop_ports import (
+    NoopGenerator,
+    NoopPrompts,
+    NoopRollouts,
+    NoopTrainer,
+    StepClock,
+    names,
+    receipt,
+)
+from offbeat.config.run import RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.ports import NoPayloads, NoTrace, Ports
+from offbeat.messages.fences import Fence
+from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.messages.training import LossSpec
+from offbeat.messages.weights import WeightsAck
+from offbeat.sampler.build import build_sampler
+from offbeat.sampler.policy import NEVER
+
+SAMPLES = 2
+ENGINES = 2
+STEPS_PER_BARRIER = 50  # a run has two barriers a step, which takes the time of two fsyncs
+
+
+def run_config(steps: int, groups_per_step: int) -> RunConfig:
+    """A run without checkpoints."""
+    return RunConfig.model_validate(
+        {
+            "steps": steps,
+            "groups_per_step": groups_per_step,
+            "samples_per_group": SAMPLES,
+            "model": {"path": "none"},
+            "sampler": {"name": "ready_first", "max_staleness": 1},
+            "buffer": {"capacity_mb": 1e9},
+            "checkpoint": {"final": False, "interval": 0},
+        }
+    )
+
+
+def opened(directory: Path, snapshot_records: int = 20_000) -> tuple[Ledger, FileJournal]:
+    """The journal as a new life of the controller opens it; call on an event loop."""
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
+    return open_journal(directory, in_thread, snapshot_records=snapshot_records, unix_s=time.time)
+
+
+class Growth:
+    """Prints memory and disk at some of the steps."""
+
+    def __init__(self, steps: int, groups_per_step: int, directory: Path) -> None:
+        self._groups_per_step, self._directory = groups_per_step, directory
+        self._marks = {steps * percent // 100 for percent in (1, 2, 5, *range(10, 101, 10))}
+        self._done, self._began_s = 0, time.perf_counter()
+
+    def step(self, _: Mapping[str, float] | None = None) -> None:
+        """Count one more."""
+        self._done += 1
+        if self._done not in self._marks:
+            return
+        events, snapshots = journal_bytes(self._directory)
+        groups = self._done * self._groups_per_step
+        print(
+            f"step {self._done:9,}  {groups:11,} groups  {resident_mib():7.1f} MiB resident  "
+            f"segments {events / 2**20:8.1f} MiB ({events / groups:.0f} B a group)  "
+            f"snapshots {snapshots / 2**20:6.1f} MiB  {time.perf_counter() - self._began_s:7.0f} s",
+            flush=True,
+        )
+
+
+async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None:
+    """The moves of such a run on ledger and journal alone."""
+    ledger, journal = opened(directory)
+    ledger.open("growth", 1)
+    for step in range(1, config.steps + 1):
+        version = step - 1
+        for _ in range(config.groups_per_step):
+            ordinal = ledger.admit(NEVER)
+            attempt = ledger.dispatch(ordinal, "generator-0", version)
+            prompt = Prompt(ordinal, 0, ordinal, {})
+            task = RolloutTask(prompt, attempt, SAMPLES, "generator-0", 0, 1.0)
+            ledger.commit(receipt(task, ((version, 512),)))
+        ledger.claim(list(ledger.ready), step, step)
+        ledger.intend(step, step)
+        ledger.applied(step, step)
+        digest = f"digest-{step}"
+        ledger.released(step, digest)
+        for name in names(ENGINES):
+            ledger.served(WeightsAck(name, "life", step, step, digest, 0.0, 0.0))
+        if step % STEPS_PER_BARRIER == 0:
+            await journal.barrier()
+        growth.step()
+    journal.close()
+
+
+async def run(
+    config: RunConfig, directory: Path, telemetry: StepClock, snapshot_records: int = 20_000
+) -> None:
+    """Train to the end; ``telemetry`` sees every step."""
+    ledger, journal = opened(directory, snapshot_records)
+    generators = {name: NoopGenerator(name) for name in names(ENGINES)}
+    controller = Controller(
+        config,
+        Fence("growth", 1),
+        Ports(
+            prompts=NoopPrompts(),
+            rollouts=NoopRollouts(generators),
+            generators=generators,
+            trainer=NoopTrainer(),
+            journal=journal,
+            telemetry=telemetry,
+            trace=NoTrace(),
+            payloads=NoPayloads(),
+        ),
+        sampler=build_sampler(config.sampler, config.groups_per_step),
+        advantages=lambda rewards: rewards,
+        loss=LossSpec(),
+        max_group_bytes=1,
+        rng=random.Random(0),
+        ledger=ledger,
+    )
+    try:
+        await controller.run()
+    finally:
+        journal.close()
+
+
+def resident_mib() -> float:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def journal_bytes(directory: Path) -> tuple[int, int]:
+    """Bytes of its segments, and of its snapshots."""
+    sizes = {"events": 0, "snapshot": 0}
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a snapshot was just renamed
+            sizes[path.name.partition("-")[0]] += path.stat().st_size
+    return sizes["events"], sizes["snapshot"]
+
+
+def grow(steps: int, groups_per_step: int, directory: Path, *, ledger_only: bool) -> None:
+    """Print memory and disk while the run goes on."""
+    growth = Growth(steps, groups_per_step, directory)
+    config = run_config(steps, groups_per_step)
+    if ledger_only:
+        asyncio.run(run_ledger(config, directory, growth))
+    else:
+        asyncio.run(run(config, directory, StepClock(growth.step)))
+
+
+async def _take_over(directory: Path) -> None:
+    before = resident_mib()
+    began_s = time.perf_counter()
+    ledger, journal = opened(directory)
+    took_s = time.perf_counter() - began_s
+    print(
+        f"a new controller: {took_s:.2f} s to read the journal, {resident_mib() - before:.0f} MiB; "
+        f"{ledger.trainer_version:,} steps, {journal.past.samples:,} samples so far",
+        flush=True,
+    )
+    began_s = time.perf_counter()
+    after = await journal.steps_after(0)
+    took_s = time.perf_counter() - began_s
+    print(
+        f"the steps that a rewind to the initial model undoes: {len(after.undone):,} in {took_s:.1f} s, "
+        f"{resident_mib() - before:.0f} MiB",
+        flush=True,
+    )
+    journal.close()
+
+
+def main() -> None:
+    """Let a run grow, then take over from it in a new process."""
+    parser = argparse.ArgumentParser(description="What grows with the length of a run.")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--groups-per-step", type=int, default=10)
+    parser.add_argument("--ledger-only", action="store_true", help="no pumps: a longer run")
+    parser.add_argument("--directory", type=Path, help="of the journal; default: a temporary one")
+    parser.add_argument(
+        "--take-over", action="store_true", help="only this, of an existing journal"
+    )
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if arguments.take_over:
+        asyncio.run(_take_over(arguments.directory))
+        return
+    print(f"load {os.getloadavg()[0]:.1f} at the start", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = arguments.directory or Path(temporary) / "journal"
+        grow(
+            arguments.steps,
+            arguments.groups_per_step,
+            directory,
+            ledger_only=arguments.ledger_only,
+        )
+        again = [sys.executable, "-m", "benchmarks.growth", "--take-over", "--directory", directory]
+        subprocess.run(again, check=True)
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+if __name__ == "__main__":
+    main()

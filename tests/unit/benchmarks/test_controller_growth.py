@@ -1,0 +1,39 @@
+"""The controller as a whole needs no more memory after many steps than after a few."""
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import structlog
+
+from benchmarks.growth import run, run_config
+from benchmarks.noop_ports import StepClock
+
+EARLY, LATE = 200, 1200
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """Captured log lines would count as growth."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+def test_a_thousand_more_steps_leave_the_controller_as_large_as_it_was(tmp_path: Path) -> None:
+    steps, blocks = 0, dict[int, int]()
+
+    def note(_: Mapping[str, float]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps in (EARLY, LATE):
+            gc.collect()
+            blocks[steps] = sys.getallocatedblocks()
+
+    asyncio.run(run(run_config(LATE, 1), tmp_path / "journal", StepClock(note), 1000))
+    assert blocks[LATE] - blocks[EARLY] < (LATE - EARLY) // 2, "one object a step is too much"
