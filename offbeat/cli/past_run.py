@@ -71,11 +71,17 @@ def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
     for number, event in enumerate(read_journal(journal), start=1):
         problem = contradiction(ledger, event)
         if problem is not None:
-            raise ImpossibleEvent(number, repr(event), problem)
+            raise ImpossibleEvent(number, _brief(event), problem)
         ledger.apply(event)
         if not conserves(ledger):
-            raise ImpossibleEvent(number, repr(event), f"groups do not add up: {ledger}")
+            raise ImpossibleEvent(number, _brief(event), f"groups do not add up: {ledger}")
         yield number, event
+
+
+def _brief(event: AnyEvent, longest: int = 500) -> str:
+    """The event in one line; a step or a rewind may be of very many groups."""
+    text = repr(event)
+    return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
 def clock_time(unix_s: float) -> str:

@@ -162,7 +162,8 @@ class _Story:
                 )
                 self._driver = event.driver
             case Rewound():
-                self.rewinds.append(event)
+                brief = msgspec.structs.replace(event, undone=(), rewards=())  # may be every group
+                self.rewinds.append(brief)
             case Checkpointed():
                 self.checkpoints.append(event.version)
             case _:

@@ -361,6 +361,16 @@ def test_a_rewind_that_the_trainer_did_not_make_is_found() -> None:
     assert "I2" in broken(killed(history))
 
 
+def test_a_rewind_that_forgets_what_it_undoes_is_found() -> None:
+    history = started()
+    history.step()
+    history.checkpoint()
+    history.step()
+    history.rewind(1)
+    history.change(Rewound, undone=())
+    assert "I1" in broken(killed(history))
+
+
 def test_a_restore_to_a_checkpoint_that_was_never_written_is_found() -> None:
     history = rewound()
     history.change(TrainerRestored, digest="of another run")

@@ -132,6 +132,12 @@ def test_a_live_run_can_be_replayed(run: RecordedRun) -> None:
     run.close()
 
 
+def test_a_rewind_is_told_without_the_groups_that_it_undid(run: RecordedRun) -> None:
+    run.close()
+    (told,) = replay(run.run_dir).rewinds
+    assert (told.to_version, told.undone) == (1, ())
+
+
 def test_a_run_that_has_just_begun_has_nothing_to_tell(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     assert "0 drawn" in offbeat("replay", tmp_path).stdout

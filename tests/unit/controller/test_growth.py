@@ -6,6 +6,7 @@
 import asyncio
 import gc
 import itertools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from offbeat.controller.history import History
 from offbeat.controller.journal import (
     JournalCorrupt,
+    JournalFailed,
     open_journal,
     read_journal,
     recover,
@@ -111,6 +113,16 @@ def test_a_rewind_reads_no_more_segments_than_it_has_to(tmp_path: Path) -> None:
         with pytest.raises(JournalCorrupt, match=first.name):
             await journal.steps_after(0)
         journal.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_does_not_give_the_steps_back_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        _, journal = open_journal(tmp_path / "journal", at_once, snapshot_records=50)
+        shutil.rmtree(tmp_path / "journal")
+        with pytest.raises(JournalFailed, match="No such file"):
+            await journal.steps_after(0)
 
     asyncio.run(main())
 
