@@ -85,9 +85,9 @@ class RayTrainer:
 
     async def _meet(self, fence: Fence) -> None:
         """Have the ranks join a new world."""
-        listen = self._ranks[0].listen.remote(fence, self._timeout_s)
-        host, port = await self._reply(0, listen, "start")
-        at = Rendezvous(self._lives[0], host, port, len(self._ranks), self._timeout_s)
+        listen = self._ranks[0].listen.remote(fence)
+        store = await self._reply(0, listen, "start")
+        at = Rendezvous(self._lives[0], store, len(self._ranks), self._timeout_s)
         await self._all(lambda rank: rank.join.remote(fence, at), "start")
 
     async def restart(self) -> None:

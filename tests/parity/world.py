@@ -7,14 +7,17 @@ with the world's peers and the same arguments.
 import gc
 import importlib
 import multiprocessing
-import tempfile
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from offbeat.actors.trainers.spec import Rendezvous
+from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.store_server import StoreServer
+
 RANKS = 4
+HOST = "127.0.0.1"
 DEADLINE_S = 110.0
 COLLECTIVE_S = 40.0
 
@@ -27,7 +30,8 @@ class World:
     """Worker processes; they start when they are first needed."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
+        self._key = SharedKey.random()
+        self._server = StoreServer(HOST, self._key)
         self._jobs = 0
         self._workers = list[tuple[Any, Connection]]()
 
@@ -40,9 +44,14 @@ class World:
         self._jobs += 1
         while len(self._workers) < ranks:
             self._start(len(self._workers))
-        store = str(Path(self._directory.name) / f"store-{self._jobs}")
+        at = Rendezvous(
+            f"job-{self._jobs}",
+            StoreAddress(HOST, self._server.port, self._key),
+            ranks,
+            COLLECTIVE_S,
+        )
         for _, connection in self._workers[:ranks]:
-            connection.send((ranks, store, job, arguments))
+            connection.send((at, job, arguments))
         replies = [self._reply(rank) for rank in range(ranks)]
         for rank, (failed, reply) in enumerate(replies):
             if failed:
@@ -55,7 +64,7 @@ class World:
         for process, _ in self._workers:
             process.kill()  # it has nothing to save
             process.join()
-        self._directory.cleanup()
+        self._server.close()
 
     def _start(self, rank: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -88,30 +97,29 @@ def work(rank: int, connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            ranks, store, job, arguments = connection.recv()
+            at, job, arguments = connection.recv()
         except EOFError:
             return
         try:
-            reply = False, run_job(rank, ranks, store, job, arguments)
+            reply = False, run_job(rank, at, job, arguments)
         except Exception:  # noqa: BLE001 -- the test process judges it
             reply = True, traceback.format_exc()
         gc.collect()  # a trainer is a cycle, and holds process groups of three threads each
         connection.send(reply)
 
 
-def run_job(rank: int, ranks: int, store: str, job: str, arguments: dict[str, Any]) -> Any:
-    """One job in a process group of its own; alone without one."""
+def run_job(rank: int, at: Rendezvous, job: str, arguments: dict[str, Any]) -> Any:
+    """One job in a process group of its own, made as a run makes it; alone without one."""
     import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed import FileStore  # noqa: PLC0415  # pyright: ignore[reportPrivateImportUsage]
 
     from offbeat.actors.trainers.peers import Alone  # noqa: PLC0415
-    from offbeat.actors.trainers.process_group import enter  # noqa: PLC0415
+    from offbeat.actors.trainers.process_group import join  # noqa: PLC0415
 
     module, _, name = job.partition(":")
     function = getattr(importlib.import_module(module), name)
-    if ranks == 1:
+    if at.size == 1:
         return function(Alone(), **arguments)
-    peers = enter(FileStore(store, ranks), rank, ranks, "cpu", COLLECTIVE_S)
+    peers = join(at, rank, "cpu", HOST)
     try:
         return function(peers, **arguments)
     finally:

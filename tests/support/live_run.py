@@ -140,6 +140,11 @@ class LiveRun:
             f"a process {title}", lambda: next((p for p in self._seen if title in _title(p)), None)
         )
 
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that the command has started, the command's own first."""
+        self._look()
+        return [p for p in (self._process, *self._seen) if _title(p)]
+
     def holding(self, log: str) -> psutil.Process:
         """Wait for the living process that writes this log, and return it."""
         path = str(self.run_dir / "logs" / log)

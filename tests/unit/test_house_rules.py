@@ -35,6 +35,20 @@ NOT_REPLAYABLE = re.compile(
     """,
     re.VERBOSE,
 )
+UNTRUSTED_INPUT = re.compile(
+    r"""
+    (c?[Pp]ickle|cloudpickle|dill|marshal|shelve)(\..+)?
+    | ray\.cloudpickle(\..+)? | multiprocessing\.connection\..+ | torch\.load
+    | torch\.distributed(\..+)?\.\w+_object(_list)?     # object collectives unpickle what arrives
+    | torch\.distributed(\..+)?\.TCPStore              # it listens everywhere, for everybody
+    """,
+    re.VERBOSE,
+)
+"""What runs code that somebody else has written, or takes messages from whoever sends some."""
+
+READS_ITS_OWN_PICKLES = PACKAGE / "actors/trainers/torch_backend/sharded_state.py"
+"""The table of contents of a checkpoint, by an unpickler that knows a few classes and no function."""
+
 FOREIGN_PATH = re.compile(r"(?<![\w.~$})/-])/(?:home|root|tmp|work|Users)/[\w.]")
 """A path that exists on one machine only. Behind a word, as in a URL, it is no such path."""
 
@@ -122,6 +136,32 @@ def test_what_the_simulator_replays_reads_no_wall_clock_no_hidden_randomness_and
         f"{path.relative_to(ROOT)}:{line} uses {name}"
         for path in modules_of(*REPLAYED_ROOMS)
         for line, name in uses_of(NOT_REPLAYABLE, path.read_text())
+    ]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.loads(b'')",
+        "from ray import cloudpickle as cp\ncp.loads(b'')",
+        "import torch.distributed as dist\ndist.all_gather_object([], 1)",
+        "from torch.distributed import broadcast_object_list\nbroadcast_object_list([])",
+        "from torch import distributed as dist\ndist.TCPStore('', 0)",
+        "import torch\ntorch.load('')",
+    ],
+)
+def test_the_rule_about_untrusted_input_knows_an_offence(source: str) -> None:
+    assert list(uses_of(UNTRUSTED_INPUT, source))
+
+
+def test_no_module_unpickles_or_listens_for_everybody() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}:{line} uses {name}: exchange typed msgpack, and meet at a "
+        "rendezvous.StoreServer"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path != READS_ITS_OWN_PICKLES
+        for line, name in uses_of(UNTRUSTED_INPUT, path.read_text())
     ]
     assert not broken, "\n".join(broken)
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
+import msgspec
+
 from offbeat.messages.failures import OffbeatError
 
 T = TypeVar("T")
@@ -48,12 +50,15 @@ class Peers(Protocol):
         """The largest of each value on any rank."""
         ...
 
-    def gathered(self, value: T) -> list[T]:
-        """The values of all ranks, in order of the ranks: the same list on each of them."""
+    def gathered(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
+        """Return the values of all ranks, in order of the ranks: the same list on each of them.
+
+        ``decoder`` names their type: they travel as msgpack.
+        """
         ...
 
-    def told(self, value: T) -> T:
-        """The first rank's value."""
+    def told(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+        """Return the first rank's value; ``decoder`` names its type."""
         ...
 
     def are_lost(self, error: Exception) -> bool:
@@ -70,10 +75,12 @@ class Alone:
     def most(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
-    def gathered(self, value: T) -> list[T]:
+    def gathered(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
+        del decoder
         return [value]
 
-    def told(self, value: T) -> T:
+    def told(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+        del decoder
         return value
 
     def are_lost(self, error: Exception) -> bool:

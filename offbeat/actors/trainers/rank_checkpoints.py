@@ -7,16 +7,29 @@ one of them fails on all.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
+
+import msgspec
 
 from offbeat.actors.trainers.checkpoint_disk import Disk
-from offbeat.actors.trainers.checkpoint_manifest import Identity
+from offbeat.actors.trainers.checkpoint_manifest import CheckpointManifest, Identity
 from offbeat.actors.trainers.checkpoint_store import CheckpointStore, Stored
 from offbeat.actors.trainers.peers import Peers, together
 from offbeat.actors.trainers.shared_work import SharedWork, Write
 from offbeat.messages.failures import CheckpointFailed
 
 T = TypeVar("T")
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """``Stored``, as the first rank sends it."""
+
+    directory: str
+    manifest: CheckpointManifest
+
+
+_BYTES: Final = msgspec.msgpack.Decoder(int)
+_FOUND: Final = msgspec.msgpack.Decoder[_Found | None](_Found | None)
 
 
 class RankCheckpoints:
@@ -43,13 +56,20 @@ class RankCheckpoints:
             lambda: self._work.together(
                 "checkpoint",
                 lambda: self._store.save(version, weights_digest, nbytes, self._work.write),
+                _BYTES,
                 write,
             ),
         )
 
     def rewind(self, at_most: int) -> Stored | None:
         """As ``CheckpointStore.rewind``: the same on all ranks."""
-        return self._work.together("restore", lambda: self._store.rewind(at_most))
+
+        def lead() -> _Found | None:
+            stored = self._store.rewind(at_most)
+            return None if stored is None else _Found(str(stored.directory), stored.manifest)
+
+        found = self._work.together("restore", lead, _FOUND)
+        return None if found is None else Stored(Path(found.directory), found.manifest)
 
     def load(self, stored: Stored, load: Write) -> None:
         """Take up what was found, on all ranks or on none that goes on.

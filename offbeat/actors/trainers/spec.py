@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from offbeat.config.run import RunConfig
+from offbeat.rendezvous.frames import StoreAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,9 @@ class TrainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of one world meet. The first rank listens there."""
+    """Where the ranks of one world meet. The first rank holds the store there."""
 
     world: str  # names this world; no other one has the name
-    host: str
-    port: int
+    store: StoreAddress
     size: int
     timeout_s: float  # that one collective may take

@@ -7,7 +7,9 @@ ranks.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -31,6 +33,9 @@ class RankSums:
     metrics: dict[str, tuple[Reduction, float]]
     divisor: tuple[float, ...]  # of ``divisors.denominator``
     spread: SpreadRows | None = None  # None: no staleness was known
+
+
+RANK_SUMS: Final = msgspec.msgpack.Decoder(RankSums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class StepSums:
 
     def totals(self, peers: Peers) -> StepTotals:
         """The step's sums over all ranks, counts included; all ranks call it together, once."""
-        return StepTotals(self.spec, peers.gathered(self.own()))
+        return StepTotals(self.spec, peers.gathered(self.own(), RANK_SUMS))
 
     def own(self) -> RankSums:
         """What this rank has added up."""

@@ -30,11 +30,14 @@ from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
     OffbeatError,
+    StartFailed,
     StepOutOfOrder,
     TrainStepFailed,
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
+from offbeat.rendezvous.frames import StoreAddress
+from offbeat.rendezvous.interface import AddressNotLocal, interface_of
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import Source
@@ -70,7 +73,7 @@ class TrainerActor:
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._life = incarnation(name)
         self._world = ""  # of the ranks that it works with; empty before they have met
-        self._listening: Any = None
+        self._store_server: Any = None  # its module loads torch
         self._peers: Peers = Alone()
         if spec.ranks == 1:
             self._enter(self._life, Alone())
@@ -82,14 +85,17 @@ class TrainerActor:
         self._guard.check(fence)
         return self._life, self._world
 
-    def listen(self, fence: Fence, timeout_s: float) -> tuple[str, int]:
-        """Host and port where this rank, the first one, waits for the others of a new world."""
+    def listen(self, fence: Fence) -> StoreAddress:
+        """Return where this rank, the first one, waits for the others of a new world, and the key."""
         self._guard.check(fence)
-        from offbeat.actors.trainers.process_group import listen  # noqa: PLC0415 -- loads torch
+        from offbeat.actors.trainers.process_group import (  # noqa: PLC0415 -- loads torch
+            open_rendezvous,
+        )
 
-        host = ray.util.get_node_ip_address()
-        self._listening = listen(host, self._spec.ranks, timeout_s)
-        return host, self._listening.port
+        if self._store_server is not None:
+            self._store_server.close()
+        self._store_server, address = open_rendezvous(self._own_address())
+        return address
 
     def join(self, fence: Fence, at: Rendezvous) -> None:
         """Meet the other ranks, and make this one's part of the model with them.
@@ -101,8 +107,21 @@ class TrainerActor:
         from offbeat.actors.trainers.process_group import join  # noqa: PLC0415 -- loads torch
 
         device = self._spec.config.trainer.device
-        peers = join(at, self._rank, device, self._listening)
+        peers = join(at, self._rank, device, self._own_address())
         self._enter(at.world, peers)
+
+    def _own_address(self) -> str:
+        """The address that Ray knows this machine by.
+
+        Raises:
+            StartFailed: No network interface here has it, so nobody could be met at it.
+        """
+        address = ray.util.get_node_ip_address()
+        try:
+            interface_of(address)
+        except AddressNotLocal as error:
+            raise StartFailed(f"trainer rank {self._rank}", str(error)) from error
+        return address
 
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers

@@ -1,14 +1,14 @@
 """The control channel of a broadcast: one TCP connection a member, for as long as it takes part.
 
 Who takes part, who got how far, what is tried next: a few bytes each. Weights never pass here. An
-end whose process dies is noticed by the other at once; one that hangs, at a limit.
+end whose process dies is noticed by the other at once; one that hangs, at a limit. Each side takes
+messages of holders of the release's key only.
 """
 
 import contextlib
 import os
 import selectors
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,49 +17,17 @@ from typing import Final
 import msgspec
 import structlog
 
+from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transports.messages import Close, Gone, Join, Message, Plan, Report, Route
 
 log = structlog.stdlib.get_logger()
-_LENGTH: Final = struct.Struct("<I")
-_LONGEST: Final = 1 << 20  # bytes of a message; a stranger's may say more
 _RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
+_MOST_STRANGERS: Final = 64
+"""Connections without a valid message at a time. Beyond, the oldest one is closed: a member sends its
+join with its connection, so it is not the one that waits."""
 _decode_message = msgspec.msgpack.Decoder[Message](Join | Report).decode
 _decode_plan = msgspec.msgpack.Decoder(Plan).decode
-
-
-def framed(message: Message | Plan) -> bytes:
-    """As it travels."""
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Bytes in, whole messages out."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._held += data
-
-    def next(self) -> bytes | None:
-        """The body of the oldest message that is whole.
-
-        Raises:
-            ValueError: These bytes are not from a peer.
-        """
-        if len(self._held) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._held)
-        if length > _LONGEST:
-            raise ValueError(length)
-        end = _LENGTH.size + length
-        if len(self._held) < end:
-            return None
-        body = bytes(self._held[_LENGTH.size : end])
-        del self._held[:end]
-        return body
 
 
 def _listen(host: str) -> socket.socket:
@@ -69,8 +37,9 @@ def _listen(host: str) -> socket.socket:
 
 
 class _Peer:
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket, self.frames = connection, Frames()
+    def __init__(self, connection: socket.socket, key: SharedKey) -> None:
+        self.socket, self.frames = connection, FrameReader(key)
+        self.is_stranger = True  # it has sent no valid message yet
         self.join: Join | None = None
 
 
@@ -80,12 +49,14 @@ class ControlServer:
     def __init__(
         self,
         host: str,
+        key: SharedKey,
         clock: Callable[[], float] = time.monotonic,
         *,
         listen: Callable[[str], socket.socket] = _listen,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clock, self._pause = clock, pause
+        """Listen at a free port of ``host``, and of no other address."""
+        self._key, self._clock, self._pause = key, clock, pause
         self._listening = listen(host)
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         self.host, self.port = host, int(self._listening.getsockname()[1])
@@ -113,7 +84,7 @@ class ControlServer:
 
     def post(self, session: str, members: tuple[str, ...], plan: Plan) -> None:
         """Tell these members. Whoever cannot be told is noticed when it does not report."""
-        message = framed(plan)
+        message = self._key.frame(msgspec.msgpack.encode(plan))
         for member in members:
             peer = self._peer(session, member)
             if peer is not None:
@@ -160,8 +131,11 @@ class ControlServer:
             log.error("weights.accept_failed", port=self.port, error=str(error))  # noqa: TRY400 -- one line
             self._turn_away(error)
             return
-        self._peers[connection] = _Peer(connection)
+        self._peers[connection] = _Peer(connection, self._key)
         self._selector.register(connection, selectors.EVENT_READ)
+        strangers = [peer for peer in self._peers.values() if peer.is_stranger]
+        if len(strangers) > _MOST_STRANGERS:
+            self._lost(strangers[0])
 
     def _accepted(self) -> socket.socket:
         connection, _ = self._listening.accept()
@@ -176,9 +150,10 @@ class ControlServer:
         that was kept for this takes it out.
         """
         self._release_spare()
+        plan = Plan(0, error=f"the sender cannot accept: {why}")
         try:
             with self._accepted() as connection:
-                connection.sendall(framed(Plan(0, error=f"the sender cannot accept: {why}")))
+                connection.sendall(self._key.frame(msgspec.msgpack.encode(plan)))
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1 << 16)  # unread bytes would reset the connection, plan and all
         except BlockingIOError:
@@ -200,11 +175,12 @@ class ControlServer:
             data = peer.socket.recv(1 << 16)
             peer.frames.feed(data)
             while (body := peer.frames.next()) is not None:
+                peer.is_stranger = False
                 message = _decode_message(body)
                 if isinstance(message, Join):
                     peer.join = message
                 self._read.append(message)
-        except (OSError, ValueError, msgspec.MsgspecError):
+        except (OSError, ForeignFrame, msgspec.MsgspecError):
             data = b""  # broken, or a stranger
         if not data:
             self._lost(peer)
@@ -222,7 +198,7 @@ class ControlClient:
 
     def __init__(self, route: Route, epoch: int) -> None:
         self._epoch, self._where = epoch, f"{route.host}:{route.port}"
-        self._frames = Frames()
+        self._key, self._frames = route.key, FrameReader(route.key)
         try:
             self._socket = socket.create_connection(
                 (route.host, route.port), timeout=route.limits.slack_s
@@ -239,7 +215,7 @@ class ControlClient:
     def send(self, message: Join | Report) -> None:
         """Tell the sender."""
         try:
-            self._socket.sendall(framed(message))
+            self._socket.sendall(self._key.frame(msgspec.msgpack.encode(message)))
         except OSError as error:
             at = message.at if isinstance(message, Report) else 0
             raise self._failed(at, f"is gone: {error}") from error
@@ -257,6 +233,8 @@ class ControlClient:
             raise self._failed(at, f"has not answered for {patience_s:.3g} s") from error
         except OSError as error:
             raise self._failed(at, f"is gone: {error}") from error
+        except ForeignFrame as error:
+            raise self._failed(at, f"is another process: {error}") from error
         return _decode_plan(body)
 
     def close(self) -> None:

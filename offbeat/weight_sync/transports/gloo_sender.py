@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from offbeat.rendezvous.frames import SharedKey
 from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import Bytes, walk
 from offbeat.weight_sync.errors import TransferFailed
@@ -68,7 +69,9 @@ class GlooSender:
         """``life`` names this process; a route of another one leads nowhere."""
         self._source, self._life, self._limits, self._clock = source, life, limits, clock
         self._buffers = Buffers()
-        self._control, self._meeting = ControlServer(host, clock), Meeting(host)
+        self._key = SharedKey.random()
+        self._control = ControlServer(host, self._key, clock)
+        self._meeting = Meeting(host, self._key, limits.slack_s)
         self._device = Device(host, limits.slack_s)
         self.snapshot: Snapshot | None = None  # what is sent; None before the first release
         self._publishing = threading.Lock()
@@ -97,7 +100,7 @@ class GlooSender:
             manifest = self._source.manifest.sealed([digest for _, digest in packed])
             digest = release_digest(manifest, manifest.chunk_digests)
             self.snapshot = Snapshot(manifest, digest, [chunk for chunk, _ in packed])
-        at = self._control.host, self._control.port, self._meeting.port
+        at = self._control.host, self._control.port, self._meeting.port, self._key
         route = Route(*at, self._life, version, digest, self._limits)
         return Published(manifest, digest, (route,))
 
@@ -119,6 +122,7 @@ class GlooSender:
             log.exception("weights.sender_ended")
         finally:
             self._control.close()
+            self._meeting.close()
 
     def _serve(self) -> None:
         while not self._closed:

@@ -8,7 +8,6 @@ it hears of that at once, not at a deadline.
 # pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 # torch exports these names without declaring it, and declares less than it exports.
 
-import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -18,9 +17,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, Store, TCPStore
+from torch.distributed import BroadcastOptions, PrefixStore, Store
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.store import SharedStore
+from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.transports.messages import Plan, Route
 
@@ -60,31 +62,29 @@ class Place(NamedTuple):
     store: Store
     rank: int
     size: int
+    client: SharedStore  # kept: ``store`` holds its C++ half only
 
 
 class Meeting:
     """The sender's store: ranks leave their addresses there."""
 
-    def __init__(self, host: str) -> None:
-        with socket.create_server((host, 0), backlog=512) as listening:
-            self.port = int(listening.getsockname()[1])
-            self._store = TCPStore(
-                host,
-                self.port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+    def __init__(self, host: str, key: SharedKey, timeout_s: float) -> None:
+        self._server = StoreServer(host, key)
+        self.port = self._server.port
+        self._client = SharedStore(StoreAddress(host, self.port, key), timeout_s)
 
     def of(self, session: str, plan: Plan, rank: int) -> Place:
         """The place of a round."""
-        return _place(self._store, session, plan, rank)
+        return _place(self._client, session, plan, rank)
 
     def forget(self, session: str) -> None:
         """Drop what a session that is over has left."""
-        for key in self._store.list_keys():
-            if key.lstrip("/").startswith(f"{session}/"):
-                self._store.delete_key(key)
+        self._server.forget(f"{session}/")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+        self._server.close()
 
 
 def meet(route: Route, session: str, plan: Plan, rank: int) -> Place:
@@ -93,18 +93,17 @@ def meet(route: Route, session: str, plan: Plan, rank: int) -> Place:
     Raises:
         BrokenGroup: The sender is gone.
     """
-    timeout = timedelta(seconds=route.limits.slack_s)
+    address = StoreAddress(route.host, route.store_port, route.key)
     try:
-        store = TCPStore(
-            route.host, route.store_port, is_master=False, wait_for_workers=False, timeout=timeout
-        )
+        store = SharedStore(address, route.limits.slack_s)
     except RuntimeError as error:
         raise BrokenGroup(_said(error)) from error
     return _place(store, session, plan, rank)
 
 
-def _place(store: Store, session: str, plan: Plan, rank: int) -> Place:
-    return Place(PrefixStore(f"{session}/{plan.round}", store), rank, len(plan.members) + 1)
+def _place(client: SharedStore, session: str, plan: Plan, rank: int) -> Place:
+    store = PrefixStore(f"{session}/{plan.round}", client)
+    return Place(store, rank, len(plan.members) + 1, client)
 
 
 class Group:

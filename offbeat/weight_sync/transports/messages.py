@@ -2,6 +2,8 @@
 
 import msgspec
 
+from offbeat.rendezvous.frames import SharedKey
+
 
 class Limits(msgspec.Struct, frozen=True):
     """How long things may take."""
@@ -20,6 +22,7 @@ class Route(msgspec.Struct, frozen=True):
     host: str
     port: int  # of the control channel
     store_port: int  # where a group finds together
+    key: SharedKey  # of those who may take it; this record travels through Ray calls only
     life: str  # of the sender: another process may listen at this port by now
     version: int
     digest: str

@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from weight_models import Model, equal, weights
 
+from offbeat.rendezvous.frames import SharedKey
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.source import ModuleSource
@@ -38,6 +39,8 @@ from offbeat.weight_sync.transports.control import ControlClient, ControlServer
 from offbeat.weight_sync.transports.gloo_receiver import Received
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
 from offbeat.weight_sync.transports.messages import Join, Route
+
+KEY = SharedKey.random()
 
 
 @pytest.fixture
@@ -253,7 +256,7 @@ def test_a_process_may_end_while_the_connections_of_its_last_transfer_are_being_
 @settings(max_examples=30)
 @given(st.binary(max_size=64))
 def test_what_a_stranger_says_is_not_listened_to(said: bytes) -> None:
-    server = ControlServer(HOST)
+    server = ControlServer(HOST, KEY)
     with socket.create_connection((HOST, server.port)) as stranger:
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
@@ -286,8 +289,8 @@ def listening_badly(failures: int) -> Callable[[str], socket.socket]:
 
 
 def test_a_member_that_cannot_be_accepted_is_told_why_and_the_next_one_is_served() -> None:
-    server = ControlServer(HOST, listen=listening_badly(1))
-    route = Route(HOST, server.port, 0, "life", 1, "digest", HASTY)
+    server = ControlServer(HOST, KEY, listen=listening_badly(1))
+    route = Route(HOST, server.port, 0, KEY, "life", 1, "digest", HASTY)
     join = Join("1.g0", 1, ("g0",), "g0", "life", "digest")
     with capture_logs() as told:
         turned_away = ControlClient(route, 1)
@@ -307,7 +310,7 @@ def test_a_member_that_cannot_be_accepted_is_told_why_and_the_next_one_is_served
 
 def test_while_nobody_can_be_accepted_the_sender_neither_ends_nor_spins() -> None:
     pauses = list[float]()
-    server = ControlServer(HOST, listen=listening_badly(4), pause=pauses.append)
+    server = ControlServer(HOST, KEY, listen=listening_badly(4), pause=pauses.append)
     with socket.create_connection((HOST, server.port)):
         assert server.next(0.05) is None
     assert len(pauses) == 2  # each attempt fails twice: with and without the spare descriptor
@@ -331,3 +334,28 @@ def test_a_sender_whose_thread_has_ended_says_so_to_engines_and_to_the_trainer()
     with pytest.raises(TransferFailed, match="has ended: RuntimeError: a bug in the thread"):
         sender.publish(2)
     heals(models, receivers)
+
+
+def test_a_member_with_another_key_is_not_listened_to(bench: Bench) -> None:
+    (model,), (receiver,) = ends(1)
+    published = bench.sender.publish(1)
+    (route,) = published.handles
+    foreign = msgspec.structs.replace(route, key=SharedKey.random())
+    receiver.take(published._replace(handles=(foreign,)), 1, names(1))
+    assert isinstance(receiver.outcome, TransferFailed)
+    assert "is gone" in str(receiver.outcome)
+    heals([model], [receiver])
+
+
+def test_strangers_hold_a_bounded_number_of_connections_and_keep_no_member_out(
+    bench: Bench,
+) -> None:
+    published = bench.sender.publish(1)
+    (route,) = published.handles
+    ports = [route.port] * 100 + [route.store_port] * 100
+    strangers = [socket.create_connection((HOST, port)) for port in ports]
+    models, receivers = ends(2)
+    sync(published, 1, receivers)
+    assert all(equal(weights(model), weights(bench.model)) for model in models)
+    for each in strangers:
+        each.close()

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,6 +13,9 @@ from torch import Tensor
 from offbeat.actors.trainers.megatron.errors import IncompleteWeights
 from offbeat.actors.trainers.megatron.hf_files import view_of, where
 from offbeat.actors.trainers.megatron.mapping import Box, Shape
+from offbeat.actors.trainers.peers import Peers
+
+_BOXES: Final = msgspec.msgpack.Decoder(list[Box])
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +27,9 @@ class _Piece:
 class Gathering:
     """Where all boxes of a model are. All ranks make one, with their own boxes, at the same time."""
 
-    def __init__(self, boxes: Sequence[Box]) -> None:
-        self._rank = dist.get_rank()
-        world: list[list[Box]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(world, list(boxes))
+    def __init__(self, boxes: Sequence[Box], peers: Peers) -> None:
+        self._rank = peers.rank
+        world = peers.gathered(list(boxes), _BOXES)
         owned = dict[tuple[str, Shape], _Piece]()
         for rank, theirs in enumerate(world):
             for box in theirs:

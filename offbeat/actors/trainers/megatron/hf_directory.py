@@ -5,20 +5,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig
 
 from offbeat.actors.trainers.megatron.hf_files import INDEX, SINGLE
 from offbeat.actors.trainers.model_directory import replaced
+from offbeat.actors.trainers.peers import Peers
 from offbeat.actors.trainers.state_files import save_tensors
 
 FILE_BYTES: Final = 5 * 10**9
+_PROBLEM: Final = msgspec.msgpack.Decoder[str | None](str | None)
 
 
 def save_directory(
-    weights: Iterable[tuple[str, Tensor]], target: Path, like: Path, dtype: torch.dtype
+    weights: Iterable[tuple[str, Tensor]],
+    target: Path,
+    like: Path,
+    dtype: torch.dtype,
+    peers: Peers,
 ) -> None:
     """Write weights, ``like``'s config and its tokenizer: wholly, or not at all. All ranks call it.
 
@@ -27,21 +33,20 @@ def save_directory(
     Raises:
         OSError: The disk refused. Every rank raises it, so that none waits for another.
     """
-    problem: list[str | None] = [None]
-    if dist.get_rank() == 0:
+    problem: str | None = None
+    if peers.rank == 0:
         consumed = iter(weights)
         try:
             _write(consumed, target, like, dtype)
         except OSError as error:
-            problem = [str(error)]
+            problem = str(error)
             for _ in consumed:  # the other ranks are in its collectives
                 pass
     else:
         for _ in weights:
             pass
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise OSError(problem[0])
+    if (told := peers.told(problem, _PROBLEM)) is not None:
+        raise OSError(told)
 
 
 def _write(

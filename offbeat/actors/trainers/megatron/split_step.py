@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ from offbeat.actors.trainers.movement import check_moved
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of, together
 from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
-from offbeat.actors.trainers.step_sums import StepSums, StepTotals
+from offbeat.actors.trainers.step_sums import RankSums, StepSums, StepTotals
 from offbeat.actors.trainers.weights import torch_dtype, weights_digest
 from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.run import ModelConfig
@@ -50,6 +51,7 @@ from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, C
 
 T = TypeVar("T")
 MakeTokens = Callable[[Packed, Tensor], LossTokens]
+_LEADER_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
 
 
 class MegatronTrainer(SplitStep):
@@ -102,7 +104,7 @@ class MegatronTrainer(SplitStep):
         self._forward = self._forward_of(self.ddp, self.model)
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
         self.boxes = self._boxes_of(self.model)
-        self.gathering = Gathering(self.boxes)
+        self.gathering = Gathering(self.boxes, self._peers)
         self.optimizer = optimizer(self.ddp, trainer.optimizer, self.gathering.owned())
         a = self.architecture
         self._cutting = Cutting(
@@ -185,7 +187,9 @@ class MegatronTrainer(SplitStep):
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the model path's tokenizer; atomic. All ranks call it."""
-        save_directory(self.named_weights(), Path(directory), self.model_path, self._dtype)
+        save_directory(
+            self.named_weights(), Path(directory), self.model_path, self._dtype, self._peers
+        )
 
     @property
     def identity(self) -> Identity:
@@ -284,7 +288,9 @@ class MegatronTrainer(SplitStep):
 
     def _totals(self, sums: StepSums) -> StepTotals:
         """The step's sums over data-parallel ranks: one rank of each replica tells its own."""
-        told = self._peers.gathered(sums.own() if self.layout.is_replica_leader else None)
+        told = self._peers.gathered(
+            sums.own() if self.layout.is_replica_leader else None, _LEADER_SUMS
+        )
         return StepTotals(sums.spec, [each for each in told if each is not None])
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:

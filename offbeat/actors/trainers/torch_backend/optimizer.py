@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -23,6 +24,7 @@ from offbeat.config.training import OptimizerConfig
 
 STEPS: Final = "steps"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_FLOAT: Final = msgspec.msgpack.Decoder(float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class Optimizer:
             return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
         norms = torch.stack([each.double().norm() for each in gradients]) if gradients else None
         mine = 0.0 if norms is None else float(norms.square().sum())
-        return math.sqrt(sum(self._peers.gathered(mine)))
+        return math.sqrt(sum(self._peers.gathered(mine, _FLOAT)))
 
     @torch.no_grad()
     def _write_back(self) -> None:

@@ -7,10 +7,11 @@ the first. A rank that fails says so, and the others hear of it.
 
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -19,13 +20,22 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from offbeat.actors.trainers.peers import PeerFailed, Peers
+from offbeat.actors.trainers.peers import Peers, together
+from offbeat.actors.trainers.torch_backend.checkpoint_plans import (
+    PlannedWrite,
+    WrittenPart,
+    planned_writes,
+    save_plan,
+    write_results,
+    written_parts,
+)
 
 METADATA: Final = ".metadata"
+_PLANS: Final = msgspec.msgpack.Decoder(list[PlannedWrite])
+_PARTS: Final = msgspec.msgpack.Decoder(list[WrittenPart])
 
 
 def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
@@ -37,17 +47,31 @@ def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
         OSError: The disk refused.
         PeerFailed: That of another rank did.
     """
+    writer, leads = _Writer(directory), peers.rank == 0
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-    _run(
-        "checkpoint",
-        peers,
-        lambda: save(
-            dict(tensors),
-            storage_writer=_Writer(directory),
-            planner=planner,
-            no_dist=peers.size == 1,
-        ),
-    )
+
+    def plan() -> SavePlan:
+        writer.set_up_storage_writer(leads)
+        planner.set_up_planner(dict(tensors), writer.storage_meta(), leads)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def write() -> list[WriteResult]:
+        written = writer.write_data(planner.finish_plan(plans[peers.rank]), planner)
+        written.wait()
+        return written.value()
+
+    own = together(peers, "checkpoint", plan)
+    # Every rank makes the plan of all of them, the same: so none has to be sent back.
+    told = peers.gathered(planned_writes(own), _PLANS)
+    plans, metadata = planner.create_global_plan([save_plan(each) for each in told])
+    plans = writer.prepare_global_plan(plans)
+    parts = peers.gathered(written_parts(together(peers, "checkpoint", write)), _PARTS)
+
+    def finish() -> None:
+        if leads:
+            writer.finish(metadata, [write_results(each) for each in parts])
+
+    together(peers, "checkpoint", finish)
 
 
 def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
@@ -59,16 +83,8 @@ def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
         OSError: A file cannot be read, or is not what this needs.
         PeerFailed: Another rank could not go on.
     """
-    _run(
-        "restore",
-        peers,
-        lambda: load(
-            dict(tensors),
-            storage_reader=_Reader(directory),
-            planner=DefaultLoadPlanner(),
-            no_dist=peers.size == 1,
-        ),
-    )
+    # What a rank reads depends on the files and on its own part: there is nothing to agree upon.
+    together(peers, "restore", lambda: _load(tensors, directory))
 
 
 def saved_names(directory: Path) -> frozenset[str]:
@@ -136,17 +152,14 @@ _MODULES: Final = {
 }
 
 
-def _run(during: str, peers: Peers, work: Callable[[], object]) -> None:
-    """Do it; what failed here is raised as it is, what failed elsewhere as such."""
+def _load(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    reader = _Reader(directory)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            work()
+            load(dict(tensors), storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
     except CheckpointException as failed:
-        ranks = failed.failures
-        if peers.rank not in ranks:
-            raise PeerFailed(peers.rank, min(ranks), during) from failed
-        error, _ = ranks[peers.rank]
+        error, _ = next(iter(failed.failures.values()))
         if isinstance(error, OSError):
             raise error from failed
         raise OSError(f"{type(error).__name__}: {error}") from failed

@@ -1,0 +1,100 @@
+"""Messages on a stream that only holders of a shared key can make.
+
+    length (4 bytes) | keyed digest of the body (32 bytes) | body
+
+The digest is compared before the first byte of a body is interpreted. What it does not give: secrecy,
+and protection from whoever can read and alter the traffic, who could send a message a second time.
+"""
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import Final
+
+import msgspec
+
+_HEADER: Final = struct.Struct("<I32s")
+HEADER_BYTES: Final = _HEADER.size
+LONGEST_BODY: Final = 1 << 20
+"""Bytes. The longest in use are the addresses of a rank: some hundred bytes per rank of its world."""
+
+
+class ForeignFrame(Exception):
+    """Bytes that no holder of the key has sent. The connection they came on is closed."""
+
+
+class SharedKey(msgspec.Struct, frozen=True):
+    """A secret of the processes of one run. It travels through Ray calls only."""
+
+    secret: bytes
+
+    @classmethod
+    def random(cls) -> "SharedKey":
+        return cls(secrets.token_bytes(32))
+
+    def frame(self, body: bytes) -> bytes:
+        """Return ``body`` as it is sent."""
+        return _HEADER.pack(len(body), self._digest(body)) + body
+
+    def body_length(self, header: bytes) -> int:
+        """Return how many bytes follow a header.
+
+        Raises:
+            ForeignFrame: More than any message has.
+        """
+        length, _ = _HEADER.unpack(header)
+        if length > LONGEST_BODY:
+            raise ForeignFrame(f"a message of {length} bytes; {LONGEST_BODY} are allowed")
+        return length
+
+    def verify(self, header: bytes, body: bytes) -> None:
+        """Check that a holder of the key made this body.
+
+        Raises:
+            ForeignFrame: Nobody with this key did.
+        """
+        _, digest = _HEADER.unpack(header)
+        if not hmac.compare_digest(digest, self._digest(body)):
+            raise ForeignFrame("a message that was made without the key of this run")
+
+    def _digest(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, key=self.secret, digest_size=32).digest()
+
+    def __repr__(self) -> str:
+        return "SharedKey(...)"  # it may stand in a record that is logged
+
+
+class StoreAddress(msgspec.Struct, frozen=True):
+    """Where a store is, and the key of those who may use it. It travels through Ray calls only."""
+
+    host: str
+    port: int
+    key: SharedKey
+
+
+class FrameReader:
+    """Puts received bytes together into bodies of messages."""
+
+    def __init__(self, key: SharedKey) -> None:
+        self._key, self._held = key, bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._held += data
+
+    def next(self) -> bytes | None:
+        """Return the body of the oldest message that is complete; None: there is none.
+
+        Raises:
+            ForeignFrame: These bytes are not from a holder of the key.
+        """
+        if len(self._held) < HEADER_BYTES:
+            return None
+        header = bytes(self._held[:HEADER_BYTES])
+        end = HEADER_BYTES + self._key.body_length(header)
+        if len(self._held) < end:
+            return None
+        body = bytes(self._held[HEADER_BYTES:end])
+        self._key.verify(header, body)
+        del self._held[:end]
+        return body

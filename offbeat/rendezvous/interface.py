@@ -1,0 +1,54 @@
+"""Binds the sockets of collective libraries to the network interface of the run's address.
+
+gloo and NCCL listen on sockets of their own and take the interface from the environment. Without it
+gloo asks the resolver for the machine's name, and NCCL takes the first interface that is not loopback.
+"""
+
+from collections.abc import MutableMapping
+
+import psutil
+
+from offbeat.messages.failures import OffbeatError
+
+
+class AddressNotLocal(OffbeatError):
+    """This machine has no network interface with the address that Ray knows it by."""
+
+    def __init__(self, address: str, known: str) -> None:
+        super().__init__(address, known)
+        self.address, self.known = address, known
+
+    def __str__(self) -> str:
+        return (
+            f"no network interface of this machine has the address {self.address} that Ray knows it "
+            f"by; it has {self.known}. Start Ray here with --node-ip-address set to one of them, so "
+            "that trainer ranks and engines can meet at it"
+        )
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has this address.
+
+    Raises:
+        AddressNotLocal: None has.
+    """
+    found = {
+        each.address.partition("%")[0]: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family.name in ("AF_INET", "AF_INET6")
+    }
+    if address not in found:
+        raise AddressNotLocal(address, ", ".join(sorted(found)))
+    return found[address]
+
+
+def bind_collectives(address: str, environment: MutableMapping[str, str]) -> None:
+    """Have gloo and NCCL use the interface of this address; what the user has set stays.
+
+    Raises:
+        AddressNotLocal: No interface has it.
+    """
+    name = interface_of(address)
+    environment.setdefault("GLOO_SOCKET_IFNAME", name)
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this name, not what begins so

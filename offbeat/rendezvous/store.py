@@ -1,0 +1,155 @@
+"""The store's client: what process groups of torch put their addresses into."""
+
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
+# pyright: reportAttributeAccessIssue=false
+# torch exports Store without declaring it, and declares less of it than it has.
+
+import socket
+import threading
+import weakref
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+import torch.distributed as dist
+from torch.distributed import Store
+
+from offbeat.rendezvous.frames import ForeignFrame, FrameReader, StoreAddress
+from offbeat.rendezvous.requests import (
+    Add,
+    Append,
+    Check,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    Set,
+    StoreReply,
+    StoreRequest,
+)
+
+_SLACK_S: Final = 30.0
+"""How much later than the time a request names its answer may come."""
+_decode_reply = msgspec.msgpack.Decoder(StoreReply).decode
+
+
+class SharedStore(Store):
+    """A ``torch.distributed.Store`` whose server answers only holders of its key.
+
+    torch calls it from Python and, with the interpreter's lock taken, from threads of its own. What
+    torch keeps of it is its C++ half only: whoever makes a process group with it has to keep it.
+    """
+
+    def __init__(self, address: StoreAddress, timeout_s: float) -> None:
+        """Connect.
+
+        Args:
+            address: Of the server.
+            timeout_s: That a key may take to be there, and a connection to be made.
+
+        Raises:
+            DistNetworkError: Nobody can be reached there.
+        """
+        super().__init__()
+        self.set_timeout(timedelta(seconds=timeout_s))
+        self._address, self._lock = address, threading.Lock()
+        self._frames = FrameReader(address.key)
+        try:
+            self._socket = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        except OSError as error:
+            raise self._unreachable(error) from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        weakref.finalize(self, self._socket.close)
+        self.check([])  # until its first request a client is a stranger, and soon closed
+
+    def clone(self) -> "SharedStore":
+        """Return another client of the same store, with a connection of its own."""
+        return SharedStore(self._address, self.timeout.total_seconds())
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # --- under the names that Python code calls --------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask(Set([key], [_encoded(value)]))
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, amount: int) -> int:
+        return self._ask(Add(key, amount)).number
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask(Check(keys)).number)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._values(keys, self.timeout if timeout is None else timeout)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        request = CompareSet(key, _encoded(expected), _encoded(desired))
+        return self._ask(request).values[0]
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._ask(Append(key, _encoded(value)))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._values(keys, self.timeout)
+
+    def multi_set(self, keys: list[str], values: list[str] | list[bytes]) -> None:
+        self._ask(Set(keys, [_encoded(each) for each in values]))
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    # --- under the names that torch's C++ looks for ----------------------------------------------
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802
+        return bool(self._ask(Delete(key)).number)
+
+    def getNumKeys(self) -> int:  # noqa: N802
+        return self._ask(Count()).number
+
+    # --- the connection --------------------------------------------------------------------------
+
+    def _values(self, keys: list[str], timeout: timedelta) -> list[bytes]:
+        """Return the values of keys once all are there.
+
+        Raises:
+            DistStoreError: They were not there in time.
+        """
+        timeout_s = timeout.total_seconds()
+        reply = self._ask(Get(keys, timeout_s), timeout_s)
+        if reply.is_late:
+            named = ", ".join(keys[:3])
+            raise dist.DistStoreError(f"not there after {timeout_s:g} s: {named}")
+        return reply.values
+
+    def _ask(self, request: StoreRequest, timeout_s: float = 0.0) -> StoreReply:
+        """Return the answer to one request.
+
+        Raises:
+            DistNetworkError: The server is gone, or is another one.
+        """
+        message = self._address.key.frame(msgspec.msgpack.encode(request))
+        with self._lock:
+            try:
+                self._socket.settimeout(timeout_s + _SLACK_S)
+                self._socket.sendall(message)
+                while (body := self._frames.next()) is None:
+                    data = self._socket.recv(1 << 16)
+                    if not data:
+                        raise ConnectionError("it closed the connection")
+                    self._frames.feed(data)
+            except (OSError, ForeignFrame) as error:
+                self._socket.close()  # an answer that comes late is not that of the next request
+                raise self._unreachable(error) from error
+        return _decode_reply(body)
+
+    def _unreachable(self, error: Exception) -> Exception:
+        where = f"{self._address.host}:{self._address.port}"
+        return dist.DistNetworkError(f"the store at {where} cannot be reached: {error}")
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
