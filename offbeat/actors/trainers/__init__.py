@@ -7,7 +7,8 @@ batches/              prompt groups as padded rows and tensors
 dispatch              which rank gets which rows, the same number of microbatches each (pure)
 trainer_actor         the Ray actor around it: fences, failures, its own log
 rank_parts            what a rank's actor is put together from
-expert_names          the experts of a layer apart or together, as the receiver names them
+expert_names          the experts of a layer apart or together, with or without a gate
+receiver_names        which of these names the engines of a run load, proved before the first step
 checkpoint_store      checkpoints on disk: written whole, found again, kept in order
 checkpoint_manifest   what a checkpoint says of itself, and whether that is true
 checkpoint_disk       the disk, in six operations

@@ -3,6 +3,7 @@
     apart       ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
     together    ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
 
+Experts without a gate have ``up_proj`` [E, I, H] instead of ``gate_up_proj`` when they are together.
 A trainer knows one of the two, an engine one of the two. Both functions of a pair go through the
 tensors in the same order, leave alone what is no expert or is as it should be, and hold the experts
 of one layer at a time.
@@ -11,15 +12,15 @@ Legend: E experts, I columns of one, H hidden.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
+
+from offbeat.messages.failures import OffbeatError
 
 Meta = tuple[str, tuple[int, ...], str]
 """Name, shape and type of a tensor."""
@@ -27,16 +28,19 @@ Meta = tuple[str, tuple[int, ...], str]
 Named = tuple[str, Tensor]
 
 _APART: Final = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-_TOGETHER: Final = re.compile(r"(.+\.experts)\.(gate_up|down)_proj")
+_TOGETHER: Final = re.compile(r"(.+\.experts)\.(gate_up|up|down)_proj")
+_TOGETHER_AXES: Final = 3
 
 
-def files_hold_experts_apart(directory: str | Path) -> bool:
-    """Whether a Hugging Face directory's safetensors files name each expert."""
-    for file in sorted(Path(directory).glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            if any(_APART.fullmatch(name) for name in opened.keys()):  # noqa: SIM118 -- no mapping
-                return True
-    return False
+class UnjoinedExperts(OffbeatError):
+    """The experts of a layer that are not all of one form, so that they cannot be held together."""
+
+    def __init__(self, experts: str, matrix: str) -> None:
+        super().__init__(experts, matrix)
+        self.experts, self.matrix = experts, matrix
+
+    def __str__(self) -> str:
+        return f"the experts {self.experts} cannot be joined: one has no {self.matrix}, others have"
 
 
 def metas_together(metas: Iterable[Meta]) -> Iterator[Meta]:
@@ -46,9 +50,12 @@ def metas_together(metas: Iterable[Meta]) -> Iterator[Meta]:
             yield from group
             continue
         shapes = {_place(name): (shape, dtype) for name, shape, dtype in group}
-        count = 1 + max(number for _, number in shapes)
-        (columns, hidden), dtype = shapes["gate", 0]
-        yield f"{experts}.gate_up_proj", (count, 2 * columns, hidden), dtype
+        count, is_gated = _form(experts, shapes)
+        (columns, hidden), dtype = shapes["up", 0]
+        if is_gated:
+            yield f"{experts}.gate_up_proj", (count, 2 * columns, hidden), dtype
+        else:
+            yield f"{experts}.up_proj", (count, columns, hidden), dtype
         yield f"{experts}.down_proj", (count, hidden, columns), dtype
 
 
@@ -59,16 +66,21 @@ def named_together(named: Iterable[Named]) -> Iterator[Named]:
             yield from group
             continue
         held = {_place(name): tensor for name, tensor in group}
-        numbers = range(1 + max(number for _, number in held))
-        halves = [torch.cat([held["gate", each], held["up", each]]) for each in numbers]
-        yield f"{experts}.gate_up_proj", torch.stack(halves)
+        count, is_gated = _form(experts, held)
+        numbers = range(count)
+        if is_gated:
+            halves = [torch.cat([held["gate", each], held["up", each]]) for each in numbers]
+            yield f"{experts}.gate_up_proj", torch.stack(halves)
+        else:
+            yield f"{experts}.up_proj", torch.stack([held["up", each] for each in numbers])
         yield f"{experts}.down_proj", torch.stack([held["down", each] for each in numbers])
 
 
 def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
     """Name, shape and type of what ``named_apart`` yields."""
     for name, shape, dtype in metas:
-        if (found := _TOGETHER.fullmatch(name)) is None:
+        found = _TOGETHER.fullmatch(name)
+        if found is None or len(shape) != _TOGETHER_AXES:
             yield name, shape, dtype
             continue
         experts, rows, columns = shape
@@ -81,7 +93,8 @@ def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
 def named_apart(named: Iterable[Named]) -> Iterator[Named]:
     """Every expert's matrices by themselves."""
     for name, tensor in named:
-        if (found := _TOGETHER.fullmatch(name)) is None:
+        found = _TOGETHER.fullmatch(name)
+        if found is None or tensor.ndim != _TOGETHER_AXES:
             yield name, tensor
             continue
         kinds = _KINDS[found[2]]
@@ -102,7 +115,22 @@ AS_THEY_ARE: Final = ExpertNames(iter, iter)
 APART: Final = ExpertNames(metas_apart, named_apart)
 TOGETHER: Final = ExpertNames(metas_together, named_together)
 
-_KINDS: Final = {"gate_up": ("gate", "up"), "down": ("down",)}
+_KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
+
+
+def _form(experts: str, held: Collection[tuple[str, int]]) -> tuple[int, bool]:
+    """How many experts there are, and whether they have a gate.
+
+    Raises:
+        UnjoinedExperts: A matrix is there for some of them only.
+    """
+    count = 1 + max(number for _, number in held)
+    is_gated = any(kind == "gate" for kind, _ in held)
+    for number in range(count):
+        for kind in ("gate", "up", "down") if is_gated else ("up", "down"):
+            if (kind, number) not in held:
+                raise UnjoinedExperts(experts, f"{number}.{kind}_proj")
+    return count, is_gated
 
 
 def _experts_of(name: str) -> str:

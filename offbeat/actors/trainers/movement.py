@@ -55,7 +55,7 @@ def check_moved(
     Raises:
         WeightsUnmoved: The step had a learning rate and a gradient, and no sampled weight moved.
     """
-    seen = peers.gathered(tuple(movement))
+    seen = peers.gathered(movement, _MOVEMENTS)
     expected = sum(count for _, count in seen)
     if not any(moved for moved, _ in seen) and expected and learning_rate > 0 and grad_norm > 0:
         raise WeightsUnmoved(peers.rank, step, learning_rate, grad_norm, expected)

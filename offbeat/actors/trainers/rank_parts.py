@@ -4,15 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from offbeat.actors.trainers.expert_names import (
-    APART,
-    AS_THEY_ARE,
-    TOGETHER,
-    Meta,
-    Named,
-    files_hold_experts_apart,
-)
+from offbeat.actors.trainers.expert_names import Meta, Named
 from offbeat.actors.trainers.peers import Peers
+from offbeat.actors.trainers.receiver_names import names_for_files, names_for_module
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
@@ -55,19 +49,22 @@ def source_of(
 ) -> GatheredSource:
     """What sends the weights of one rank, under the names that the run's engines hold them by.
 
-    An embedded engine is a module of transformers, which holds the experts of a layer together; a vLLM
-    engine goes by the names of the model's files.
-
     Args:
         spec: Of the rank.
         metas: Name, shape and type of every weight, in the order of ``named``.
         named: Goes through the whole weights, on all ranks together.
+
+    Raises:
+        UnsupportedModel: The engines hold them under names that are not known here.
     """
-    sync, names = spec.config.sync, TOGETHER
-    if spec.config.generator.backend == "vllm":
-        names = APART if files_hold_experts_apart(spec.model_path) else AS_THEY_ARE
+    config, sync, held = spec.config, spec.config.sync, list(metas)
+    if config.generator.backend == "vllm":
+        names = names_for_files(spec.model_path, held)
+    else:
+        remote_code = config.model.trust_remote_code
+        names = names_for_module(spec.model_path, held, remote_code=remote_code)
     return GatheredSource(
-        names.metas(metas),
+        names.metas(held),
         lambda: names.named(named()),
         int(sync.chunk_mb * 2**20),
         WirePolicy(sync.wire_dtype, sync.keep_float32),
