@@ -13,7 +13,7 @@ from offbeat.actors.ray_ports import Packed
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import NotInSpool, read, sweep
-from offbeat.transfer_queue.spool_holds import Hold, Holds
+from offbeat.transfer_queue.spool_holds import Hold, Holds, PassedOver
 
 log = structlog.stdlib.get_logger()
 
@@ -28,10 +28,11 @@ class RaySpool:
 
     def __init__(self, directory: Path, needed: Iterable[str] = ()) -> None:
         """Take over a spool: segments that are not ``needed`` are removed at once."""
+        needed = frozenset(needed)
         self._directory = directory
-        self._holds = Holds()
+        self._holds = Holds(needed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        sweep(directory, set(needed))
+        sweep(directory, needed)
 
     def readable(self, receipt: Receipt) -> Packed | None:
         """The columns this receipt vouches for, owned by this process now; None when they are gone."""
@@ -53,12 +54,19 @@ class RaySpool:
         hold = self._holds.hold(place)
         if unneeded := self._holds.unneeded():
             self._thread.submit(self._remove, unneeded)
+        for left in self._holds.passed_over():
+            self._thread.submit(self._remove_unnamed, left)
         return hold
 
     def close(self, needed: Iterable[str]) -> None:
         """Nobody holds anything any more: leave only what the next controller needs. Blocks."""
         self._thread.shutdown()
         sweep(self._directory, set(needed))
+
+    def _remove_unnamed(self, left: PassedOver) -> None:
+        """Remove segments that no receipt has named: all their groups were cancelled."""
+        files = [path.name for path in self._directory.glob(f"{left.producer}.*")]
+        self._remove([name for name in files if left.includes(name)])
 
     def _remove(self, segments: list[str]) -> None:
         for segment in segments:

@@ -2,13 +2,18 @@
 
 A segment is let go as a whole, once nobody holds a group in it and its producer writes to another
 one. So what is on disk is bounded by what is held, one segment a producer, and what shares a
-segment with either.
+segment with either. A segment of which every group was cancelled before its answer came is never
+named by a receipt: it is found among the files when its producer is known to write to a later one.
 """
 
 from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from offbeat.messages.groups import Spooled
 from offbeat.transfer_queue.spool import parts
+
+_DOTS = 3  # in the name of a segment
 
 
 class Hold:
@@ -23,11 +28,33 @@ class Hold:
         self._let_go.append(self._segment)  # one atomic step: any thread may collect garbage
 
 
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Which segments of a producer that has moved on to a later one nobody needs. For any thread."""
+
+    producer: str
+    life: str
+    number: int  # of the segment it writes to, or a later one than any of these
+    former_lives: frozenset[str]
+    needed: frozenset[str]
+
+    def includes(self, segment: str) -> bool:
+        """Whether a file of this name can go."""
+        if segment in self.needed or segment.count(".") != _DOTS:
+            return False
+        producer, life, number = parts(segment)
+        is_former = life in self.former_lives or (life == self.life and number < self.number)
+        return producer == self.producer and is_former
+
+
 class Holds:
     """Counts holds by segment. All methods belong to one thread."""
 
-    def __init__(self) -> None:
-        self._held = Counter[str]()
+    def __init__(self, needed: Iterable[str] = ()) -> None:
+        """``needed``: segments that a former controller held; they stay."""
+        self._held, self._needed = Counter[str](), frozenset(needed)
+        self._lives = dict[str, set[str]]()  # of each producer, that have named a segment
+        self._moved = set[str]()  # producers whose newest segment is another since last asked
         self._open: dict[str, str] = {}  # the newest segment of each producer
         self._let_go = deque[str]()  # by holds that have died, not yet counted
 
@@ -42,6 +69,8 @@ class Holds:
         before = self._open.get(producer)
         if _is_newer(place.segment, before):
             self._open[producer] = place.segment
+            self._lives.setdefault(producer, set()).add(parts(place.segment)[1])
+            self._moved.add(producer)
             if before is not None:
                 self._held[before] += 1
                 self._let_go.append(before)  # nobody may hold it: it is looked at like one let go
@@ -57,6 +86,17 @@ class Holds:
                 del self._held[segment]
                 free.append(segment)
         return free
+
+    def passed_over(self) -> list[PassedOver]:
+        """For each producer that has moved on since the last call: what it has left behind."""
+        moved, self._moved = self._moved, set[str]()
+        held = frozenset(name for name, count in self._held.items() if count > 0)
+        left = list[PassedOver]()
+        for producer in sorted(moved):
+            _, life, number = parts(self._open[producer])
+            former = frozenset(self._lives[producer] - {life})
+            left.append(PassedOver(producer, life, number, former, held | self._needed))
+        return left
 
 
 def _is_newer(segment: str, than: str | None) -> bool:

@@ -187,3 +187,41 @@ def test_the_end_of_a_run_leaves_what_the_next_controller_needs(tmp_path: Path) 
     spool = RaySpool(tmp_path, {receipt.spooled.segment})
     spool.close({receipt.spooled.segment})
     assert [path.name for path in tmp_path.iterdir()] == [receipt.spooled.segment]
+
+
+def test_segments_whose_groups_were_all_cancelled_go_when_their_producer_writes_another(
+    tmp_path: Path,
+) -> None:
+    """Their receipts were never read: nobody has named them."""
+    writer = SpoolWriter(tmp_path, "environment-0", "7-a", segment_bytes=1)  # a segment a group
+    needed = writer.write(columns(0))
+    other = SpoolWriter(tmp_path, "environment-01", "7-a").write(columns(9))
+    spool = RaySpool(tmp_path, {needed.segment, other.segment})
+    _cancelled, held, _cancelled, newest = (writer.write(columns(each)) for each in range(1, 5))
+    holds = [
+        spool.hold(msgspec.structs.replace(made(1, 1), spooled=place)) for place in (held, newest)
+    ]
+    spool.close({path.name for path in tmp_path.iterdir()})
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {each.segment for each in (needed, other, held, newest)}
+    assert None not in holds
+
+
+def test_a_replaced_producers_segments_go_once_its_next_life_is_heard_of(tmp_path: Path) -> None:
+    def write(life: str, ordinal: int) -> Receipt:
+        place = SpoolWriter(tmp_path, "environment-0", life).write(columns(ordinal))
+        return msgspec.structs.replace(made(ordinal, 1), spooled=place)
+
+    spool = RaySpool(tmp_path)
+    first = write("7-a", 0)
+    holds = [spool.hold(first)]
+    (tmp_path / "environment-0.7-a.000002.spool").touch()  # cancelled, then the process died
+    second = write("8-b", 1)
+    (tmp_path / "environment-0.9-c.000001.spool").touch()  # a life that has named nothing yet
+    holds.append(spool.hold(second))
+    spool.close({path.name for path in tmp_path.iterdir()})
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "environment-0.7-a.000002.spool" not in left
+    assert "environment-0.9-c.000001.spool" in left
+    assert {each.spooled.segment for each in (first, second) if each.spooled} <= left
+    assert None not in holds
