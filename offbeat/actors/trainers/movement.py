@@ -9,6 +9,7 @@ it, so the check costs two small copies per step whatever the size of the model.
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ class Movement(NamedTuple):
     expected: int  # sampled elements that had a gradient; counted only when none moved
 
 
+_MOVEMENTS: Final = msgspec.msgpack.Decoder(Movement)
 NOT_UPDATED: Final = Movement(moved=False, expected=0)
 """Of a step that was not taken."""
 
