@@ -1,8 +1,10 @@
 """A causal LM in and out of a Hugging Face directory."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import torch
 import xxhash
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -71,3 +73,34 @@ def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) 
     """
     with replaced(Path(directory), Path(like)) as staged:
         model.save_pretrained(staged)
+
+
+def save_weights(
+    weights: Mapping[str, Tensor],
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    directory: str | Path,
+    like: str | Path,
+) -> None:
+    """Write whole weights as ``save_model`` writes those of ``model``, of which this rank has a part.
+
+    A model without memory stands for it: nothing is held a second time.
+    """
+    with torch.device("meta"):
+        shell = AutoModelForCausalLM.from_config(
+            model.config, dtype=dtype, trust_remote_code=model.is_remote_code()
+        )
+    shell.generation_config = model.generation_config
+    # What was renamed when the files were read has to be renamed back when they are written.
+    shell._weight_conversions = model._weight_conversions  # noqa: SLF001
+    with replaced(Path(directory), Path(like)) as staged:
+        shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
+
+
+def _with_tied(shell: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under all their names, as a module's ``state_dict`` has them."""
+    first_names, named = dict[int, str](), dict[str, Tensor]()
+    for name, tensor in shell.state_dict(keep_vars=True).items():
+        first = first_names.setdefault(id(tensor), name)
+        named[name] = weights[first]
+    return named

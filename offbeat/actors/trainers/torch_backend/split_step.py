@@ -40,6 +40,7 @@ from offbeat.actors.trainers.torch_backend.model import (
     linear_to_pair_ratio,
     load_model,
     save_model,
+    save_weights,
     vocabulary,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
@@ -225,9 +226,7 @@ class TorchTrainer(SplitStep):
             return
         whole = {name: each.cpu() for name, each in self.named_weights() if self.is_first}
         if self.is_first:
-            model = self._load_model()
-            Weights(model).fill(whole)
-            save_model(model, directory, like=self.model_path)
+            save_weights(whole, self._model, self._dtype, directory, like=self.model_path)
 
     @property
     def identity(self) -> Identity:
