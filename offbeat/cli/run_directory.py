@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import yaml
 
+from offbeat.cli.run_inputs import DATA, MODEL, input_digests, read_inputs, write_inputs
 from offbeat.config.dump import to_yaml
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED
@@ -50,6 +51,7 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
             # The config is the mark of a taken directory; creating it settles a race of two runs.
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
                 file.write(to_yaml(config, os.environ))
+            write_inputs(config, candidate)
         except FileExistsError:
             continue
         except OSError as error:
@@ -80,11 +82,12 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
     content = to_yaml(config, os.environ)
     try:
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-        _check_fixed(before, yaml.safe_load(content), directory)
+        _check_fixed(before, yaml.safe_load(content), directory, _changed_inputs(config, directory))
         _check_journal(directory)
         _check_unfinished(config, directory)
         (directory / JOURNAL).mkdir(exist_ok=True)
         write_atomically(directory / CONFIG, content.encode())
+        write_inputs(config, directory)
         (directory / SUMMARY).unlink(missing_ok=True)
     except (OSError, yaml.YAMLError) as error:
         fix = "Make it readable and writable, or start a new run"
@@ -165,15 +168,30 @@ _FIXED: Final = (
 """What the books of a run are made of: with another value its ordinals or steps mean other things."""
 
 
-def _check_fixed(before: object, now: object, directory: Path) -> None:
-    """What the books are made of is as it was."""
+def _changed_inputs(config: RunConfig, directory: Path) -> dict[str, str]:
+    """Return what is wrong with the run's input files by recipe key; "" where they are as they were.
+
+    A key that is missing was not recorded, or is no local file: then its name has to do.
+    """
+    before, now = read_inputs(directory), input_digests(config)
+    problems = {
+        DATA: "has other prompts than those the run has drawn from",
+        MODEL: "has another config, tokenizer or code than the run began with",
+    }
+    known = {key: before[key] == now[key] for key in before.keys() & now.keys()}
+    return {key: "" if same else f"{key} {problems[key]}" for key, same in known.items()}
+
+
+def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
+    """What the books are made of is as it was. Prompts may have moved, if they are the same."""
     was, wanted = dict(_leaves(before)), dict(_leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
     changed = [
         f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
         for key in keys
-        if wanted.get(key) != was.get(key)
+        if wanted.get(key) != was.get(key) and not (key == DATA and DATA in inputs)
     ]
+    changed += [problem for problem in inputs.values() if problem]
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
         raise RunDirUnusable(str(directory), "; ".join(changed), fix)

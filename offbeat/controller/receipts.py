@@ -21,6 +21,11 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
             f"answer for ordinal {receipt.ordinal} attempt {receipt.attempt}, asked for "
             f"ordinal {task.ordinal} attempt {task.attempt}"
         )
+    if receipt.sampling != task.sampling:
+        return (
+            f"sampled under other settings ({receipt.sampling or 'unknown'}) than those asked for "
+            f"({task.sampling or 'unknown'})"
+        )
     sizes = {
         len(receipt.rewards),
         len(receipt.prompt_tokens),

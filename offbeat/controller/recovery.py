@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
@@ -41,6 +42,7 @@ class Recovery:
         """``on_taken`` gets the groups of a step whose end the trainer knows and the journal does not."""
         self._state, self._gang, self._sync = state, gang, sync
         self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
+        self._sampling = sampling_identity(state.config)
 
     async def start(self) -> None:
         """Take over: from nothing, or from what the journal says of former controllers.
@@ -150,12 +152,19 @@ class Recovery:
             ledger.unclaim(key.step, key.attempt)
 
     def _take_payloads(self) -> None:
-        """Ready groups whose payload outlived its owner stay; the others are rolled out again."""
+        """Ready groups whose payload outlived its owner stay; the others are rolled out again.
+
+        So are those that were sampled under other settings than the run's: the recipe of a resumed
+        run may have changed.
+        """
         state, ledger = self._state, self._state.ledger
-        lost = list[int]()
+        lost, other = list[int](), list[int]()
         for group in ledger.ready.values():
             receipt = group.receipt
             if receipt is None or group.ordinal in state.queue:
+                continue
+            if receipt.sampling != self._sampling:
+                other.append(group.ordinal)
                 continue
             payload = self._payloads.readable(receipt)
             if payload is None:
@@ -165,8 +174,11 @@ class Recovery:
                     group.ordinal, group.attempt, receipt.columns, receipt.payload_bytes, payload
                 )
         self._return(lost, "payload_lost")
-        for ordinal in lost:
+        self._return(other, "other_sampling")
+        for ordinal in (*lost, *other):
             self._rollouts.again(ordinal)
+        if other:
+            log.warning("run.other_sampling", groups=len(other), now=self._sampling)
 
     def _return(self, ordinals: Iterable[int], reason: str) -> None:
         for ordinal in ordinals:

@@ -17,6 +17,7 @@ from typing import NamedTuple, NoReturn
 import structlog
 
 from offbeat.config.rollouts import WindowedConfig
+from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import Engine
 from offbeat.controller.ledger import Group, Place
@@ -71,6 +72,7 @@ class RolloutPump:
         self._backing_off = set[int]()  # waiting groups that are not in the heap yet
         self._running: dict[int, _Running] = {}
         config = state.config
+        self._sampling = sampling_identity(config)
         self._filter = GroupFilter(config.filters, config.groups_per_step)
         self._max_in_flight = config.rollout.max_in_flight or state.sampler.reach
         self._capacity_groups = config.buffer.capacity_groups or state.sampler.reach
@@ -213,6 +215,7 @@ class RolloutPump:
             engine=engine.name,
             seed=group_seed(config.seed, prompt.ordinal),
             deadline_s=config.rollout.deadline_s,
+            sampling=self._sampling,
         )
 
     # --- one rollout -----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
     seed: int  # of this group; sample i uses (seed, i)
     deadline_s: float
     evaluation: bool = False  # scored and reported, never trained; ordinals are of its own source
+    sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
 
     @property
     def ordinal(self) -> int:
@@ -77,6 +78,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reward_s: float = 0.0  # time in the environment and the reward
     spooled: Spooled | None = None  # None: the columns live and die with the controller
     kept_kv: tuple[int, ...] = ()  # of each sample, tokens over older keys; empty: none of any
+    sampling: str = ""  # identity of the settings it was sampled under; empty: not known
 
     @property
     def samples(self) -> int:

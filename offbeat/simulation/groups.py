@@ -56,6 +56,7 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
         _TOKEN_BYTES * sum(lengths),
         0.3,
         0.02,
+        sampling=task.sampling,
     )
 
 

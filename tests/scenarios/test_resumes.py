@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offbeat.controller.commands import Abort, Stop
-from offbeat.controller.events import Dispatched, Dropped, Rewound, StepApplied
+from offbeat.controller.events import Committed, Dispatched, Dropped, Returned, Rewound, StepApplied
 from tests.support.fakes import FakePrompts
 from tests.support.scenarios import (
     EVERY_SAMPLER,
@@ -220,3 +220,46 @@ def test_a_dropped_prompt_is_not_drawn_again_by_the_next_incarnation() -> None:
     play(world)
     assert not dropped & set(world.trained)
     assert not dropped & {ordinal for ordinal, _ in world.rollouts.started}
+
+
+# --- other sampling settings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [
+        {"sampling": {"temperature": 0.5}},
+        {"sampling": {"top_p": 0.9}},
+        {"sampling": {"max_new_tokens": 7}},
+        {"sampling": {"stop_token_ids": [5]}},
+        {"max_model_len": 100},
+    ],
+    ids=str,
+)
+def test_groups_sampled_under_other_settings_are_rolled_out_again(
+    generator: dict[str, Any],
+) -> None:
+    before = World()
+    before.trainer.step_s = 30.0  # the buffer fills
+    outcome(before, (50.0, lambda: before.built.control(Abort("test"))))
+    ledger = before.built.state.ledger
+    ready = {*ledger.ready, *ledger.training}
+    assert ledger.ready and ledger.training, "those of the open step are ready once it is undone"
+    world = next_incarnation(before, {"generator": generator}, payloads=SurvivingPayloads())
+    play(world)
+    world.assert_books_agree()
+    again = {each.ordinal for each in world.events(Returned) if each.reason == "other_sampling"}
+    assert again == ready
+    asked = {each.receipt.sampling for each in world.events(Committed)}
+    assert len(asked) == 2, "what was trained last was sampled under the new settings"
+
+
+def test_groups_sampled_under_the_same_settings_are_trained_as_they_are() -> None:
+    before = World()
+    before.trainer.step_s = 30.0
+    outcome(before, (50.0, lambda: before.built.control(Abort("test"))))
+    ready = set(before.built.state.ledger.ready)
+    world = next_incarnation(before, {}, payloads=SurvivingPayloads())
+    play(world)
+    fresh = world.journal.events[len(before.journal.events) :]
+    assert ready.isdisjoint(each.ordinal for each in fresh if isinstance(each, Dispatched))

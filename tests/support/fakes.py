@@ -213,6 +213,7 @@ def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Rece
         version_spans=(((version, 2),),) * n,
         columns=("response_ids",),
         payload_bytes=100,
+        sampling=task.sampling,
     )
 
 

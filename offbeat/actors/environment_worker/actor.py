@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import ray
 
 from offbeat.actors.call import RemoteBug, first_line, reply_of
@@ -18,6 +19,7 @@ from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import incarnation, prepare
 from offbeat.config.run import RunConfig
+from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.factory import make_environment
 from offbeat.environments.text import Tokenizer
 from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
@@ -65,6 +67,7 @@ class EnvironmentActor:
             max_new_tokens=sampling.max_new_tokens,
             stop_token_ids=sampling.stop_token_ids,
         )
+        self._sampled_under = sampling_identity(spec.config)
         self._environment = make_environment(
             spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
         )
@@ -117,6 +120,7 @@ class EnvironmentActor:
             raise
         except Exception as error:  # classified where it happened, before it crosses
             raise classified(error, task) from error
+        receipt = msgspec.structs.replace(receipt, sampling=self._sampled_under)
         if config.rollout.log and not task.evaluation:
             self._log.add(task, receipt, columns)
         if self._spooling is not None and not task.evaluation:

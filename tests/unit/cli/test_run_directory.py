@@ -225,3 +225,56 @@ def test_a_run_that_lost_its_journal_is_not_begun_again_from_nothing(
         (run_dir / "journal").rename(run_dir / "elsewhere")
     with pytest.raises(RunDirUnusable, match="its journal is empty or gone"):
         reopen_run_dir(config("unused"), run_dir)
+
+
+# --- what a run is made of, by content -------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run over a file of prompts and a model directory."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "1+1"}\n')
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_text("weights")
+    made = make_run_dir(over(tmp_path, "rows.jsonl"), tmp_path / "run")
+    (made / "journal").mkdir()
+    (made / "journal" / "events-000001.bin").write_bytes(b"?")
+    return made
+
+
+def over(tmp_path: Path, rows: str) -> RunConfig:
+    data = {"path": str(tmp_path / rows), "shuffle": True, "epochs": None}
+    return config("unused", data=data, model={"path": str(tmp_path / "model")})
+
+
+def test_a_run_goes_on_with_its_prompts_wherever_they_have_moved(
+    begun: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").rename(tmp_path / "moved.jsonl")
+    assert reopen_run_dir(over(tmp_path, "moved.jsonl"), begun) == begun
+
+
+def test_a_run_does_not_go_on_with_other_prompts_of_the_same_name(
+    begun: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "2+2"}\n')
+    with pytest.raises(RunDirUnusable, match=r"data\.path has other prompts than those"):
+        reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+
+
+def test_a_run_does_not_go_on_with_another_tokenizer_of_the_same_name(
+    begun: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "model.safetensors").write_text("what the trainer has to verify")
+    reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+    (tmp_path / "model" / "tokenizer.json").write_text('{"version": "2"}')
+    with pytest.raises(RunDirUnusable, match=r"model\.path has another config, tokenizer or code"):
+        reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+
+
+def test_a_run_that_recorded_no_inputs_is_held_to_their_names(begun: Path, tmp_path: Path) -> None:
+    (begun / "inputs.json").unlink()
+    (tmp_path / "moved.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
+    with pytest.raises(RunDirUnusable, match=r"data\.path is .*moved\.jsonl"):
+        reopen_run_dir(over(tmp_path, "moved.jsonl"), begun)

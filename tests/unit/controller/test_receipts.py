@@ -80,3 +80,7 @@ def test_a_group_of_the_right_shape_but_of_another_size_than_asked_is_refused() 
         )
     }
     assert judged(**one) == "group of [1] samples, asked for 2"
+
+
+def test_a_group_sampled_under_other_settings_than_those_asked_for_is_refused() -> None:
+    assert "sampled under other settings (0123456789ab)" in str(judged(sampling="0123456789ab"))

@@ -1,0 +1,25 @@
+"""What the tokens of a group depend on besides the weights, as one short name."""
+
+import hashlib
+import json
+
+from offbeat.config.run import RunConfig
+
+
+def sampling_identity(config: RunConfig) -> str:
+    """Return a name that differs wherever groups are sampled under other settings.
+
+    A stored group may be trained only under the settings it was sampled under: the trainer computes
+    the probabilities of its tokens at the present temperature, and compares them with those that the
+    engine recorded. With other limits the samples are of another distribution. What else a group is
+    made of (model, data, environment, seed) a resumed run cannot change.
+    """
+    generator = config.generator
+    settings = {
+        "sampling": generator.sampling.model_dump(mode="json"),
+        "max_model_len": generator.max_model_len,
+        "max_turns": config.environment.max_turns,
+        "kv": generator.vllm.kv if generator.backend == "vllm" else None,
+    }
+    content = json.dumps(settings, sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
