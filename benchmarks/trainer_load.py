@@ -6,12 +6,14 @@ Makes a random Qwen 3 of about so many parameters in a temporary directory, cuts
 machine's CPU, and exports it again. *Own* memory is the anonymous part of the resident memory (Linux,
 ``RssAnon``), looked at every 5 ms: pages of files that are mapped can be dropped, and do not count.
 Prints MiB by rank and phase, less what the process held before it loaded; *held* is after the phase.
+The C library gives large blocks back at once (``MALLOC_MMAP_THRESHOLD_``), so that they count once.
 A rank's share of the model in float32, the masters, is what it cannot do without.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -132,6 +134,7 @@ def main() -> None:
         key = SharedKey.random()
         server = StoreServer(HOST, key)
         at = Rendezvous("load", StoreAddress(HOST, server.port, key), given.ranks, 300.0)
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # read by the processes that start now
         spawn = multiprocessing.get_context("spawn")
         ends = [spawn.Pipe() for _ in range(given.ranks)]
         ranks = [
