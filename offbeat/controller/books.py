@@ -2,7 +2,7 @@
 
 import enum
 from collections import OrderedDict
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -30,6 +30,10 @@ from offbeat.sampler.policy import NEVER
 from offbeat.telemetry.standing import StandingSteps
 
 K = TypeVar("K")
+MOST_REASONS: Final = 100
+"""Distinct reasons that are counted apart; a reason may come from a user's code."""
+OTHER_REASON: Final = "other"
+"""What the reasons beyond those are counted as."""
 
 
 class Place(enum.StrEnum):
@@ -219,7 +223,7 @@ class Books:
             case StepApplied():
                 self._applied(event)
             case StepRefused():
-                _count(self.totals.dropped, event.reason, len(self.training))
+                _count_reason(self.totals.dropped, event.reason, len(self.training))
                 self._end_step()
             case Checkpointed():
                 self._checkpointed(event.version, event.digest)
@@ -240,12 +244,12 @@ class Books:
         if event.kind == "evicted":
             self.totals.evicted += 1
         else:
-            _count(self.totals.retried, event.reason, 1)
+            _count_reason(self.totals.retried, event.reason, 1)
         self._readmit(group)
 
     def _dropped(self, event: Dropped) -> None:
         self._leave(self.groups.pop(event.ordinal))
-        _count(self.totals.dropped, event.reason, 1)
+        _count_reason(self.totals.dropped, event.reason, 1)
         self.totals.given_up += not event.filtered
         if event.shrinks:
             _count(self.shrunk, event.shrinks, 1)
@@ -365,6 +369,12 @@ def _count(counts: dict[K, int], key: K, change: int) -> None:
         counts[key] = total
     else:
         counts.pop(key, None)
+
+
+def _count_reason(counts: dict[str, int], reason: str, groups: int) -> None:
+    """Count, keeping a bounded number of reasons."""
+    known = reason in counts or len(counts) < MOST_REASONS
+    _count(counts, reason if known else OTHER_REASON, groups)
 
 
 def _take(groups_at: dict[int, Held], key: int, ordinal: int) -> None:

@@ -5,7 +5,7 @@ import pickle
 import msgspec
 import pytest
 
-from offbeat.controller.books import Place, Snapshot
+from offbeat.controller.books import MOST_REASONS, OTHER_REASON, Place, Snapshot
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.sampler.policy import NEVER
@@ -104,6 +104,15 @@ def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
     ledger.drop(0, "zero_variance", filtered=True)
     assert ledger.totals.dropped == {"zero_variance": 1}
     assert ledger.totals.given_up == 0
+
+
+def test_reasons_without_end_are_counted_in_a_bounded_number_of_entries() -> None:
+    ledger = Ledger()
+    for number in range(1000):
+        ledger.drop(ledger.admit(NEVER), f"too slow by {number} ms")
+    assert len(ledger.totals.dropped) == MOST_REASONS + 1
+    assert ledger.totals.dropped[OTHER_REASON] == 1000 - MOST_REASONS
+    assert sum(ledger.totals.dropped.values()) == 1000
 
 
 # --- steps -----------------------------------------------------------------------------------------
