@@ -143,6 +143,16 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "attention_chunk_size": 8,
         "use_qk_norm": False,
     },
+    "Llama4Text:tuned": {
+        **_HEADS,
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 2,
+        "use_qk_norm": False,
+        "attention_chunk_size": 4096,
+        "floor_scale": 24,  # from here on, counted along the row, attention is sharper
+        "attn_scale": 2.0,
+    },
     "GPTNeo": {
         **_VOCABULARY,
         **_TOKENS,

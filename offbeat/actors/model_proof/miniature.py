@@ -61,9 +61,20 @@ class _Cut:
             return self._number(name, value)
         return value
 
+    def length(self, value: int, *, cut: bool = True) -> int:
+        """What a length becomes: it is exceeded by ``LENGTH`` if the run's longest sequence exceeds it."""
+        return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
+
+    def may_be_length(self, name: str, value: object) -> bool:
+        """Whether a number may be a length, though its name does not say so."""
+        named = (*_LENGTH_NAMES, *_COUNT_NAMES, *_MOST)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= SHORT:
+            return False
+        return not any(each in name for each in named)
+
     def _sequence(self, values: Sequence[Any]) -> Sequence[Any]:
-        if self.kept_layers is not None and len(values) == self.layers:
-            return [values[place] for place in self.kept_layers]
+        if len(values) == self.layers:
+            return [values[place] for place in self.kept_layers or range(self.layers)]
         factors = all(isinstance(each, int | float) for each in values)
         if factors and len(values) >= SHORT:  # one for each pair of a head's dimensions
             return values[: max(1, len(values) // self.divide)]
@@ -78,8 +89,7 @@ class _Cut:
                 return min(value, most)
         if any(each in name for each in _LENGTH_NAMES):
             is_bound = any(each in name for each in _BOUND_NAMES) and "original" not in name
-            exceeded = value < self.max_model_len and (self.bounds or not is_bound)
-            return min(value, SHORT) if exceeded else LENGTH
+            return self.length(value, cut=self.bounds or not is_bound)
         is_count = any(each in name for each in _COUNT_NAMES)
         return value if is_count or value < _WIDE else max(1, value // self.divide)
 
@@ -95,8 +105,8 @@ def miniature(
         for cut in _cuts(kind, config, max_model_len):
             torch.manual_seed(0)
             try:
-                smaller = _smaller(config, cut)
-                if _parameters(kind, smaller) > _LARGEST_PARAMETERS:
+                smaller = _smaller(kind, config, cut)
+                if sum(each.numel() for each in _shapes(kind, smaller)) > _LARGEST_PARAMETERS:
                     continue
                 model = _made(kind, smaller, "eager")
                 _widen(model)
@@ -121,7 +131,7 @@ def _cuts(
 ) -> Iterator[_Cut]:
     """Cuts to try, the smallest miniature first."""
     layers: int = config.get_text_config(decoder=True).num_hidden_layers
-    small = _parameters(kind, config) <= _SMALL_PARAMETERS
+    small = sum(each.numel() for each in _shapes(kind, config)) <= _SMALL_PARAMETERS
     fewer = layers > _LAYERS and not small
     for kept in dict.fromkeys((_kept_layers(config, layers) if fewer else None, None)):
         for divide in (1,) if small else _divisors(config):
@@ -138,9 +148,9 @@ def _divisors(config: PreTrainedConfig) -> Iterator[int]:
     yield from (2**power for power in range(largest, -1, -1))
 
 
-def _parameters(kind: type[PreTrainedModel], config: PreTrainedConfig) -> int:
+def _shapes(kind: type[PreTrainedModel], config: PreTrainedConfig) -> list[torch.Size]:
     with torch.device("meta"):
-        return sum(each.numel() for each in kind._from_config(config).parameters())  # noqa: SLF001
+        return [each.shape for each in kind._from_config(config).parameters()]  # noqa: SLF001
 
 
 def _made(
@@ -161,9 +171,33 @@ def _widen(model: PreTrainedModel) -> None:
             module.weight.normal_(0, _GAIN / math.sqrt(module.weight.shape[0]))
 
 
-def _smaller(config: PreTrainedConfig, cut: _Cut) -> PreTrainedConfig:
-    values = config.to_dict()
-    return type(config).from_dict({name: cut.value(name, each) for name, each in values.items()})
+def _smaller(kind: type[PreTrainedModel], config: PreTrainedConfig, cut: _Cut) -> PreTrainedConfig:
+    """The config of a miniature.
+
+    A number that no weight's shape depends on is behaviour, and may be a length: it is cut like one.
+    """
+    given = config.to_dict()
+    values = {name: cut.value(name, each) for name, each in given.items()}
+    smaller = type(config).from_dict(values)
+    shapes = _shapes(kind, smaller)
+    for name in (name for name, each in given.items() if cut.may_be_length(name, each)):
+        values_then = {**values, name: cut.length(given[name])}
+        if cut.bounds and _has_shapes(kind, type(config), values_then, shapes):
+            values = values_then
+    return type(config).from_dict(values)
+
+
+def _has_shapes(
+    kind: type[PreTrainedModel],
+    config: type[PreTrainedConfig],
+    values: dict[str, Any],
+    shapes: list[torch.Size],
+) -> bool:
+    try:
+        return _shapes(kind, config.from_dict(dict(values))) == shapes
+    except Exception as error:  # noqa: BLE001 -- as above
+        _log.debug("miniature.refused", error=str(error)[:200])
+        return False
 
 
 def _kept_layers(config: PreTrainedConfig, layers: int) -> tuple[int, ...]:

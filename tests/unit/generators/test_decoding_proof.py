@@ -10,7 +10,16 @@ from tests.support.model_families import FAMILIES, LONG_ROPES, family_model
 
 EXACT = 2e-3  # nat, of any token
 SERVED = {"Llama", "GPT2", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma", "Phi3", "Olmo2", "Granite", "OPT"}
-IN_EVERY_SUITE = {"Llama", "GPT2", "Gemma2", "Qwen3Moe", "Jamba", "Bloom", "Falcon:alibi"}
+IN_EVERY_SUITE = {
+    "Llama",
+    "GPT2",
+    "Gemma2",
+    "Qwen3Moe",
+    "Llama4Text:tuned",
+    "Jamba",
+    "Bloom",
+    "Falcon:alibi",
+}
 TABLE = [
     pytest.param(name, marks=[] if name in IN_EVERY_SUITE else pytest.mark.long)
     for name in FAMILIES

@@ -26,6 +26,7 @@ IN_EVERY_SUITE = {
     "Qwen3Moe",
     "Mistral",
     "Gemma2",
+    "Llama4Text:tuned",
     "GPTNeo",
     "Bloom",
     "Falcon:alibi",
