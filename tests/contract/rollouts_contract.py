@@ -24,6 +24,9 @@ SAMPLES = 3
 class Bench(ABC):
     """Workers with two engines: one is quick, requests to the other never end."""
 
+    sampling: str = ""
+    """Identity of the settings that the workers sample under."""
+
     def __init__(self, rollouts: Rollouts, generators: Mapping[str, Generator]) -> None:
         self.rollouts, self.generators = rollouts, generators
 
@@ -33,7 +36,10 @@ class Bench(ABC):
 
     def task(self, ordinal: int, attempt: int = 1, engine: str = QUICK) -> RolloutTask:
         prompt = Prompt(ordinal, 0, ordinal, {"text": f"what is {ordinal}?"})
-        return RolloutTask(prompt, attempt, SAMPLES, engine, 99 + ordinal, 60.0)
+        seed, deadline_s = 99 + ordinal, 60.0
+        return RolloutTask(
+            prompt, attempt, SAMPLES, engine, seed, deadline_s, sampling=self.sampling
+        )
 
     def endless(self, ordinal: int, attempt: int = 1) -> RolloutTask:
         return self.task(ordinal, attempt, SLOW)

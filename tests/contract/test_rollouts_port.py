@@ -17,6 +17,7 @@ from offbeat.actors.generators.stub_actor import StubEngineActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.config.run import RunConfig, StubConfig
+from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.failpoints import Failpoint
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
@@ -101,6 +102,8 @@ def play_in_simulation(story: Story) -> None:
 
 
 class RealBench(Bench):
+    sampling = sampling_identity(CONFIG)
+
     def impossible(self, ordinal: int) -> RolloutTask:
         task = self.task(ordinal)
         long = msgspec.structs.replace(task.prompt, data={"text": "too long" * 100})
