@@ -109,14 +109,15 @@ class LiveRun:
         until("the command ends", look, within_s=within_s, explain=self._story)
         return self._driver.returncode
 
+    @property
+    def steps_so_far(self) -> int:
+        """Steps that the trainer has applied."""
+        log = self.run_dir / "logs" / "trained-rank0.jsonl"
+        return log.read_bytes().count(b"\n") if log.exists() else 0
+
     def trained_steps(self, steps: int, *, within_s: float = 60) -> None:
         """Wait until the trainer has applied this many steps."""
-        log = self.run_dir / "logs" / "trained-rank0.jsonl"
-        self.until(
-            f"{steps} trained steps",
-            lambda: log.exists() and log.read_bytes().count(b"\n") >= steps,
-            within_s=within_s,
-        )
+        self.until(f"{steps} trained steps", lambda: self.steps_so_far >= steps, within_s=within_s)
         self._shared_memory |= set(chain.from_iterable(map(_shared_memory, self._seen)))
 
     def logged(self, event: str, *, within_s: float = 60) -> str:
