@@ -8,7 +8,10 @@ from typing import Final, TypeVar
 import ray
 from ray.exceptions import (
     ActorUnavailableError,
+    ObjectFetchTimedOutError,
+    ObjectFreedError,
     ObjectLostError,
+    OwnerDiedError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -45,6 +48,22 @@ class RemoteBug(OffbeatError):
         return f"{self.actor} raised {self.kind} in {self.during}: {self.detail}"
 
 
+class ArgumentLost(ActorLost):
+    """An argument of a call died with the machine that held it, and the call was not made.
+
+    The actor itself lives. Whoever passes references handles this apart; to everybody else it is a
+    call that did not reach the actor.
+    """
+
+    def __init__(self, actor: str, during: str, object_id: str, detail: str) -> None:
+        OffbeatError.__init__(self, actor, during, object_id, detail)
+        self.actor, self.during, self.detail = actor, during, detail
+        self.object_id = object_id  # as ``ObjectRef.hex()`` names it
+
+    def __str__(self) -> str:
+        return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
+
+
 async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
     """The value of a remote call.
 
@@ -52,6 +71,7 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
 
     Raises:
         ActorLost: The process is gone or cannot be reached.
+        ArgumentLost: The process is there; an object that the call refers to is gone.
         StartFailed: Its constructor raised.
         OffbeatError: Whatever typed failure the actor raised, as its own class.
         RemoteBug: Anything else.
@@ -61,10 +81,10 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
     except asyncio.CancelledError:
         ray.cancel(ref)
         raise
+    except RayTaskError as error:  # first: it is an instance of its cause's class as well
+        raise cause_of(error, actor, during) from None
     except _LOST as error:
         raise lost(error, actor, during) from None
-    except RayTaskError as error:
-        raise cause_of(error, actor, during) from None
     except RayError as error:
         raise RemoteBug(actor, during, type(error).__name__, first_line(error)) from None
 
@@ -74,6 +94,8 @@ def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
     cause = error.cause
     if isinstance(cause, OffbeatError):
         return cause
+    if isinstance(cause, ObjectLostError):  # raised in the callee, so the callee is there
+        return ArgumentLost(actor, during, cause.object_ref_hex, _how_lost(cause))
     if isinstance(cause, _LOST):
         return lost(cause, actor, during)
     lines = str(error).strip().splitlines()
@@ -98,6 +120,17 @@ def _cause_of_death(error: BaseException) -> str:
     pid = _PID.search(text)
     who = f"its process {pid.group(1)}" if pid else "its process"
     return f"{who} was killed or crashed ({ended.group(1)}: {ended.group(2)})"
+
+
+def _how_lost(error: ObjectLostError) -> str:
+    """Why an object is gone, in one line."""
+    if isinstance(error, OwnerDiedError):
+        return "the process that owned it died"
+    if isinstance(error, ObjectFreedError):
+        return "it was freed"
+    if isinstance(error, ObjectFetchTimedOutError):
+        return "the machine that holds it cannot be reached"
+    return "the machine that held it died or cannot be reached"
 
 
 def raised_line(error: BaseException) -> str:

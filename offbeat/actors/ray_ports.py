@@ -13,11 +13,11 @@ from typing import Any
 
 import ray
 
-from offbeat.actors.call import reply_of
+from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_worker import RayWorker
-from offbeat.messages.failures import ActorLost
+from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.training import Chunk
@@ -122,7 +122,10 @@ class RayGenerator:
         ref = self._engine.load_weights.remote(
             fence, epoch, release.version, release.digest, release.manifest, *release.chunks
         )
-        return await reply_of(ref, self.name, "weight sync")
+        try:
+            return await reply_of(ref, self.name, "weight sync")
+        except ArgumentLost as lost:
+            raise ReleaseLost(self.name, release.version, lost.detail) from lost
 
     async def restart(self) -> None:
         ray.kill(self._engine, no_restart=False)

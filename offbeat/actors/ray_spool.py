@@ -1,13 +1,15 @@
-"""The controller's side of the spool: groups of a former life become payloads of this one."""
+"""The controller's side of the spool: groups whose owner or machine died become payloads of this one."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import ray
 import structlog
+from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from offbeat.actors.ray_ports import Packed
 from offbeat.messages.groups import Receipt, group_id
@@ -46,6 +48,11 @@ class RaySpool:
             return None
         return Packed(ray.put([columns]), 0, self._holds.inherit(place))
 
+    async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+        """Groups of these with an object of which the owner, this process, knows that it is gone."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, _lost, payloads)
+
     def hold(self, receipt: Receipt) -> Hold | None:
         """What keeps the copy of a group that has just been answered."""
         place = receipt.spooled
@@ -72,3 +79,26 @@ class RaySpool:
         for segment in segments:
             with contextlib.suppress(OSError):  # it goes with the next sweep
                 (self._directory / segment).unlink(missing_ok=True)
+
+
+def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+    """Groups with a lost object. Each object is looked at once: what is not here is not waited for."""
+    lost: dict[Any, bool] = {}
+    gone = set[int]()
+    for ordinal, handles in payloads.items():
+        for ref in (handle.ref for handle in cast("tuple[Packed, ...]", handles)):
+            if ref not in lost:
+                lost[ref] = _is_lost(ref)
+            if lost[ref]:
+                gone.add(ordinal)
+    return gone
+
+
+def _is_lost(ref: "ray.ObjectRef[Any]") -> bool:
+    try:
+        ray.get(ref, timeout=0)
+    except GetTimeoutError:
+        return False  # it is on another machine, as far as is known
+    except ObjectLostError:
+        return True
+    return False

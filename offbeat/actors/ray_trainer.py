@@ -2,6 +2,7 @@
 
 every call          goes to all ranks, in the same order; those that train get a share each
 a rank raises       the others end the call too, together or at their timeout; the step is aborted
+columns are lost    PayloadLost, with the groups they are of; the ranks are well
 a rank is gone      ActorLost, whichever rank it was: the controller replaces all of them
 ranks lost touch    the same
 a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
@@ -9,21 +10,23 @@ a rank hangs        the others give up at their timeout, which is shorter than a
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import ray
 
-from offbeat.actors.call import reply_of
+from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import Packed, flat
+from offbeat.actors.ray_ports import Packed, Places, flat
 from offbeat.actors.trainers.dispatch import Replicas, shares
-from offbeat.actors.trainers.errors import UnfitColumns
+from offbeat.actors.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.actors.trainers.memory import with_highest
 from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
 from offbeat.actors.trainers.spec import Rendezvous
 from offbeat.config.training import TrainerConfig
-from offbeat.messages.failures import ActorLost, StartFailed, UnfitGroup
+from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (
     Checkpoint,
@@ -64,6 +67,7 @@ class RayTrainer:
         self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
         self._chunks = 0  # of a release; learnt from the first state
         self._lives, self._killed = list[str](), set[str]()  # names of process lives
+        self._numbers = itertools.count(1)  # of the calls whose columns are sent ahead
 
     # --- start and end ---------------------------------------------------------------------------
 
@@ -104,11 +108,12 @@ class RayTrainer:
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         dealt = self._dealt(chunk)
         asked = list[tuple[Any, Any]]()
+        sent = list[_Sent]()
         for rank, handle in enumerate(self._ranks):
-            places, payloads = flat(part_of(chunk, dealt[self._replicas.share_of(rank)]))
-            asked.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *payloads)))
+            places, columns = self._send(rank, fence, dealt, chunk, sent)
+            asked.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *columns)))
         written = [meta for meta, _ in asked]
-        answers = await self._of_groups(chunk, dealt, written, "prepare_logprobs")
+        answers = await self._of_groups(chunk, dealt, written, sent, "prepare_logprobs")
         made: dict[int, tuple[int, Packed]] = {}
         names = tuple[str, ...]()
         for share, rank in enumerate(self._replicas.leaders):
@@ -124,16 +129,16 @@ class RayTrainer:
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
         dealt = self._dealt(chunk)
-        calls = list[Any]()
+        calls, sent = list[Any](), list[_Sent]()
         for rank, handle in enumerate(self._ranks):
             part = part_of(chunk, dealt[self._replicas.share_of(rank)])
-            places, payloads = flat(part)
+            places, columns = self._send(rank, fence, dealt, chunk, sent)
             calls.append(
                 handle.train_microbatch.remote(
-                    fence, key, chunk.ordinals, part.advantages, places, *payloads
+                    fence, key, chunk.ordinals, part.advantages, places, *columns
                 )
             )
-        answers = await self._of_groups(chunk, dealt, calls, "microbatch")
+        answers = await self._of_groups(chunk, dealt, calls, sent, "microbatch")
         return combined([answers[rank] for rank in self._replicas.leaders])
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
@@ -180,13 +185,39 @@ class RayTrainer:
             for share in shares(by_ordinal, self._replicas.data)
         )
 
+    def _send(
+        self,
+        rank: int,
+        fence: Fence,
+        dealt: Sequence[Sequence[int]],
+        chunk: Chunk,
+        sent: list["_Sent"],
+    ) -> tuple[Places, list[Any]]:
+        """Where a rank's groups are in the columns it is sent, and the arguments that bring those.
+
+        One rank is given them with the call. Several compute together: a rank whose columns are lost
+        has to say so inside the call, so they are sent ahead of it.
+        """
+        places, refs = flat(part_of(chunk, dealt[self._replicas.share_of(rank)]))
+        if len(self._ranks) == 1 or not refs:
+            return places, [0, *refs]
+        number = next(self._numbers)
+        sent.append(_Sent(rank, self._ranks[rank].hold.remote(fence, number, *refs)))
+        return places, [number]
+
     async def _of_groups(
-        self, chunk: Chunk, dealt: Sequence[Sequence[int]], refs: Sequence[Any], during: str
+        self,
+        chunk: Chunk,
+        dealt: Sequence[Sequence[int]],
+        refs: Sequence[Any],
+        sent: Sequence["_Sent"],
+        during: str,
     ) -> list[Any]:
         """The replies of all ranks to a call with groups.
 
         Raises:
             UnfitGroup: A rank cannot train one of them.
+            PayloadLost: The columns of some of them are gone.
             OffbeatError: As ``_gathered``.
         """
         try:
@@ -194,6 +225,25 @@ class RayTrainer:
         except UnfitColumns as unfit:
             place = dealt[self._replicas.share_of(unfit.rank)][unfit.place]
             raise UnfitGroup(unfit.rank, chunk.ordinals[place], str(unfit)) from unfit
+        except ArgumentLost as lost:
+            raise payload_lost(chunk, [lost]) from lost
+        except ColumnsMissing as missing:
+            raise payload_lost(chunk, await self._losses(sent)) from missing
+
+    async def _losses(self, sent: Sequence["_Sent"]) -> list[ArgumentLost]:
+        """What was lost of the columns that were sent ahead of a call.
+
+        Raises:
+            OffbeatError: They did not arrive for another reason.
+        """
+        calls = [self._reply(each.rank, each.held, "hold") for each in sent]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [each for each in answers if isinstance(each, BaseException)]
+        losses = [each for each in failures if isinstance(each, ArgumentLost)]
+        if len(losses) < len(failures) or not losses:
+            others = [each for each in failures if not isinstance(each, ArgumentLost)]
+            raise others[0] if others else ActorLost("trainer", "hold", "columns did not arrive")
+        return losses
 
     async def _first(self, call: Callable[[Handle], Any], during: str) -> Any:  # noqa: ANN401 -- what a remote call answers
         return (await self._all(call, during))[0]
@@ -233,6 +283,26 @@ class RayTrainer:
 
     async def _reply(self, rank: int, ref: "ray.ObjectRef[T]", during: str) -> T:
         return await reply_of(ref, f"trainer rank {rank}", during)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Columns that were sent to a rank ahead of a call."""
+
+    rank: int
+    held: Any  # the reference of that call's answer
+
+
+def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:
+    """The groups of a chunk whose columns are in the lost objects."""
+    gone = {each.object_id for each in losses}
+    ordinals = tuple(
+        ordinal
+        for ordinal, handles in zip(chunk.ordinals, chunk.payloads, strict=True)
+        if any(handle.ref.hex() in gone for handle in handles)
+    )
+    first = losses[0]
+    return PayloadLost(ordinals, first.during, first.detail) if ordinals else first
 
 
 def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:

@@ -97,12 +97,14 @@ class EnginePump:
     async def _catch_up(self) -> bool:
         """Bring a STALE engine to the current release; False when it has to be replaced."""
         state = self._state
-        for _ in range(_SYNC_STRIKES):
+        strikes = 0
+        while strikes < _SYNC_STRIKES:
             await self._sync.first_release(self._name)
             if await self._sync.catch_up(self._name):
                 return True
             if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
+            strikes += not self._sync.is_lost  # it is not the engine's fault then
             await state.awaits.pause(self._name, on="another sync", for_s=_RETRY_S)
             if not await self._probe():
                 return False

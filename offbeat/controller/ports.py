@@ -4,7 +4,8 @@ In production these are Ray actors behind thin adapters; in tests and in the sim
 virtual clock. Whoever implements a port raises the failures of ``offbeat.messages.failures``,
 classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``TrainStepFailed``,
 ``WeightSyncFailed`` for work that failed in a living one, ``UnfitGroup`` for a group that a trainer
-cannot read. Anything else is a bug and ends the run.
+cannot read, ``PayloadLost`` and ``ReleaseLost`` for what died with the machine that held it while
+the callee is well. Anything else is a bug and ends the run.
 """
 
 from collections.abc import Mapping
@@ -150,13 +151,17 @@ class Trace(Protocol):
 
 
 class Payloads(Protocol):
-    """What is left of the payloads that a former controller held."""
+    """What is left of payloads whose process or machine died."""
 
     def readable(self, receipt: Receipt) -> object | None:
         """A handle of the payload that this very receipt vouches for; None when it is gone.
 
         Ordinal and attempt alone do not name it: a dispatch that a crash forgot is made again.
         """
+        ...
+
+    async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+        """Groups of these, by ordinal, with a payload that is known to be gone by now."""
         ...
 
 
@@ -175,6 +180,10 @@ class NoPayloads:
     def readable(self, receipt: Receipt) -> object | None:
         del receipt
         return None
+
+    async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+        del payloads
+        return set()
 
 
 @dataclass(frozen=True, slots=True)

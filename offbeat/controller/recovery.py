@@ -18,12 +18,14 @@ from offbeat.controller.ports import Payloads
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
+from offbeat.messages.failures import DeadlineExceeded, PayloadLost
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import TrainerState
 
 _READ_DEADLINE_S: Final = 900.0  # for a journal of ten million groups, on a slow disk
 log = structlog.stdlib.get_logger()
+_SEARCH_S: Final = 30.0  # a local look at what the store of this machine knows
 
 
 class Recovery:
@@ -43,6 +45,8 @@ class Recovery:
         self._state, self._gang, self._sync = state, gang, sync
         self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
         self._sampling = sampling_identity(state.config)
+        self._read_again = set[tuple[int, int]]()
+        """Ordinal and attempt of ready groups whose columns were lost and read again."""
 
     async def start(self) -> None:
         """Take over: from nothing, or from what the journal says of former controllers.
@@ -54,7 +58,7 @@ class Recovery:
         state, ledger = self._state, self._state.ledger
         found = ledger.counts()
         self._return(ledger.groups_at(Place.IN_FLIGHT), "controller_lost")
-        self._take_payloads()
+        self._readmit(self._take_payloads(), "payload_lost")
         for ordinal in ledger.groups_at(Place.ADMITTED):
             self._rollouts.again(ordinal)
         answer = await self._gang.first_answer()
@@ -62,7 +66,7 @@ class Recovery:
             await self._sort_out_step(answer)
             if answer.version < ledger.trainer_version:
                 await self.rewind("the trainer was started anew", taking_over=True)
-            self._take_payloads()
+            self._readmit(self._take_payloads(), "payload_lost")
             log.info("run.recovered", found=found, now=ledger.counts())
         # A former controller may have died between a version and what it owed to it, and the recipe
         # of a resumed run may allow less than the one its groups were made under.
@@ -95,7 +99,7 @@ class Recovery:
         state.fleet.rewound(restored.version)
         for engine in state.fleet.engines:
             state.engine_moved(engine)
-        self._take_payloads()
+        self._readmit(self._take_payloads(), "payload_lost")
         for ordinal in ordinals:
             self._rollouts.again(ordinal)
         self._rollouts.make_room()
@@ -122,6 +126,53 @@ class Recovery:
             reply=self._state.journal.steps_after(to_version),
         )
         return self._state.ledger.rewind(to_version, reason, after)
+
+    async def payloads_lost(self, failure: PayloadLost) -> None:
+        """Replace the columns of ready groups that died with a machine. No step is open.
+
+        One loss is rarely alone, so all that is held is looked through. A group whose columns were
+        lost once more after they had been read again is rolled out again.
+        """
+        state, ledger = self._state, self._state.ledger
+        lost = set(failure.ordinals) | await self._also_lost()
+        replaced = {(each, ledger.ready[each].attempt) for each in lost & ledger.ready.keys()}
+        again = sorted(ordinal for ordinal, _ in replaced & self._read_again)
+        state.queue.clear(ordinal for ordinal, _ in replaced)
+        self._rollouts.lost(again, failure)
+        unreadable = self._take_payloads()
+        self._rollouts.lost(unreadable, failure)
+        self._read_again = {
+            (ordinal, group.attempt)
+            for ordinal, group in ledger.ready.items()
+            if (ordinal, group.attempt) in replaced | self._read_again
+        }
+        log.warning(
+            "payloads.lost",
+            lost=len(replaced),
+            read_again=len(replaced) - len(again) - len(unreadable),
+            rolled_out_again=len(again) + len(unreadable),
+            error=str(failure),
+        )
+        state.moved()
+
+    async def _also_lost(self) -> set[int]:
+        """Ready groups whose columns are known to be gone."""
+        state = self._state
+        held = {
+            ordinal: state.queue.payloads(ordinal)
+            for ordinal in state.ledger.ready
+            if ordinal in state.queue
+        }
+        try:
+            return await state.call(
+                "search for lost payloads",
+                on="the object store",
+                deadline_s=_SEARCH_S,
+                reply=self._payloads.lost(held),
+            )
+        except DeadlineExceeded as late:  # those that are lost show when they are trained
+            log.warning("payloads.not_searched", error=str(late))
+            return set()
 
     # --- taking over -----------------------------------------------------------------------------
 
@@ -151,11 +202,11 @@ class Recovery:
         if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)
 
-    def _take_payloads(self) -> None:
-        """Ready groups whose payload outlived its owner stay; the others are rolled out again.
+    def _take_payloads(self) -> list[int]:
+        """Hold the payloads of ready groups that are not held; returns the groups that have none.
 
-        So are those that were sampled under other settings than the run's: the recipe of a resumed
-        run may have changed.
+        Groups that were sampled under other settings than the run's are rolled out again: the recipe
+        of a resumed run may have changed.
         """
         state, ledger = self._state, self._state.ledger
         lost, other = list[int](), list[int]()
@@ -173,12 +224,15 @@ class Recovery:
                 state.queue.put(
                     group.ordinal, group.attempt, receipt.columns, receipt.payload_bytes, payload
                 )
-        self._return(lost, "payload_lost")
-        self._return(other, "other_sampling")
-        for ordinal in (*lost, *other):
-            self._rollouts.again(ordinal)
+        self._readmit(other, "other_sampling")
         if other:
             log.warning("run.other_sampling", groups=len(other), now=self._sampling)
+        return lost
+
+    def _readmit(self, ordinals: Iterable[int], reason: str) -> None:
+        for ordinal in ordinals:
+            self._state.ledger.recover(ordinal, reason)
+            self._rollouts.again(ordinal)
 
     def _return(self, ordinals: Iterable[int], reason: str) -> None:
         for ordinal in ordinals:

@@ -13,6 +13,7 @@ from offbeat.messages.failures import (
     DeadlineExceeded,
     FailureKind,
     FailureSource,
+    PayloadLost,
     RolloutFailed,
     UnfitGroup,
 )
@@ -74,6 +75,18 @@ class RetryPolicy:
         log.warning("group.unfit", group=group_id(unfit.ordinal), error=str(failure))
         return self._after_data(group, reason, failure)
 
+    def after_loss(self, ordinal: int, lost: PayloadLost) -> None:
+        """The same for a ready group whose columns are gone: a machine failed, no engine is to blame.
+
+        Raises:
+            BudgetSpent: This group has failed more often than the recipe allows.
+        """
+        kind, reason = FailureKind.INFRASTRUCTURE, "payload_lost"
+        group = self._state.ledger.refuse(ordinal, kind, reason)
+        failure = RolloutFailed(kind, ordinal, group.attempt, reason, lost.detail)
+        log.warning("group.lost", group=group_id(ordinal), error=str(failure))
+        self._check_retries(group, failure)
+
     def _after_data(self, group: Group, reason: str, failure: Failure) -> float | None:
         if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:
             return 0.0
@@ -112,18 +125,22 @@ class RetryPolicy:
 
     def _within_budgets(self, group: Group, failure: Failure) -> None:
         limits = self._state.config.rollout
-        if group.failures[FailureKind.INFRASTRUCTURE] > limits.infrastructure_retries:
-            raise BudgetSpent(
-                f"retries of {group_id(group.ordinal)}",
-                limits.infrastructure_retries,
-                "rollout.infrastructure_retries",
-                str(failure),
-            ) from failure
+        self._check_retries(group, failure)
         if self._failures_in_row >= limits.consecutive_failures:
             raise BudgetSpent(
                 "infrastructure failures in a row",
                 limits.consecutive_failures,
                 "rollout.consecutive_failures",
+                str(failure),
+            ) from failure
+
+    def _check_retries(self, group: Group, failure: Failure) -> None:
+        limits = self._state.config.rollout
+        if group.failures[FailureKind.INFRASTRUCTURE] > limits.infrastructure_retries:
+            raise BudgetSpent(
+                f"retries of {group_id(group.ordinal)}",
+                limits.infrastructure_retries,
+                "rollout.infrastructure_retries",
                 str(failure),
             ) from failure
 

@@ -30,6 +30,7 @@ from offbeat.messages.failures import (
     ActorLost,
     DeadlineExceeded,
     FailureKind,
+    PayloadLost,
     RolloutFailed,
     UnfitGroup,
 )
@@ -348,6 +349,14 @@ class RolloutPump:
         if self._retries.after_refusal(unfit) is not None:
             self.again(unfit.ordinal)
         state.moved()
+
+    def lost(self, ordinals: Iterable[int], failure: PayloadLost) -> None:
+        """The columns of these ready groups are gone for good: they are rolled out again."""
+        for ordinal in ordinals:
+            self._state.queue.clear((ordinal,))
+            self._retries.after_loss(ordinal, failure)
+            self.again(ordinal)
+            self._state.moved()
 
     def _evict(self) -> None:
         state = self._state

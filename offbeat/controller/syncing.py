@@ -9,12 +9,14 @@ All syncs go through one lock: the regular one after a step, and the one that br
 engine up to date. An engine that does not ack in time is STALE and serves nothing; the others go on.
 From then on it takes releases apart, outside the lock and the regular syncs, until it acks one: so
 an engine that hangs in its transfers delays the others by a single deadline.
+A release that died with the trainer's machine is no engine's fault: it is published again, as soon as
+no step is being finished.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import structlog
 
@@ -32,6 +34,7 @@ from offbeat.messages.failures import (
     ActorLost,
     DeadlineExceeded,
     EngineUnavailable,
+    ReleaseLost,
     StaleFence,
     TrainStepFailed,
     WeightSyncFailed,
@@ -40,6 +43,7 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.telemetry.time_accounting import GeneratorTime
 
 log = structlog.stdlib.get_logger()
+_REPUBLISHED: Final = 3  # times in a row without an ack; then the trainer is replaced
 _LEFT_BEHIND = (ActorLost, DeadlineExceeded, EngineUnavailable, WeightSyncFailed, StaleFence)
 
 
@@ -74,6 +78,8 @@ class WeightSync:
         self._busy = False  # a release is being made or travels
         self._released = Signal()
         self.release: WeightRelease | None = None
+        self.is_lost = False  # the release can no longer be fetched
+        self._republished = 0  # since an engine last acked one
         self._report: SyncReport | None = None  # of the last sync, until somebody takes it
         self.unchanged = UnchangedReleases()
 
@@ -100,7 +106,9 @@ class WeightSync:
 
     async def settled(self) -> None:
         """Return once every living engine was offered the release, and took it or was left behind."""
-        await self._until("the weight sync", lambda: self._asked is None and not self._busy)
+        await self._until(
+            "the weight sync", lambda: not (self._asked is not None or self._busy or self.is_lost)
+        )
 
     def take_report(self) -> SyncReport | None:
         """What the last sync did, once; None when none has ended since."""
@@ -109,7 +117,8 @@ class WeightSync:
 
     def forget(self) -> None:
         """The trainer goes back: no release stands, and what still travels counts for nothing."""
-        self._asked, self.release = None, None
+        self._asked, self.release, self.is_lost = None, None, False
+        self._republished = 0
         self._state.moved()
 
     async def _until(self, on: str, predicate: Callable[[], bool]) -> None:
@@ -123,8 +132,12 @@ class WeightSync:
         """The sync pump: makes each release and offers it to the engines."""
         state = self._state
         while True:
-            await state.until("sync pump", "a version to publish", lambda: self._asked is not None)
-            release = await self._publish(self._asked or 0)
+            await state.until("sync pump", "a version to publish", self._may_publish)
+            if not self._may_publish():
+                continue  # a step is being finished by now
+            if self._asked is None:
+                self._asked = state.ledger.trainer_version
+            release = await self._publish(self._asked)
             if release is not None:
                 if state.config.sync.mode == "drain":
                     await self._drain()
@@ -139,6 +152,10 @@ class WeightSync:
                 if self.is_behind(engine):
                     state.doubts[engine.name].notify()
             state.moved()
+
+    def _may_publish(self) -> bool:
+        """A version is asked for, or a lost one is wanted again and the weights stay as they are."""
+        return self._asked is not None or (self.is_lost and self._state.ledger.intent is None)
 
     async def _publish(self, version: int) -> WeightRelease | None:
         """Have the trainer make a release. None: it could not, and the train pump is told."""
@@ -166,7 +183,7 @@ class WeightSync:
         if self._asked is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
         self.unchanged.released(self.release, release)
-        self._asked, self.release = None, release
+        self._asked, self.release, self.is_lost = None, release, False
         state.ledger.released(version, release.digest)
         state.fleet.released(version)
         self._released.notify()
@@ -176,16 +193,19 @@ class WeightSync:
 
     async def first_release(self, who: str) -> None:
         """Return once there is a release for an engine to take."""
-        if self.release is None:
-            until = self._released.wait_for(lambda: self.release is not None)
+        if not self._is_there():
+            until = self._released.wait_for(self._is_there)
             await self._state.awaits.local(who, on="weights to serve", until=until)
+
+    def _is_there(self) -> bool:
+        return self.release is not None and not self.is_lost
 
     def is_behind(self, engine: Engine) -> bool:
         """It serves an older release, and no sync is on its way to it."""
         release = self.release
         return (
             release is not None
-            and not (self._busy or engine.pinned)
+            and not (self._busy or self.is_lost or engine.pinned)
             and engine.health is Health.HEALTHY
             and engine.version != release.version
         )
@@ -193,13 +213,13 @@ class WeightSync:
     async def catch_up(self, name: str) -> bool:
         """Bring one engine to the current release. False: it did not take it."""
         engine = self._state.fleet.engines[name]
-        if engine.syncs_apart and self.release is not None:
+        if engine.syncs_apart and self.release is not None and not self.is_lost:
             acks = await self._sync([name], self.release)
             if acks[0] is not None or engine.syncs_apart:
                 return acks[0] is not None
             # It took a release, but not the current one: the next sync waits for it again.
         async with self._lock:
-            if self.release is None:
+            if self.release is None or self.is_lost:
                 return False
             if engine.health is Health.HEALTHY and engine.version == self.release.version:
                 return True  # the sync that held the lock served it as well
@@ -240,6 +260,9 @@ class WeightSync:
                     reply=self._generators[name].load_weights(state.fence, epoch, release),
                 )
             _check_ack(ack, release)
+        except ReleaseLost as lost:
+            self._lose(release, lost)
+            return None
         except _LEFT_BEHIND as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
             if isinstance(failure, DeadlineExceeded):
@@ -256,6 +279,7 @@ class WeightSync:
             state.fleet.stale(name)
             state.engine_moved(name)
             return None
+        self._republished = 0
         state.ledger.served(ack)
         state.busy.paused(ack.pause_s)
         state.engine_moved(name)
@@ -264,6 +288,20 @@ class WeightSync:
         )
         state.reached(Failpoint.ACKED)
         return ack
+
+    def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:
+        """Have a release published again; what the engine serves, it goes on serving."""
+        state = self._state
+        if release is not self.release:
+            return  # another one is on its way already
+        log.warning("sync.release_lost", version=release.version, error=str(lost))
+        if not self.is_lost:
+            self._republished += 1
+            self.is_lost = True
+        if self._republished > _REPUBLISHED:
+            who = f"publish of version {release.version}"
+            state.trainer_lost = TrainerLost(who, f"lost {_REPUBLISHED} times in a row: {lost}")
+        state.moved()
 
 
 def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:

@@ -28,12 +28,20 @@ from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import TrainStep
 from offbeat.controller.weight_guards import LogprobGapGuard
-from offbeat.messages.failures import OffbeatError, StepOutOfOrder, TrainStepFailed, UnfitGroup
+from offbeat.messages.failures import (
+    OffbeatError,
+    PayloadLost,
+    StepOutOfOrder,
+    TrainStepFailed,
+    UnfitGroup,
+)
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
+Repairable = TrainStepFailed | UnfitGroup | PayloadLost
+"""What an abort heals, and another attempt at the step."""
 
 
 class TrainPump:
@@ -160,7 +168,8 @@ class TrainPump:
     async def _step(self, measures: StepMeasures) -> StepResult | None:
         """Train one step, with retries. None: no group is left to train.
 
-        A group that cannot be trained costs an attempt, but no retry: it has a budget of its own.
+        A group that cannot be trained, or whose columns are gone, costs an attempt, but no retry: it
+        has a budget of its own.
         """
         state, step = self._state, self._state.step
         retries, limit = 0, state.config.trainer.step_retries
@@ -176,7 +185,7 @@ class TrainPump:
                     raise
                 log.warning("step.aborted", step=step, attempt=key.attempt, error=str(failure))
                 await self._abort(key, failure)
-                if isinstance(failure, UnfitGroup):
+                if not isinstance(failure, TrainStepFailed):
                     continue
                 if retries == limit:
                     what = f"failed attempts at step {step}"
@@ -187,10 +196,10 @@ class TrainPump:
             else:
                 return None if result is None else self._counted(result)
 
-    async def _abort(self, key: StepKey, failure: TrainStepFailed | UnfitGroup) -> None:
+    async def _abort(self, key: StepKey, failure: Repairable) -> None:
         """Drop the open step: gradients gone, groups ready again, the version as it was.
 
-        All groups but the one that cannot be trained, if that was it.
+        All groups but those that cannot be trained, if that was it.
         """
         state = self._state
         state.reached(Failpoint.ABORTING)
@@ -199,6 +208,8 @@ class TrainPump:
         state.ledger.unclaim(key.step, key.attempt)
         if isinstance(failure, UnfitGroup):
             self._rollouts.refused(failure)
+        elif isinstance(failure, PayloadLost):
+            await self._recovery.payloads_lost(failure)
         self._rollouts.sweep(foreseen=False)
         state.moved()
 
@@ -246,20 +257,19 @@ class TrainPump:
         await self._sync.settled()
 
 
-def _repairable(
-    group: BaseExceptionGroup[BaseException],
-) -> TrainStepFailed | UnfitGroup | None:
+def _repairable(group: BaseExceptionGroup[BaseException]) -> Repairable | None:
     """The failure an abort and a retry may heal; None when anything else went wrong too.
 
     Raises:
         TrainerLost: Only a new gang can heal it.
     """
     failures = list(leaves(group))
-    if any(
-        not isinstance(each, TrainStepFailed | UnfitGroup | StepOutOfOrder | TrainerLost)
-        for each in failures
-    ):
+    if any(not isinstance(each, Repairable | StepOutOfOrder | TrainerLost) for each in failures):
         return None
     if lost := lost_step(failures):
         raise lost from group
-    return next(each for each in failures if isinstance(each, TrainStepFailed | UnfitGroup))
+    repairable = [each for each in failures if isinstance(each, Repairable)]
+    # A retry of the step cannot heal what is wrong with a group.
+    return next(
+        (each for each in repairable if not isinstance(each, TrainStepFailed)), repairable[0]
+    )

@@ -180,6 +180,21 @@ class UnfitGroup(OffbeatError):
         return f"trainer rank {self.rank} cannot train group {self.ordinal}: {self.problem}"
 
 
+class PayloadLost(OffbeatError):
+    """The columns of some groups died with the machine that held them; the trainer is well.
+
+    They are read again from the spool, or rolled out again. The step is aborted and tried again.
+    """
+
+    def __init__(self, ordinals: tuple[int, ...], during: str, detail: str) -> None:
+        super().__init__(ordinals, during, detail)
+        self.ordinals, self.during, self.detail = ordinals, during, detail
+
+    def __str__(self) -> str:
+        groups = ", ".join(map(str, self.ordinals))
+        return f"the payloads of groups {groups} were lost before {self.during}: {self.detail}"
+
+
 class CheckpointFailed(OffbeatError):
     """A checkpoint could not be written or taken up. Those that were complete still are."""
 
@@ -205,6 +220,23 @@ class WeightSyncFailed(OffbeatError):
         return (
             f"{self.engine} did not take weight version {self.version} (sync epoch {self.epoch}): "
             f"{self.detail}"
+        )
+
+
+class ReleaseLost(OffbeatError):
+    """The published weights died with the machine that held them; the engine that was sent them is well.
+
+    The trainer has to publish them again.
+    """
+
+    def __init__(self, engine: str, version: int, detail: str) -> None:
+        super().__init__(engine, version, detail)
+        self.engine, self.version, self.detail = engine, version, detail
+
+    def __str__(self) -> str:
+        return (
+            f"the published weights of version {self.version} were lost before {self.engine} had "
+            f"received them: {self.detail}"
         )
 
 

@@ -9,7 +9,7 @@ MOST_FINDINGS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An invariant does not hold. ``invariant`` is its short name, ``I1`` to ``I16``."""
+    """An invariant does not hold. ``invariant`` is its short name, ``I1`` to ``I17``."""
 
     invariant: str
     message: str  # with the values that contradict each other

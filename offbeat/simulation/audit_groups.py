@@ -33,7 +33,7 @@ ENDLESS: Final = 2**63
 PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
 
 LEAVES_FROM: Final = {
-    "infrastructure": (IN_FLIGHT,),
+    "infrastructure": (IN_FLIGHT, READY),  # READY: its payload died with a machine
     "data": (IN_FLIGHT,),
     "cancelled": (IN_FLIGHT,),
     "evicted": (READY,),

@@ -5,12 +5,13 @@ weights that were never published, a step that was trained twice, a checkpoint t
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from offbeat.config.limits import sampler_reach
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
 from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.faults import KINDS
 from offbeat.simulation.records import (
     CheckpointLatest,
     CheckpointWritten,
@@ -22,6 +23,7 @@ from offbeat.simulation.records import (
     Fault,
     FenceObeyed,
     Generated,
+    MachineLost,
     PermitsUsed,
     Published,
     Record,
@@ -32,6 +34,10 @@ from offbeat.simulation.records import (
 )
 
 _MIB = 2**20
+HARMLESS_TO_TRAINER: Final = frozenset(
+    name for name, kind in KINDS.items() if kind.profile in ("engines", "data", "machines")
+)
+"""Faults of others; whether a machine took the trainer with it, its record says."""
 
 Trained = tuple[tuple[int, int], ...]
 """Step and attempt that made each version the trainer holds, oldest first."""
@@ -68,6 +74,13 @@ class World:
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
         self.steps: dict[tuple[int, int], Moment] = {}
+        self.lost_payloads: set[tuple[int, int]] = (
+            set()
+        )  # ordinal and attempt, with no copy on disk
+        self._only_on: dict[
+            str, set[tuple[int, int]]
+        ] = {}  # such payloads by the machine they are on
+        self._trainer_was_struck = False  # by a fault that may cost it its process
         self._served: dict[tuple[str, str], dict[int, str]] = {}  # by engine and life
         self._newest: dict[tuple[str, str], tuple[int, int]] = {}  # version and its lineage
         self._closed = False  # the trainer, by the controller of this life
@@ -95,6 +108,7 @@ class World:
             ControllerEnd: self.lives.append,
             Closed: self._close,
             Generated: self._generated,
+            MachineLost: self._machine_lost,
             Scored: self._scored,
             EngineServes: self._serves,
             TrainerLife: self._trainer_life,
@@ -116,6 +130,11 @@ class World:
     def _fault(self, record: Fault) -> None:
         self.last_fault_at = record.at
         self.fault_kinds.add(record.kind)
+        self._trainer_was_struck |= record.kind not in HARMLESS_TO_TRAINER
+
+    def _machine_lost(self, record: MachineLost) -> None:
+        self.lost_payloads |= self._only_on.pop(record.machine, set())
+        self._trainer_was_struck |= "trainer" in record.actors
 
     def _ended(self, record: Ended) -> None:
         self.ended = record
@@ -149,6 +168,9 @@ class World:
                 f"group {record.ordinal} has tokens of versions {sorted(digests)}; "
                 f"{record.engine} life {record.life} had served {sorted(served)}",
             )
+        if not record.spooled:
+            held = self._only_on.setdefault(record.machine, set())
+            held.add((record.ordinal, record.attempt))
         key = record.ordinal, record.attempt, record.engine, record.life
         self.answers.setdefault(key, []).append(Answer(record.spans, digests))
 
@@ -169,8 +191,9 @@ class World:
 
     def _trainer_life(self, record: TrainerLife) -> None:
         """Its weights are gone; after the end of a run that matters to the next controller only."""
-        del record
         self._gone = True
+        if record.life > 1 and not (self._trainer_was_struck or self._closed):
+            self._findings.add("I17", "the trainer was replaced although no fault had struck it")
         if not self._closed:
             self._begin_empty()
 

@@ -8,6 +8,7 @@ the ledger, the fleet or the samplers, so a mistake of theirs is not repeated he
                Steps    what was trained               I2 I5 I7 I12
                Engines  what was served                I5 I6
     both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
+               Losses   what a machine took with it    I17
 """
 
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import Engines
 from offbeat.simulation.audit_findings import Findings, Violation
 from offbeat.simulation.audit_groups import Groups
+from offbeat.simulation.audit_losses import Losses
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import Record
@@ -64,7 +66,7 @@ def audit(
     groups = Groups(config, prompts, findings)
     steps = Steps(config, groups, world, findings)
     engines = Engines(groups, world, findings)
-    _read_journal(journals, groups, steps, engines, findings)
+    _read_journal(journals, groups, steps, engines, Losses(world, findings), findings)
     steps.check_trainer()
     findings.source, findings.index = "end", len(records)
     End(config, groups, steps, world, findings).check()
@@ -76,8 +78,13 @@ def _read_journal(
     groups: Groups,
     steps: Steps,
     engines: Engines,
+    losses: Losses,
     findings: Findings,
 ) -> None:
+    def returned(event: Returned) -> None:
+        groups.returned(event)
+        losses.returned(event)
+
     def opened(event: Opened) -> None:
         groups.opened(event)
         engines.opened(event)
@@ -98,7 +105,7 @@ def _read_journal(
         Rewound: rewound,
         Admitted: groups.admitted,
         Dispatched: dispatched,
-        Returned: groups.returned,
+        Returned: returned,
         Committed: committed,
         Claimed: steps.claimed,
         Unclaimed: steps.unclaimed,

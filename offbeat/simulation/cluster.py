@@ -32,13 +32,14 @@ from offbeat.simulation.engine import SLOW_FOR_S, FakeEngine
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.loop import Deadlock, VirtualLoop
 from offbeat.simulation.processes import OUTSIDE, Process
-from offbeat.simulation.records import ControllerEnd, ControllerLife
+from offbeat.simulation.records import ControllerEnd, ControllerLife, MachineLost
 from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.trainer import FakeTrainer
 from offbeat.simulation.worker import FakeWorker
 
 RUN_ID: Final = "simulated"
 PARTITION_S: Final = 30.0
+_CUT_OFF_S: Final = (1.0, 5.0)  # until a machine that is cut off is given up
 _FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor is thawed, if nobody replaces it before
 _SILENT_S: Final = 8.0  # a controller that answers nothing for so long is killed by its driver
 _REPLACED_S: Final = (0.5, 4.0)  # from the death of a controller to the next one
@@ -142,7 +143,7 @@ class Cluster:
             journal=life.journal,
             telemetry=life.telemetry,
             trace=NoTrace(),
-            payloads=SpooledPayloads(around.disk.spool),
+            payloads=SpooledPayloads(caller),
             failpoints=SimulatedFailpoints(around, life.process),
             evaluation=SimulatedPrompts(config.eval.prompts) if config.eval.interval else None,
         )
@@ -190,6 +191,8 @@ class Cluster:
         }
         if kind in whole:
             return whole[kind]()
+        if KINDS[kind].strikes == "machine":
+            return self._lose_machine(kind, target)
         if target and target not in self.actors:
             return False
         actor = self._victim(kind, target)
@@ -252,6 +255,36 @@ class Cluster:
         delay_s = 2 * self._rng.uniform(*_REPLACED_S)
         self._loop.at(self._loop.time() + delay_s, OUTSIDE, self.start_controller)
         return True
+
+    def _lose_machine(self, kind: str, machine: str) -> bool:
+        """It dies at once, or is cut off and given up a little later: its actors never come back."""
+        around, now = self._around, self._loop.time()
+        machine = machine or next(iter(around.machines.mortal), "")
+        names = around.machines.actors_on(machine)
+        living = [self.actors[name] for name in names if self.actors[name].process.alive]
+        if not living or around.machines.is_gone(around.machines.memory_of(living[0].name)):
+            return False
+        at_s = now + (self._rng.uniform(*_CUT_OFF_S) if kind == "machine_cut_off" else 0.0)
+        around.record(MachineLost(now, machine, tuple(names)))
+        around.machines.die(machine, at_s)
+        if at_s == now:
+            self._give_up(machine, [(actor, actor.process) for actor in living])
+            return True
+        for actor in living:
+            around.network.partition(actor.name, at_s)
+        self._loop.at(
+            at_s, OUTSIDE, self._give_up, machine, [(actor, actor.process) for actor in living]
+        )
+        return True
+
+    def _give_up(self, machine: str, living: list[tuple[Actor, Process]]) -> None:
+        """Another machine takes its place; processes that were replaced meanwhile are not there."""
+        names = tuple(self._around.machines.actors_on(machine))
+        self._around.record(MachineLost(self._loop.time(), machine, names))
+        self._around.machines.replace(machine)
+        for actor, process in living:
+            if actor.process is process:
+                actor.die()
 
     # --- at rest ---------------------------------------------------------------------------------
 

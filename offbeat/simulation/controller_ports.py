@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,6 @@ from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.faults import Moment
 from offbeat.simulation.network import Call
-from offbeat.simulation.payloads import Payload
 from offbeat.simulation.processes import Process
 from offbeat.simulation.records import Closed, PermitsUsed
 from offbeat.simulation.surroundings import Surroundings
@@ -247,13 +247,26 @@ class SimulatedTelemetry:
 
 
 class SpooledPayloads:
-    """What former controllers left readable on disk."""
+    """What is readable on disk; once read, it is in the memory of the controller's machine."""
 
-    def __init__(self, spool: dict[Receipt, Payload]) -> None:
-        self._spool = spool
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
 
     def readable(self, receipt: Receipt) -> object | None:
-        return self._spool.get(receipt)
+        around, life = self._caller.around, self._caller.fence.incarnation
+        copy = around.disk.spool.get(receipt)
+        if copy is None:
+            return None
+        return replace(copy, incarnation=life, memory=around.machines.memory_of("controller"))
+
+    async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
+        """A machine that is cut off, and not given up yet, may still come back for all we know."""
+        around = self._caller.around
+        return {
+            ordinal
+            for ordinal, (columns, *_) in payloads.items()
+            if around.is_gone(columns) and not around.machines.noticed_in_s(columns.memory)
+        }
 
 
 class SimulatedFailpoints:

@@ -6,7 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.simulation.faults import draw_step_end_crash, draw_strikes
+from offbeat.simulation.faults import draw_machine_strikes, draw_step_end_crash, draw_strikes
+from offbeat.simulation.machines import FIRST
 from offbeat.simulation.schedule import Strike
 
 MIN_STEPS: Final = 12
@@ -31,6 +32,7 @@ class Plan(msgspec.Struct, frozen=True):
     spools: bool  # payloads reach the run directory too
     workers: int
     spool_loss: float = SPOOL_LOSS  # share of the finished groups that never reach the disk
+    machines: dict[str, str] = {}  # of the actors that do not live on the controller's machine
 
 
 def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None) -> Plan:
@@ -51,6 +53,10 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
     workers = rng.randint(1, 2)
+    names = [f"generator-{index}" for index in range(config.generator.engines)]
+    names += ["trainer", *(f"environment-{index}" for index in range(workers))]
+    dice = random.Random(f"{seed}/machines")
+    machines = _placed(dice, names)
     if strikes is None:
         strikes = draw_strikes(
             rng, profile, steps=config.steps, engines=config.generator.engines, workers=workers
@@ -58,9 +64,18 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
         if surplus and profile in ("all", "controller"):
             # Few others beside it: a rewind or a lost engine empties the buffer.
             strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
+        strikes += draw_machine_strikes(dice, profile, steps=config.steps, machines=machines)
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
-    return Plan(config, strikes, prompts, spools, workers, spool_loss)
+    return Plan(config, strikes, prompts, spools, workers, spool_loss, machines)
+
+
+def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
+    """A machine for each actor: two of them or three, the controller's among them; no second is empty."""
+    machines = [f"machine-{index}" for index in range(dice.choice((2, 3)))]
+    placed = {actor: dice.choice(machines) for actor in actors}
+    placed[dice.choice(actors)] = machines[1]
+    return {actor: machine for actor, machine in placed.items() if machine != FIRST}
 
 
 def _changes(rng: random.Random) -> dict[str, Any]:

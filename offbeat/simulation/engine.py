@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
-from offbeat.messages.failures import OffbeatError, WeightSyncFailed
+from offbeat.messages.failures import OffbeatError, ReleaseLost, WeightSyncFailed
 from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.faults import Moment
 from offbeat.simulation.loop import Entry
+from offbeat.simulation.machines import Memory
 from offbeat.simulation.network import Call
 from offbeat.simulation.records import EngineDied, EngineServes
 from offbeat.simulation.surroundings import Surroundings
@@ -153,6 +154,9 @@ class FakeEngine(Actor):
 
     def _load(self, call: Call, epoch: int, release: WeightRelease) -> None:
         """Begin a transfer; a newer one supersedes it."""
+        if self.around.machines.is_gone(_memory_of(release)):
+            self._lack(call, release)
+            return
         if epoch <= self._epoch:
             detail = f"a newer transfer was begun: epoch {self._epoch}"
             raise WeightSyncFailed(self.name, epoch, release.version, detail)
@@ -164,10 +168,18 @@ class FakeEngine(Actor):
         elif kind != "load_hangs" and not self.hangs_in_loads:
             self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
 
+    def _lack(self, call: Call, release: WeightRelease) -> None:
+        """The machine that held the release is gone: say so, once that is known."""
+        lost = ReleaseLost(self.name, release.version, "the machine that held it died")
+        self.later(self.around.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
+
     def _commit(
         self, call: Call, epoch: int, release: WeightRelease, took_s: float, kind: str
     ) -> None:
         """Everything has come: verify it, and serve it from now on."""
+        if self.around.machines.is_gone(_memory_of(release)):
+            self._lack(call, release)
+            return
         if epoch != self._epoch or kind:
             problem = {
                 "load_torn": "chunk 2 of 3 never came",
@@ -204,3 +216,8 @@ class FakeEngine(Actor):
         call.answer(ack) if said != "ack_doubled" else self.around.network.answer(
             call, ack, None, 0.0
         )
+
+
+def _memory_of(release: WeightRelease) -> Memory | None:
+    """Where a release is; None where a test has made it."""
+    return next(iter(release.chunks), None)

@@ -13,6 +13,7 @@ from offbeat.simulation.cluster import Cluster
 from offbeat.simulation.draws import Plan, draw_plan
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import Deadlock, OutOfBounds, VirtualLoop
+from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import Network
 from offbeat.simulation.records import ControllerEnd, Ended, Fault, Record, TrainerApplied
 from offbeat.simulation.schedule import Strike
@@ -74,7 +75,8 @@ def play(seed: int, plan: Plan, controller_cls: type[Controller] = Controller) -
 
     faults = Faults(plan.strikes, loop, fired)
     network = Network(loop, rng, faults)
-    around = Surroundings(plan.config, loop, rng, faults, network, records)
+    machines = Machines(loop, plan.machines)
+    around = Surroundings(plan.config, loop, rng, faults, network, records, machines)
     cluster = Cluster(plan, around, rng, controller_cls)
     try:
         outcome, error = _run(loop, cluster, faults)

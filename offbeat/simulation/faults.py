@@ -39,7 +39,7 @@ class Kind(msgspec.Struct, frozen=True):
     """One kind of fault."""
 
     profile: str
-    strikes: str  # engine | worker | trainer | controller | any | all
+    strikes: str  # engine | worker | trainer | controller | machine | any | all
     moment: Moment
     shows: str
     heals: str
@@ -80,6 +80,8 @@ def _kinds() -> dict[str, Kind]:
         "controller_killed": Kind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
         "controller_frozen": Kind("controller", "controller", now, "silent, then killed", "next incarnation"),
         "cluster_lost": Kind("controller", "all", now, "only the run directory is left", "a new cluster"),
+        "machine_lost": Kind("machines", "machine", now, "all that lives on it is gone at once", restart),
+        "machine_cut_off": Kind("machines", "machine", now, "silent, then given up with all on it", restart),
         "request_lost": Kind("network", "any", Moment.REQUEST, "never arrives", "the caller's deadline"),
         "request_late": Kind("network", "any", Moment.REQUEST, "arrives seconds later", at_once),
         "request_doubled": Kind("network", "any", Moment.REQUEST, "served twice", at_once),
@@ -102,7 +104,8 @@ def _kinds() -> dict[str, Kind]:
 
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(_kinds())
-PROFILES: Final = ("none", "engines", "trainer", "controller", "network", "data", "all")
+PROFILES: Final = ("none", "engines", "trainer", "machines", "controller", "network", "data", "all")
+MACHINES: Final = ("machine_lost", "machine_cut_off")
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
 """What may strike at a failpoint."""
 
@@ -197,7 +200,10 @@ def draw_strikes(
     """What will strike one episode. The last steps are left in peace, so that it can end."""
     if profile == "none":
         return []
-    names = [name for name, kind in KINDS.items() if profile in ("all", kind.profile)]
+    drawn = [name for name in KINDS if name not in MACHINES]
+    names = [name for name in drawn if profile in ("all", KINDS[name].profile)]
+    if not names:
+        return []
     victims = {
         "engine": [f"generator-{index}" for index in range(engines)],
         "worker": [f"environment-{index}" for index in range(workers)],
@@ -240,3 +246,22 @@ def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
     earliest = rng.choice((1, steps // 2, max(1, steps - 4)))
     nth = rng.randint(earliest, steps - 1)
     return Strike("controller_killed", "controller", failpoint=rng.choice(STEP_END), nth=nth)
+
+
+def draw_machine_strikes(
+    rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
+) -> list[Strike]:
+    """Which machines are lost, and when: in two episodes of five, or in all that are about that."""
+    names = sorted(set(machines.values()))
+    if not names or profile not in ("machines", "all"):
+        return []
+    count = rng.randint(1, 2) if profile == "machines" else int(rng.random() < 0.4)  # noqa: PLR2004
+    return [
+        Strike(
+            rng.choice(MACHINES),
+            rng.choice(names),
+            at_step=rng.randint(0, max(0, steps - 4)),
+            delay_s=round(rng.uniform(0.0, 2.0), 3),
+        )
+        for _ in range(count)
+    ]

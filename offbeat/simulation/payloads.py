@@ -1,31 +1,19 @@
 """What a worker packs and a trainer reads; to the controller, an opaque handle."""
 
+from dataclasses import dataclass
 
+from offbeat.simulation.machines import FIRST_MEMORY, Memory
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
-    """The columns of one group. It is gone with the controller that held it, unless spooled."""
+    """The columns of one group. It is gone with the controller that owns it, or with its machine."""
 
-    __slots__ = (
-        "attempt",
-        "incarnation",
-        "newest",
-        "oldest",
-        "ordinal",
-        "poison",
-        "seed",
-        "spooled",
-    )
-
-    def __init__(
-        self,
-        ordinal: int,
-        attempt: int,
-        incarnation: int,
-        seed: int,
-        versions: tuple[int, int],
-        poison: str,
-    ) -> None:
-        self.ordinal, self.attempt, self.seed = ordinal, attempt, seed
-        self.incarnation = incarnation  # of the controller that owns it
-        self.oldest, self.newest = versions
-        self.poison = poison
-        self.spooled = False  # also on disk
+    ordinal: int
+    attempt: int
+    incarnation: int  # of the controller that owns it
+    seed: int
+    oldest: int
+    newest: int
+    poison: str
+    memory: Memory = FIRST_MEMORY  # that it is in

@@ -46,6 +46,8 @@ class Generated(Record, frozen=True):
     life: str
     spans: tuple[VersionSpans, ...]  # one entry a sample, as the engine stamped them
     poison: str = ""  # what is wrong with it, empty for an honest group
+    machine: str = ""  # that holds its payload
+    spooled: bool = False  # a copy of the payload is in the run directory
 
 
 class Scored(Record, frozen=True):
@@ -67,6 +69,13 @@ class EngineServes(Record, frozen=True):
     epoch: int
     version: int
     digest: str
+
+
+class MachineLost(Record, frozen=True):
+    """A machine died, or was cut off, with all that it held: when that began, and when it was given up."""
+
+    machine: str
+    actors: tuple[str, ...]  # that lived on it
 
 
 class EngineDied(Record, frozen=True):

@@ -6,6 +6,7 @@ from offbeat.config.run import RunConfig
 from offbeat.simulation.disk import Disk
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
+from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import Network
 from offbeat.simulation.payloads import Payload
 from offbeat.simulation.records import Record
@@ -22,7 +23,9 @@ class Surroundings:
         faults: Faults,
         network: Network,
         records: list[Record],
+        machines: Machines | None = None,
     ) -> None:
+        self.machines = machines or Machines(loop, {})
         self.config, self.loop, self.rng = config, loop, rng
         self.faults, self.network, self.records = faults, network, records
         self.record = records.append
@@ -30,5 +33,6 @@ class Surroundings:
         self.lost_controllers: set[int] = set()  # incarnations whose memory is gone
 
     def is_gone(self, payload: Payload) -> bool:
-        """It was in the memory of a controller that died, and nowhere else."""
-        return payload.incarnation in self.lost_controllers and not payload.spooled
+        """Its owner died, which is a controller, or the machine that held it."""
+        of_former = payload.incarnation in self.lost_controllers
+        return of_former or self.machines.is_gone(payload.memory)

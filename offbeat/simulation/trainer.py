@@ -13,6 +13,7 @@ from offbeat.actors.trainers.step_guard import StepGuard
 from offbeat.messages.failures import (
     CheckpointFailed,
     OffbeatError,
+    PayloadLost,
     StepOutOfOrder,
     TrainStepFailed,
 )
@@ -95,6 +96,7 @@ class FakeTrainer(Actor):
             kind = self.around.faults.at(moment, self.name) if moment else ""
             self._busy = True
             takes_s = self._duration(call) * self.around.rng.uniform(0.7, 1.5)
+            takes_s += self._waits_for_columns(call)
             self.later(takes_s, self._done, call, kind)
             return
 
@@ -111,6 +113,14 @@ class FakeTrainer(Actor):
                 return 0.1 * self.step_s
             case _:
                 return 0.001
+
+    def _waits_for_columns(self, call: Call) -> float:
+        """Seconds until it is known that columns are gone with their machine."""
+        if call.method not in ("train_microbatch", "prepare_logprobs"):
+            return 0.0
+        machines = self.around.machines
+        payloads = _columns_of(call.args[call.method == "train_microbatch"])
+        return max((machines.noticed_in_s(each.memory) for each in payloads), default=0.0)
 
     def _done(self, call: Call, kind: str) -> None:
         self._busy = False
@@ -143,6 +153,7 @@ class FakeTrainer(Actor):
 
     def _prepare_logprobs(self, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         del loss
+        self._check_columns(chunk, "prepare_logprobs")
         groups = len(chunk.ordinals)
         return PreparedColumns(("policy_logprobs",), (64,) * groups, (None,) * groups)
 
@@ -172,15 +183,19 @@ class FakeTrainer(Actor):
 
     def _accumulate(self, call: Call) -> ChunkResult:
         key, chunk = call.args
-        payloads = [handles[0] for handles in chunk.payloads]
-        lost = [payload for payload in payloads if self.around.is_gone(payload)]
-        if lost:
-            detail = f"the payload of group {lost[0].ordinal} is gone"
-            raise TrainStepFailed(0, key.step, "microbatch", detail)
+        del key
+        self._check_columns(chunk, "microbatch")
+        payloads = _columns_of(chunk)
         self._open += payloads
         self._chunks += 1
         groups = len(payloads)
         return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
+
+    def _check_columns(self, chunk: Chunk, during: str) -> None:
+        """Raise for the first group whose columns are gone: the store names one object at a time."""
+        for payload in _columns_of(chunk):
+            if self.around.is_gone(payload):
+                raise PayloadLost((payload.ordinal,), during, "the machine that held it died")
 
     def _finish(self, call: Call, kind: str) -> StepResult:
         key: StepKey = call.args[0]
@@ -223,7 +238,8 @@ class FakeTrainer(Actor):
             detail = f"it holds version {self._version}"
             raise TrainStepFailed(0, version, "publish", detail)
         self.around.record(Published(self.around.loop.time(), self.life, version, self._digest))
-        return WeightRelease(version, self._digest, None, (), _NBYTES)
+        memory = self.around.machines.memory_of(self.name)
+        return WeightRelease(version, self._digest, None, (memory,), _NBYTES)
 
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
         if version != self._version or self._steps.is_open:
@@ -251,6 +267,10 @@ class FakeTrainer(Actor):
         self._open, self._chunks = [], 0
         self.around.record(TrainerRestored(now, self.life, model.version, model.digest))
         return self._state()
+
+
+def _columns_of(chunk: Chunk) -> list[Payload]:
+    return [handles[0] for handles in chunk.payloads]
 
 
 _WORK: Final[Mapping[str, Callable[..., object]]] = {

@@ -124,29 +124,31 @@ class _Rollout:
                 )
             )
             return
-        versions = receipt.oldest_version, receipt.newest_version
+        oldest, newest = receipt.oldest_version, receipt.newest_version
         if kind:
             receipt = poisoned(receipt, kind)
         now, spans = around.loop.time(), receipt.version_spans
-        kind_of_record = Scored if task.evaluation else Generated
-        around.record(
-            kind_of_record(
-                now,
-                task.ordinal,
-                task.attempt,
-                receipt.engine,
-                receipt.engine_incarnation,
-                spans,
-                kind,
-            )
-        )
+        made_by = receipt.engine, receipt.engine_incarnation
+        if task.evaluation:
+            around.record(Scored(now, task.ordinal, task.attempt, *made_by, spans, kind))
+        memory = around.machines.memory_of(self.worker.name)
         payload = Payload(
-            task.ordinal, task.attempt, call.fence.incarnation, task.seed, versions, kind
+            task.ordinal,
+            task.attempt,
+            call.fence.incarnation,
+            task.seed,
+            oldest,
+            newest,
+            kind,
+            memory,
         )
         share = self.worker.spooled_share
-        if share and not task.evaluation and around.rng.random() < share:
-            payload.spooled = True
+        spooled = bool(share) and not task.evaluation and around.rng.random() < share
+        if spooled:
             around.disk.spool[receipt] = payload
+        if not task.evaluation:
+            where = memory.machine, spooled
+            around.record(Generated(now, task.ordinal, task.attempt, *made_by, spans, kind, *where))
         call.answer((receipt, payload))
 
 

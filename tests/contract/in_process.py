@@ -46,7 +46,7 @@ class InProcessTrainer:
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         places, payloads = flat(chunk)
-        (names, sizes), columns = self.rank.prepare_logprobs(fence, loss, places, *payloads)
+        (names, sizes), columns = self.rank.prepare_logprobs(fence, loss, places, 0, *payloads)
         return PreparedColumns(names, sizes, tuple(columns))
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
@@ -56,7 +56,7 @@ class InProcessTrainer:
         places, payloads = flat(chunk)
         try:
             return self.rank.train_microbatch(
-                fence, key, chunk.ordinals, chunk.advantages, places, *payloads
+                fence, key, chunk.ordinals, chunk.advantages, places, 0, *payloads
             )
         except UnfitColumns as unfit:
             raise UnfitGroup(0, chunk.ordinals[unfit.place], str(unfit)) from None

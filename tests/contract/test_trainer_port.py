@@ -80,7 +80,7 @@ class SimulatedBench(Bench):
         self._faults = around.faults
 
     def chunk(self, *ordinals: int, incarnation: int = 1) -> Chunk:
-        payloads = [(Payload(each, 1, incarnation, each * 7, (0, 0), ""),) for each in ordinals]
+        payloads = [(Payload(each, 1, incarnation, each * 7, 0, 0, ""),) for each in ordinals]
         return Chunk(ordinals, tuple(payloads))
 
     def unreadable(self, *ordinals: int) -> Chunk:

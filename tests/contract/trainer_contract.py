@@ -9,6 +9,7 @@ from trainer_bench import FENCE, LOSS, Bench, Play, weights
 
 from offbeat.messages.failures import (
     CheckpointFailed,
+    PayloadLost,
     StaleFence,
     StepAlreadyOpen,
     StepOutOfOrder,
@@ -134,7 +135,7 @@ class TrainerContract:
             once, trainer = await on.rehearse((0,), (1,)), on.trainer
             before = await trainer.state(FENCE)
             key = await on.feed(await on.open(1), on.chunk(0))
-            with pytest.raises((TrainStepFailed, UnfitGroup)):
+            with pytest.raises((TrainStepFailed, UnfitGroup, PayloadLost)):
                 await on.feed(key, on.unreadable(1))
             for late in (key.next(), key.next().next()):
                 with pytest.raises(StepOutOfOrder):

@@ -101,9 +101,13 @@ class Bench:
             await self.trainer.abort_train_step(FENCE, key)
             raise
 
-    async def pid(self, rank: int) -> int:
+    async def life(self, rank: int) -> str:
+        """A name for the process of a rank."""
         life, _ = await self.ranks[rank].standing.remote(FENCE)
-        return int(life.split("-")[-2])
+        return life
+
+    async def pid(self, rank: int) -> int:
+        return int((await self.life(rank)).split("-")[-2])
 
 
 def chunk_of(groups: list[dict[str, Any]], ordinals: tuple[int, ...]) -> Chunk:
@@ -117,8 +121,11 @@ def chunk_of(groups: list[dict[str, Any]], ordinals: tuple[int, ...]) -> Chunk:
     )
 
 
-def bench_of(ranks: int, run_dir: Path) -> Bench:
-    cls = ray.remote(TorchTrainerActor).options(num_cpus=0, max_restarts=-1)
+def bench_of(ranks: int, run_dir: Path, resources: dict[str, float] | None = None) -> Bench:
+    """Ranks on a machine that has these resources."""
+    cls = ray.remote(TorchTrainerActor).options(
+        num_cpus=0, max_restarts=-1, resources=resources or {}
+    )
     handles = [
         cls.remote(TrainerSpec(CONFIG, str(TINY), str(run_dir), rank, ranks))
         for rank in range(ranks)

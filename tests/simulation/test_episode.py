@@ -36,7 +36,8 @@ def plan_with(**changes: object) -> Plan:
     }
     for section, values in quick.items():
         config[section] = {**config[section], **values}  # type: ignore[dict-item]
-    return Plan(RunConfig.model_validate(config), [], None, True, 2)  # noqa: FBT003
+    machines = {"generator-1": "machine-1", "environment-1": "machine-1", "trainer": "machine-2"}
+    return Plan(RunConfig.model_validate(config), [], None, True, 2, machines=machines)  # noqa: FBT003
 
 
 def struck(*strikes: Strike) -> EpisodeResult:

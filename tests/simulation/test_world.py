@@ -10,6 +10,7 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import (
     CheckpointFailed,
+    PayloadLost,
     RolloutFailed,
     StaleFence,
     StepOutOfOrder,
@@ -89,7 +90,7 @@ class Stage:
         await self.trainer.begin_train_step(FENCE, key, LossSpec())
         for ordinals in chunks:
             key = key.next()
-            payloads = tuple((Payload(o, 1, 1, o * 7, (0, 0), ""),) for o in ordinals)
+            payloads = tuple((Payload(o, 1, 1, o * 7, 0, 0, ""),) for o in ordinals)
             await self.trainer.train_microbatch(FENCE, key, Chunk(tuple(ordinals), payloads))
         await self.trainer.finish_train_step(FENCE, key.next())
 
@@ -287,10 +288,10 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones() -> None:
     play(main, "checkpoint_fails")
 
 
-def test_a_payload_is_gone_with_its_controller_unless_it_was_spooled() -> None:
+def test_a_payload_is_gone_with_its_controller() -> None:
     async def main(stage: Stage) -> None:
         stage.around.lost_controllers.add(1)
-        with pytest.raises(TrainStepFailed, match="payload of group 4 is gone"):
+        with pytest.raises(PayloadLost, match="groups 4 were lost"):
             await stage.train(1, 1, [[4]])
 
     play(main)

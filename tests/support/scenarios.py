@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 from offbeat.controller.errors import RunFailed
 from offbeat.controller.events import AnyEvent
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.ports import NoPayloads
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -123,7 +124,7 @@ def aborted_generation(ordinal: int) -> RolloutFailed:
 
 
 @dataclass
-class SurvivingPayloads:
+class SurvivingPayloads(NoPayloads):
     """Payloads that outlive their controller: those of the ordinals that ``keep`` names."""
 
     keep: Callable[[int], bool] = lambda ordinal: True

@@ -29,6 +29,17 @@ class UnfitColumns(OffbeatError):
         return f"column {self.column!r} is {self.got}; the trainer needs {self.want}"
 
 
+class ColumnsMissing(OffbeatError):
+    """The columns that a rank was sent apart from a call did not arrive."""
+
+    def __init__(self, rank: int, during: str) -> None:
+        super().__init__(rank, during)
+        self.rank, self.during = rank, during
+
+    def __str__(self) -> str:
+        return f"trainer rank {self.rank} did not receive the columns of {self.during}"
+
+
 class CheckpointMismatch(OffbeatError):
     """A whole checkpoint that this trainer cannot take up. It is left as it is."""
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.process import incarnation, prepare
 from offbeat.actors.trainers.checkpoint_store import Stored
 from offbeat.actors.trainers.errors import UnfitColumns
+from offbeat.actors.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.actors.trainers.memory import PeakMemory, meter_of
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of
 from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
@@ -43,7 +42,6 @@ from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import Source
 
 T = TypeVar("T")
-Places = Sequence[Sequence[tuple[int, int]]]
 Make = Callable[[Peers], tuple[SplitStep, Source]]
 
 
@@ -70,6 +68,7 @@ class TrainerActor:
         logs = Path(spec.run_dir) / "logs"
         self._log = None if spec.rank else TrainedLog(logs / "trained-rank0.jsonl")
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
+        self._held = HeldColumns()
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._life = incarnation(name)
         self._world = ""  # of the ranks that it works with; empty before they have met
@@ -173,20 +172,34 @@ class TrainerActor:
         manifest, digest, handles = published
         return (manifest, digest), *handles
 
+    def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
+        """Take the columns of the next call with groups, which names them by ``number``.
+
+        With several ranks they are sent apart from the call: where an object is lost this call is
+        not made, and the rank finds that out inside the next one, together with the other ranks,
+        which would wait for it in vain otherwise.
+        """
+        self._guard.check(fence)
+        self._held.put(number, payloads)
+
     @ray.method(num_returns=2)
     def prepare_logprobs(
-        self, fence: Fence, loss: LossSpec, places: Places, *payloads: Sequence[Columns]
+        self, fence: Fence, loss: LossSpec, places: Places, held: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
         """``(column names, bytes of each group)``, and the columns written, a group each.
 
         Of no group at all there are no names.
+
+        Raises:
+            ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
+        groups = self._groups("prepare_logprobs", places, held, payloads)
         written = self._classified(
             "prepare_logprobs",
             self._split.steps_applied + 1,
             lambda: self._split.prepare_logprobs(
-                merged(places, payloads),
+                groups,
                 policy=loss.needs_policy_logprobs,
                 reference=loss.needs_reference_logprobs,
                 temperature=loss.temperature,
@@ -215,6 +228,7 @@ class TrainerActor:
         ordinals: Sequence[int],
         advantages: Advantages,
         places: Places,
+        held: int,
         *payloads: Sequence[Columns],
     ) -> ChunkResult:
         """This rank's share of a chunk.
@@ -225,10 +239,14 @@ class TrainerActor:
             ordinals: Of the whole chunk, not of the share.
             advantages: Of the share's groups.
             places: Where in the payloads the columns of each of its groups are.
+            held: Number of the ``hold`` that brought the payloads; 0: they are here.
             payloads: Lists of columns.
+
+        Raises:
+            ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = merged(places, payloads)
+        groups = self._groups("train_microbatch", places, held, payloads)
         result = self._classified(
             "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
         )
@@ -318,6 +336,15 @@ class TrainerActor:
             problem = f"version and weights are {got}, its manifest says {want}"
             raise CheckpointFailed(self._rank, stored.version, problem)
 
+    def _groups(
+        self, during: str, places: Places, held: int, payloads: Sequence[Sequence[Columns]]
+    ) -> Sequence[Columns]:
+        """The columns of each group; missing ones raise when they are read, beside the other ranks."""
+        brought = self._held.take(held) if held else payloads
+        if brought is None:
+            return MissingColumns(self._rank, during)
+        return merged(places, brought)
+
     def _together(self, during: str, work: Callable[[], T]) -> T:
         """Run ``work``, which all ranks do; a rank that is left alone in it says so."""
         try:
@@ -368,14 +395,3 @@ class TrainedLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Columns]:
-    """The columns of each group, from all the places they are in."""
-    groups = list[Columns]()
-    for group in places:
-        columns: dict[str, NDArray[np.generic]] = {}
-        for payload, index in group:
-            columns |= payloads[payload][index]
-        groups.append(columns)
-    return groups

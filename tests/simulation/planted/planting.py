@@ -16,12 +16,12 @@ BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
 LOST = frozenset({"I1", "I3", "I9"})
 """A group that nobody knows of: left over at the end, or the run waits for it forever."""
 
-_EVERY = {"sync": {"interval": 1}}
-SHALLOW = {"sampler": {"name": "ready_first", "max_staleness": 1}, **_EVERY}
-DEEP = {"sampler": {"name": "ready_first", "max_staleness": 3}, **_EVERY}
+EVERY = {"sync": {"interval": 1}}
+SHALLOW = {"sampler": {"name": "ready_first", "max_staleness": 1}, **EVERY}
+DEEP = {"sampler": {"name": "ready_first", "max_staleness": 3}, **EVERY}
 WINDOW = {
     "sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0},
-    **_EVERY,
+    **EVERY,
 }
 
 

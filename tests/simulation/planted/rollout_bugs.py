@@ -7,6 +7,7 @@ from planted.planting import DEEP, LOST, Planted, become
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.simulation.machines import FIRST, Memory
 from offbeat.simulation.payloads import Payload
 from offbeat.transfer_queue.index import QueueIndex
 
@@ -55,7 +56,8 @@ class AFailureIsRewardZero(Planted):
                 columns=(),
                 payload_bytes=1,
             )
-            payload = Payload(task.ordinal, task.attempt, 1, 0, (version, version), "")
+            memory = Memory(FIRST, 1)
+            payload = Payload(task.ordinal, task.attempt, 1, 0, version, version, "", memory)
             await self._commit(task, receipt, payload, *life)
 
     def plant(self) -> None:

@@ -1,6 +1,18 @@
-import pytest
+import asyncio
+import pickle
+from collections.abc import Generator
+from typing import Any, cast
 
-from offbeat.actors.call import first_line, raised_line
+import pytest
+from ray.exceptions import (
+    ObjectFetchTimedOutError,
+    ObjectLostError,
+    OwnerDiedError,
+    RayTaskError,
+)
+
+from offbeat.actors.call import ArgumentLost, first_line, raised_line, reply_of
+from offbeat.messages.failures import ActorLost, OffbeatError
 
 TRACEBACK = """The actor died because of an error raised in its creation task, ray::Actor.__init__()
   File "split_step.py", line 3, in __init__
@@ -50,3 +62,46 @@ def test_what_was_raised_is_told_in_one_line(text: str, line: str) -> None:
 
 def test_an_error_without_text_is_told_by_its_name() -> None:
     assert first_line(KeyError()) == "KeyError"
+
+
+class Answered:
+    """An awaitable reference whose value is this error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __await__(self) -> Generator[None]:
+        yield from ()
+        raise self.error
+
+
+def failure_of(error: Exception) -> OffbeatError:
+    """What a caller is told when the reply to its call is this error of Ray's."""
+
+    async def call() -> None:
+        await reply_of(cast("Any", Answered(error)), "trainer rank 0", "microbatch")
+
+    with pytest.raises(OffbeatError) as failure:
+        asyncio.run(call())
+    return failure.value
+
+
+def raised_there(cause: Exception) -> Exception:
+    """As the caller gets what was raised in the callee."""
+    return RayTaskError("f", "ray::f()", cause, "f", 1, "10.0.0.1").as_instanceof_cause()
+
+
+@pytest.mark.parametrize("kind", [ObjectLostError, OwnerDiedError, ObjectFetchTimedOutError])
+def test_a_lost_argument_is_told_from_a_lost_callee(kind: type[ObjectLostError]) -> None:
+    """The callee that could not be given an argument says so itself: it is there."""
+    lost = failure_of(raised_there(kind("ab" * 14, b"", "")))
+    assert isinstance(lost, ArgumentLost)
+    assert lost.object_id == "ab" * 14
+    reply_lost = failure_of(kind("ab" * 14, b"", ""))
+    assert type(reply_lost) is ActorLost
+
+
+def test_a_lost_argument_survives_the_way_to_another_process() -> None:
+    lost = ArgumentLost("trainer rank 0", "microbatch", "ab", "its machine died")
+    again = pickle.loads(pickle.dumps(lost))  # noqa: S301 -- our own bytes
+    assert (type(again), again.object_id, str(again)) == (ArgumentLost, "ab", str(lost))

@@ -2,17 +2,20 @@
 
 import asyncio
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from offbeat.actors.call import ArgumentLost
+from offbeat.actors.ray_ports import Packed
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
 from offbeat.actors.trainers.dispatch import shares
-from offbeat.actors.trainers.errors import UnfitColumns
+from offbeat.actors.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
+    PayloadLost,
     SchemaError,
     StartFailed,
     StepOutOfOrder,
@@ -114,3 +117,40 @@ def test_a_group_that_a_rank_cannot_train_is_named_by_its_ordinal(rank: int) -> 
     with pytest.raises(UnfitGroup, match="'loss_mask' is 3 values") as refused:
         asyncio.run(train())
     assert (refused.value.rank, refused.value.ordinal) == (rank, share[1])
+
+
+class Sent:
+    """A rank that is sent columns ahead of its calls, and is told that they are lost."""
+
+    def __init__(self, lost: str, answer: object) -> None:
+        self.hold: Any = Rank(ArgumentLost("trainer rank", "hold", lost, "died") if lost else None)
+        self.train_microbatch: Any = Rank(answer)
+
+
+class Ref:
+    """An object reference by name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def hex(self) -> str:
+        return self.name
+
+
+def test_columns_lost_by_any_rank_are_named_by_all_groups_that_are_in_them() -> None:
+    """The first object holds groups 7 and 3, and is lost to both ranks; group 4 is well."""
+    first, second, third = (cast("Any", Ref(name)) for name in ("first", "second", "third"))
+    payloads = ((Packed(first, 0),), (Packed(first, 1),), (Packed(second, 0),), (Packed(third, 0),))
+    chunk = Chunk((7, 3, 9, 4), payloads, ((1.0,),) * 4, 60, (10, 30, 20, 40))
+    ranks: list[Any] = [
+        Sent("second", ColumnsMissing(0, "train_microbatch")),
+        Sent("first", ColumnsMissing(1, "train_microbatch")),
+    ]
+
+    async def train() -> None:
+        trainer = RayTrainer(ranks, TrainerConfig(data_parallel=2))
+        await trainer.train_microbatch(Fence("run", 1), StepKey(1, 1, 1), chunk)
+
+    with pytest.raises(PayloadLost) as lost:
+        asyncio.run(train())
+    assert lost.value.ordinals == (7, 3, 9)

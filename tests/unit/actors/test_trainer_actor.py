@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offbeat.actors.trainers.errors import ColumnsMissing
+from offbeat.actors.trainers.held_columns import merged
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.actors.trainers.stub import StubTrainer
 from offbeat.actors.trainers.stub_actor import StubSource
-from offbeat.actors.trainers.trainer_actor import Advantages, TrainerActor, merged
+from offbeat.actors.trainers.trainer_actor import Advantages, TrainerActor
 from offbeat.config.run import ModelConfig, RunConfig, StubConfig
 from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
@@ -89,7 +91,7 @@ def chunk(actor: TrainerActor, key: StepKey, *ordinals: int, valid: bool = True)
     payload = [group(ordinal, valid=valid) for ordinal in ordinals]
     places = tuple(((0, index),) for index in range(len(ordinals)))
     advantages = [(0.5, -0.5)] * len(ordinals)
-    return actor.train_microbatch(FENCE, key, ordinals, advantages, places, payload)
+    return actor.train_microbatch(FENCE, key, ordinals, advantages, places, 0, payload)
 
 
 def prepare(actor: TrainerActor, *arguments: Any) -> Any:
@@ -224,8 +226,9 @@ def test_every_call_of_a_replaced_controller_is_refused(actor: TrainerActor) -> 
         lambda: actor.state(FENCE),
         lambda: actor.about(FENCE),
         lambda: actor.publish_weights(FENCE, 0),
-        lambda: prepare(actor, LOSS, ()),
+        lambda: prepare(actor, LOSS, (), 0),
         lambda: actor.begin_train_step(FENCE, key, LOSS),
+        lambda: actor.hold(FENCE, 1),
         lambda: chunk(actor, key.next(), 0),
         lambda: actor.finish_train_step(FENCE, key.next()),
         lambda: actor.abort_train_step(FENCE, key),
@@ -263,7 +266,7 @@ def test_a_version_it_does_not_hold_is_not_published(actor: TrainerActor) -> Non
 def test_prepared_columns_come_with_their_names_and_sizes(actor: TrainerActor) -> None:
     loss = LossSpec(old_logprobs="policy", kl_coef=0.1)
     payload = [group(0), group(1)]
-    (names, sizes), columns = prepare(actor, loss, (((0, 1),), ((0, 0),)), payload)
+    (names, sizes), columns = prepare(actor, loss, (((0, 1),), ((0, 0),)), 0, payload)
     assert names == ("policy_logprobs", "reference_logprobs")
     assert sizes == (32, 32)
     assert np.array_equal(columns[0]["policy_logprobs"], payload[1]["generation_logprobs"])
@@ -375,3 +378,30 @@ def test_a_checkpoint_that_holds_other_weights_than_it_says_is_not_taken_up(
     trainer.forgets = True
     with pytest.raises(CheckpointFailed, match="its manifest says"):
         actor.restore(FENCE, 1)
+
+
+def held(actor: TrainerActor, key: StepKey, number: int) -> ChunkResult:
+    """A chunk of one group whose columns were sent ahead under this number."""
+    return actor.train_microbatch(FENCE, key, [0], [(0.5, -0.5)], (((0, 0),),), number)
+
+
+def test_columns_sent_ahead_of_a_call_are_those_of_that_call(actor: TrainerActor) -> None:
+    actor.begin_train_step(FENCE, StepKey(1, 1, 0), LOSS)
+    actor.hold(FENCE, 7, [group(0)])
+    assert held(actor, StepKey(1, 1, 1), 7).sequences == 2
+
+
+@pytest.mark.parametrize("before", [None, 6])
+def test_columns_that_did_not_arrive_fail_the_call_and_are_never_those_of_another(
+    actor: TrainerActor, before: int | None
+) -> None:
+    """Those of a call that was cancelled are still there."""
+    actor.begin_train_step(FENCE, StepKey(1, 1, 0), LOSS)
+    if before is not None:
+        actor.hold(FENCE, before, [group(1)])
+    with pytest.raises(ColumnsMissing):
+        held(actor, StepKey(1, 1, 1), 7)
+    with pytest.raises(StepOutOfOrder):
+        actor.finish_train_step(FENCE, StepKey(1, 1, 2))
+    actor.abort_train_step(FENCE, StepKey(1, 1, 0))
+    assert step(actor, 1, (0,), attempt=2).applied

@@ -12,6 +12,7 @@ from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import Checkpointed, Opened, Returned, Rewound
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
+from offbeat.controller.ports import NoPayloads
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from tests.support.fakes import FakeTrainer
@@ -20,7 +21,7 @@ from tests.support.world import IN_ORDER, READY_FIRST, World
 
 
 @dataclass
-class Spool:
+class Spool(NoPayloads):
     """Payloads that outlived their controller."""
 
     kept: set[int] = field(default_factory=set[int])

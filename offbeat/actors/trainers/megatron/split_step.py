@@ -124,11 +124,11 @@ class MegatronTrainer(SplitStep):
 
         An open step's gradients stay where they are. The reference is loaded when first asked for.
         """
-        columns: list[LogprobColumns] = [{} for _ in groups]
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
         batch, microbatches = self._together(
             "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
         )
+        columns: list[LogprobColumns] = [{} for _ in groups]
         for name in (name for name, wanted in asked if wanted):
             forward = self._forward if name == POLICY_LOGPROBS else self._reference
             values = self._logprobs(forward, batch, microbatches, temperature)

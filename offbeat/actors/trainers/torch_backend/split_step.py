@@ -157,11 +157,11 @@ class TorchTrainer(SplitStep):
             For each group ``policy_logprobs`` and ``reference_logprobs``, whichever was asked for,
             one value a response token.
         """
-        columns: list[LogprobColumns] = [{} for _ in groups]
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
         batch, microbatches = self._together(
             "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
         )
+        columns: list[LogprobColumns] = [{} for _ in groups]
         for name in (name for name, wanted in asked if wanted):
             model = self._model if name == POLICY_LOGPROBS else self._reference
             values = self._logprobs(model, batch, microbatches, temperature)

@@ -1,0 +1,65 @@
+"""The machines of a simulated cluster: what lives on each, and whether its memory is still there.
+
+The controller lives on the first one, whose death is that of the cluster. Another one that dies takes
+its actors, payloads and published weights with it, all at once; a new one takes its place.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from offbeat.simulation.loop import VirtualLoop
+from offbeat.simulation.network import DEATH_NOTICED_S
+
+FIRST: Final = "machine-0"
+"""Where the controller lives."""
+
+
+class Memory(NamedTuple):
+    """The memory of one life of a machine: where a payload or a release is."""
+
+    machine: str
+    life: int
+
+
+FIRST_MEMORY: Final = Memory(FIRST, 1)
+
+
+class Machines:
+    """Where each actor lives. Actors without a place live on the first machine."""
+
+    def __init__(self, loop: VirtualLoop, placement: Mapping[str, str]) -> None:
+        self._loop, self._placement = loop, placement
+        self._lives: dict[str, int] = {}
+        self._unreachable: dict[Memory, float] = {}  # until when nobody knows that it is gone
+
+    def memory_of(self, actor: str) -> Memory:
+        """The memory of the machine that an actor lives on now."""
+        return self._now(self._placement.get(actor, FIRST))
+
+    def actors_on(self, machine: str) -> list[str]:
+        return [actor for actor, where in self._placement.items() if where == machine]
+
+    @property
+    def mortal(self) -> list[str]:
+        """Machines that can die without the controller."""
+        return sorted(set(self._placement.values()) - {FIRST})
+
+    def die(self, machine: str, at_s: float) -> None:
+        """Nothing in its memory can be read from now on; whoever tries learns that after ``at_s``."""
+        self._unreachable[self._now(machine)] = at_s + DEATH_NOTICED_S
+
+    def replace(self, machine: str) -> None:
+        """Another machine takes its place: what starts there from now on has a memory that lasts."""
+        self._lives[machine] = self._lives.get(machine, 1) + 1
+
+    def noticed_in_s(self, memory: Memory | None) -> float:
+        """How long whoever asks for what is in this memory waits before it learns that it is gone."""
+        if memory is None:
+            return 0.0
+        return max(0.0, self._unreachable.get(memory, 0.0) - self._loop.time())
+
+    def is_gone(self, memory: Memory | None) -> bool:
+        return memory in self._unreachable
+
+    def _now(self, machine: str) -> Memory:
+        return Memory(machine, self._lives.get(machine, 1))
