@@ -18,6 +18,7 @@ LONG: Final = (
     "ray/test_live_oracle.py",
     "ray/test_live_schedule.py",
     "ray/test_live_spool.py",
+    "ray_jobs/test_two_machines.py",
     "unit/weight_sync/test_gloo_killed.py",
 )
 """What ``make test-long`` runs and ``make test`` leaves out: whole runs under faults, the long matrices."""

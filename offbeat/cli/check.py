@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from offbeat.cli.checks.files import check_prompts, check_run_dir
+from offbeat.cli.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.cli.checks.finding import Finding, Level, ok
 from offbeat.cli.checks.machine import check_cores, check_memory, check_shared_memory, this_machine
 from offbeat.cli.checks.model_files import check_lengths, read_model
@@ -63,6 +63,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_memory(config, machine, model) if model else (),
         check_shared_memory(config, machine, model) if model else (),
         check_gpus(config, count_gpus(config)),
+        check_not_a_uri(run_dir),
         check_run_dir(
             folder,
             model,

@@ -5,24 +5,33 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import psutil
 import ray
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue] -- compiled
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offbeat.actors.call import first_line
 from offbeat.actors.controller_actor import ControllerActor
 from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.generators.engine_actor import EngineSpec
 from offbeat.actors.handles import Handle
+from offbeat.actors.ray_run_files import RunFilesActor, Sharing
+from offbeat.actors.run_place import Token
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.cli.backends import engine_class, trainer_class
 from offbeat.cli.compose import Actors, RunSpec, build_run
 from offbeat.cli.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.cli.launch import ENVIRONMENT
+from offbeat.cli.ray_token import TokenRefused, has_token
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.messages.failures import OffbeatError
+
+_FILE_CALLS: Final = 4  # of other machines at once; each takes a thread and 8 MiB
 
 
 class NoRoom(OffbeatError):
@@ -69,12 +78,12 @@ class ClusterUnreachable(OffbeatError):
 
 
 class ClusterLost(OffbeatError):
-    """No machine is left that could run an actor."""
+    """The driver's machine, the only one that can run a controller, has left the cluster."""
 
     def __str__(self) -> str:
         return (
-            "no machine of the Ray cluster is alive: its raylet was killed or crashed, or the network "
-            "to it is cut. offbeat train --resume goes on from the run directory"
+            "this machine is no part of the Ray cluster any more: its raylet was killed or crashed, or "
+            "the network to it is cut. offbeat train --resume goes on from the run directory"
         )
 
 
@@ -84,8 +93,10 @@ def start_ray() -> None:
     Raises:
         RayNotStarted: The private one did not come up.
         ClusterUnreachable: There is no cluster at that address.
+        TokenRefused: It asks for a token that this process does not have.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
+    check_token(address)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(
@@ -103,6 +114,28 @@ def start_ray() -> None:
         if not_started := why_not_started(error):
             raise not_started from error
         raise
+
+
+def check_token(address: str) -> None:
+    """Pass unless the cluster at HOST:PORT refuses this process: ``ray.init`` would not say why.
+
+    Raises:
+        TokenRefused: Naming whether there is no token, or a wrong one.
+    """
+    if address == "local":
+        return
+    there = has_token(os.environ, Path.home())
+    if os.environ.get("RAY_AUTH_MODE") == "token" and not there:  # Ray would end the process
+        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is none here")
+    if address == "auto" or "://" in address:
+        return
+    try:
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        problem = "the one here is another" if there else "there is none here"
+        raise TokenRefused(address, problem) from error
+    except (RayError, RuntimeError, ValueError):
+        pass  # ray.init says it
 
 
 def why_not_started(error: Exception) -> RayNotStarted | None:
@@ -160,12 +193,13 @@ def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None
 
 
 def check_alive() -> None:
-    """A lost actor can be started again somewhere.
+    """Pass while a lost controller can be started again: on this machine.
 
     Raises:
-        ClusterLost: Nowhere.
+        ClusterLost: This machine's raylet is gone.
     """
-    if not _alive():
+    here = _this_node()
+    if not any(node["NodeID"] == here and node["Alive"] for node in ray.nodes()):
         raise ClusterLost
 
 
@@ -175,7 +209,7 @@ def _alive() -> list[dict[str, float]]:
 
 
 def make_actors(spec: RunSpec) -> Actors:
-    """All actors but the controller. Returns at once; they start in the background."""
+    """Make all actors but the controller. Returns at once; they start in the background."""
     config, model_path = spec.config, spec.config.model.path
     engine_cls = ray.remote(engine_class(config.generator.backend))
     engines: dict[str, Handle] = {}
@@ -189,6 +223,7 @@ def make_actors(spec: RunSpec) -> Actors:
             stub=config.stub,
             seed=config.seed + index,
             run_dir=str(spec.run_dir),
+            sharing=spec.sharing,
         )
         engines[name] = engine_cls.options(
             name=global_name(spec, name),
@@ -213,7 +248,8 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
     )
     ranks = _ranks(config)
     for rank in range(ranks):
-        made_from = TrainerSpec(config, config.model.path, str(spec.run_dir), rank, ranks)
+        run_dir, path = str(spec.run_dir), config.model.path
+        made_from = TrainerSpec(config, path, run_dir, rank, ranks, spec.sharing)
         yield rank_cls.remote(made_from)
 
 
@@ -232,6 +268,7 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
             working_dir=str(spec.working_dir),
             run_dir=str(spec.run_dir),
             engines=global_names,
+            sharing=spec.sharing,
         )
         yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
 
@@ -245,9 +282,41 @@ def global_name(spec: RunSpec, engine: str) -> str:
 
 
 def make_controller(spec: RunSpec, actors: Actors) -> Handle:
-    """The controller's actor; it builds the run when told to run."""
-    controller = ray.remote(ControllerActor).options(num_cpus=0, max_restarts=0)
+    """Make the controller's actor; it builds the run when told to run.
+
+    It is on the driver's machine: journal, metrics and summary are where the driver looks for them.
+    """
+    controller = ray.remote(ControllerActor).options(
+        num_cpus=0, max_restarts=0, scheduling_strategy=_here()
+    )
     return controller.remote(partial(build_run, spec, actors))
+
+
+def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
+    """Make the actor that writes into the run directory for those of other machines."""
+    actor = ray.remote(RunFilesActor).options(
+        name=sharing.files,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=_FILE_CALLS,
+        scheduling_strategy=_here(),
+    )
+    return actor.remote(str(spec.run_dir), sharing.token)
+
+
+def sharing_of(spec: RunSpec, token: Token) -> Sharing | None:
+    """Return how actors find out whether they see the run directory; None: no other machine can be."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return None
+    return Sharing(token, _this_node(), global_name(spec, "run-files"))
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(_this_node(), soft=False)
+
+
+def _this_node() -> str:
+    return ray.get_runtime_context().get_node_id()
 
 
 def stop_ray(handles: list[Handle]) -> None:

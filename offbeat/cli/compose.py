@@ -16,6 +16,7 @@ import yaml
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_broadcast import generators_for
 from offbeat.actors.ray_ports import RayRollouts
+from offbeat.actors.ray_run_files import Sharing, check_sees
 from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.algorithms.advantages import estimator
@@ -55,6 +56,7 @@ class RunSpec:
     run_dir: Path
     working_dir: Path  # user code is imported from here first
     driver: str  # names the process that started all this
+    sharing: Sharing | None = None  # None: there is one machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,11 @@ async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
 
     Raises:
         DeadlineExceeded: The journal cannot be read in time.
+        RunDirNotShared: This process does not see the directory of the driver.
     """
     config, run_dir = spec.config, spec.run_dir
+    if spec.sharing is not None:
+        check_sees("controller", run_dir, spec.sharing.token)
     redactor = Redactor.from_environment(config=config)
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
     ledger, journal = await _journal_of(spec)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final, cast
@@ -22,6 +23,8 @@ from rich.console import Console
 
 from offbeat.actors.call import cause_of, first_line, lost
 from offbeat.actors.handles import Handle
+from offbeat.actors.run_files import ELSEWHERE
+from offbeat.actors.run_place import Token, new_token
 from offbeat.cli.check import find
 from offbeat.cli.checks.finding import Level
 from offbeat.cli.checks.software import check_ray_address
@@ -30,6 +33,8 @@ from offbeat.cli.cluster import (
     check_room,
     make_actors,
     make_controller,
+    make_run_files,
+    sharing_of,
     start_ray,
     stop_ray,
     watch_gcs,
@@ -168,11 +173,11 @@ def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) 
     log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=resumed)
     signals = Signals()
     try:
-        with signals.installed():
-            summary = _run(spec, console, signals)
+        with signals.installed(), new_token(directory) as token:
+            summary = _run(spec, token, console, signals)
     except Interrupted as interrupted:
         summary = _unfinished(spec, "aborted", f"{interrupted} before an orderly end")
-    except (OffbeatError, RayError, RuntimeError, ConnectionError) as error:
+    except (OffbeatError, RayError, RuntimeError, OSError) as error:
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
         summary = _unfinished(spec, "failed", problem)
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
@@ -203,7 +208,7 @@ def _cannot_work(
     return bool(found)
 
 
-def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
+def _run(spec: RunSpec, token: Token, console: Console, signals: Signals) -> Summary:
     """Everything between starting Ray and leaving it; the actors end with this function."""
     handles = list[Handle]()
     orders = Orders(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
@@ -213,6 +218,9 @@ def _run(spec: RunSpec, console: Console, signals: Signals) -> Summary:
         with signals.installed():  # Ray puts a handler of its own in place when it starts
             with signals.held_back():
                 check_room(spec)
+                if (sharing := sharing_of(spec, token)) is not None:
+                    spec = replace(spec, sharing=sharing)
+                    handles.append(make_run_files(spec, sharing))
                 actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console) as display:
@@ -338,6 +346,7 @@ def _written(directory: Path) -> dict[str, Path]:
         "rollouts": "rollouts",
         "model": "checkpoints",
         "logs": "logs",
+        "elsewhere": ELSEWHERE,
     }
     paths = {what: directory / name for what, name in names.items()}
     return {what: path for what, path in paths.items() if path.is_file() or _holds_something(path)}

@@ -11,6 +11,7 @@ from typing import Final, cast
 import yaml
 
 from offbeat.cli.run_inputs import DATA, MODEL, input_digests, read_inputs, write_inputs
+from offbeat.config.base import is_uri
 from offbeat.config.dump import to_yaml
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED
@@ -40,8 +41,11 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
     that a recipe can be run again as it stands.
 
     Raises:
-        RunDirUnusable: It holds a run already, or cannot be written.
+        RunDirUnusable: It holds a run already, cannot be written, or is a URI.
     """
+    if asked is not None and is_uri(str(asked)):
+        fix = "Name a directory; copy it afterwards, or mount the storage"
+        raise RunDirUnusable(str(asked), "it is a URI, and a run writes into a directory", fix)
     wanted = Path(str(asked or config.run_dir).replace("{name}", config.name)).absolute()
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([wanted], () if asked else numbered)

@@ -4,7 +4,7 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from offbeat.cli.checks.finding import size
+from offbeat.cli.ray_token import client_environment
 from offbeat.config.dump import to_yaml
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.secrets import is_secret_key
@@ -131,16 +132,6 @@ def check_address(address: str) -> None:
         reachable = False
     if not reachable:
         raise NoDashboardAddress(address)
-
-
-def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
-    """What Ray's client has to be told: it sends a token only in token mode, even if it has one.
-
-    A cluster without tokens takes no notice of one that is sent.
-    """
-    has_token = "RAY_AUTH_TOKEN" in environment or "RAY_AUTH_TOKEN_PATH" in environment
-    has_token = has_token or (home / ".ray" / "auth_token").is_file()
-    return {"RAY_AUTH_MODE": "token"} if has_token else {}
 
 
 def _first_line(error: Exception) -> str:

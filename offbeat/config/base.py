@@ -1,6 +1,7 @@
 """The base of every config model, and the marks a field can carry."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -16,6 +17,14 @@ class InWords:
     """Says a constraint that no number says, for messages and ``config explain``."""
 
     text: str
+
+
+def is_uri(path: str) -> bool:
+    """Return whether a path is the address of something that is no file system, as in s3://bucket.
+
+    A library of paths may have made one slash of two.
+    """
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", path) is not None
 
 
 RecipePath = Annotated[str, RelativeToRecipe()]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_fleet import fleet_clashes
+from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.limits import max_group_bytes, sampler_reach
@@ -225,15 +226,6 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 # --- files and environment -------------------------------------------------------------------------
 
 
-def _run_dir_can_be_filled_in(config: RunConfig) -> Iterator[Clash]:
-    if set(config.run_dir.replace("{name}", "")) & set("{}"):
-        yield Clash(
-            ("run_dir",),
-            f"run_dir={config.run_dir} has braces around something else than the name of the run",
-            "Only {name} is filled in, as in runs/{name}.",
-        )
-
-
 def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
     name, target = config.environment.name, config.environment.target
     user_code = name in ("function", "custom")
@@ -378,7 +370,7 @@ _ALWAYS = (
     _a_group_has_something_to_compare,
     _a_filter_lets_something_through,
     algorithm_clashes,
-    _run_dir_can_be_filled_in,
+    run_dir_clashes,
     _user_code_is_named,
     _prompts_have_one_source,
     _eval_prompts_have_a_reader,

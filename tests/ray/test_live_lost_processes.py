@@ -107,7 +107,7 @@ def test_a_run_whose_raylet_is_gone_ends_and_says_so(start: Start) -> None:
         run.trained_steps(3)
         run.process("raylet/raylet ").kill()
         assert run.exit_code(within_s=100) == 1
-        assert "ClusterLost: no machine of the Ray cluster is alive" in run.err
+        assert "ClusterLost: this machine is no part of the Ray cluster any more" in run.err
         run.nothing_is_left()
 
 

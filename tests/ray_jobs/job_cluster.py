@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Cluster:
     project: Path
     environment: Mapping[str, str]
     head: psutil.Process
+    gcs: str
 
     def run(
         self, *command: str, home: Path | None = None, timeout_s: float = 60
@@ -77,15 +78,21 @@ def give_token(home: Path) -> Path:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Generator[Cluster, None, None]:
-    """Start a head, bound to loopback; at the end none of its processes lives."""
+def started(
+    folder: Path, *, address: str = "127.0.0.1", cpus: int = 2
+) -> Generator[Cluster, None, None]:
+    """Start a head, bound to loopback; at the end none of its processes lives.
+
+    Others can join one at another ``address`` than the first of loopback, which Ray gives a meaning.
+    """
     home, project = folder / "home", folder / "project"
     home.mkdir(exist_ok=True)
     (project / "recipes").mkdir(parents=True)
     (project / "recipes" / "tiny.yaml").write_text(RECIPE)
     environment = {name: value for name, value in os.environ.items() if "RAY" not in name} | {
         "HOME": str(home),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds to loopback, on Linux too
+        # 0: binds to loopback, on Linux too, and nobody can join
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address == "127.0.0.1" else "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
     }
@@ -93,8 +100,8 @@ def started(folder: Path) -> Generator[Cluster, None, None]:
     # Not under pytest's folder: the names of Unix sockets below it may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as sessions:
         command = [
-            *(RAY, "start", "--head", "--block", "--disable-usage-stats", "--num-cpus=2"),
-            *("--node-ip-address=127.0.0.1", f"--port={gcs}"),
+            *(RAY, "start", "--head", "--block", "--disable-usage-stats", f"--num-cpus={cpus}"),
+            *(f"--node-ip-address={address}", f"--port={gcs}"),
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
             *(f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"),
             *("--object-store-memory=100000000", f"--temp-dir={sessions}"),
@@ -110,10 +117,56 @@ def started(folder: Path) -> Generator[Cluster, None, None]:
         try:
             until(lambda: answers(dashboard), within_s=40, what=f"{folder / 'head.log'}")
             yield Cluster(
-                f"http://127.0.0.1:{dashboard}", project, environment, psutil.Process(head.pid)
+                f"http://127.0.0.1:{dashboard}",
+                project,
+                environment,
+                psutil.Process(head.pid),
+                f"{address}:{gcs}",
             )
         finally:
             end(head, sessions)
+
+
+def hiding(folder: Path) -> list[str] | None:
+    """Return the words that start a command to which this folder is another one; None: not here."""
+    mount = ["sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(folder)]
+    for unshare in (["unshare", "-m"], ["unshare", "--user", "--map-root-user", "-m"]):
+        with contextlib.suppress(OSError):
+            if subprocess.run(
+                [*unshare, *mount, "true"], capture_output=True, check=False
+            ).returncode:
+                continue
+            return [*unshare, *mount]
+    return None
+
+
+@contextlib.contextmanager
+def joined(cluster: Cluster, first: Sequence[str], *, cpus: int) -> Generator[None, None, None]:
+    """Start a second machine of a cluster; ``first`` are the words that start its command."""
+    command = [
+        *(*first, RAY, "start", f"--address={cluster.gcs}", "--block", f"--num-cpus={cpus}"),
+        *("--node-ip-address=127.0.0.3", "--object-store-memory=100000000"),
+        "--disable-usage-stats",
+    ]
+    log = cluster.project.parent / "second.log"
+    with log.open("wb") as output:
+        second = subprocess.Popen(
+            command,
+            env={**cluster.environment, "RAY_AUTH_MODE": "token"},  # its home has one
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: b"Ray runtime started" in log.read_bytes(), within_s=40, what=str(log))
+        yield
+    finally:
+        ours = psutil.Process(second.pid).children(recursive=True) if not second.poll() else []
+        for process in (*ours, second):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(ours, timeout=5)
+        second.wait()
 
 
 def end(head: "subprocess.Popen[bytes]", sessions: str) -> None:

@@ -17,7 +17,8 @@ from offbeat.actors.environment_worker.spooling import Spooling
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.actors.handles import Handle
-from offbeat.actors.process import incarnation, prepare
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import Sharing, prepared
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.factory import make_environment
@@ -43,13 +44,14 @@ class EnvironmentSpec:
     working_dir: str  # user reward code is imported from here
     run_dir: str
     engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
+    sharing: Sharing | None = None  # None: there is one machine
 
 
 class EnvironmentActor:
     """One environment worker. An async actor."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        prepare(spec.name, spec.run_dir, spec.config)
+        place = prepared(spec.name, spec.run_dir, spec.sharing, spec.config)
         self._spec = spec
         self._life = life = incarnation(spec.name)
         self._engines: dict[str, Coalescer[GenerateRequest, GenerateResult]] = {}
@@ -71,10 +73,11 @@ class EnvironmentActor:
         self._environment = make_environment(
             spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
         )
-        self._log = RolloutLog(Path(spec.run_dir) / "rollouts", life)
+        self._log = RolloutLog(place.directory / "rollouts", life, files=place.files)
         self._spooling: Spooling | None = None
-        if spec.config.transfer_queue.spool == "ready":
-            spool = Path(spec.run_dir) / FOLDER
+        # What no controller could read, nobody would remove either.
+        if spec.config.transfer_queue.spool == "ready" and place.files is None:
+            spool = place.directory / FOLDER
             self._spooling = Spooling(
                 SpoolWriter(spool, spec.name, life.removeprefix(f"{spec.name}-"))
             )

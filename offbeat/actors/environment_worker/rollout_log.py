@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
+from offbeat.actors.file_transfer import send
+from offbeat.actors.run_files import Files
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
@@ -40,9 +42,13 @@ class RolloutLog:
         groups_per_file: int = GROUPS_PER_FILE,
         file_bytes: int = FILE_BYTES,
         held_bytes: int = HELD_BYTES,
+        files: Files | None = None,
     ) -> None:
-        """``life`` names this process and no other, in a resumed run either: files begin with it."""
-        self._directory, self._life = directory, life
+        """``life`` names this process and no other, in a resumed run either: files begin with it.
+
+        With ``files`` they go to the run directory of another machine, and none stays in this one.
+        """
+        self._directory, self._life, self._files_of_run = directory, life, files
         self._groups_per_file = groups_per_file
         self._file_bytes, self._held_limit = file_bytes, held_bytes
         self._rows = list[_Row]()
@@ -86,7 +92,8 @@ class RolloutLog:
         name = f"{self._life}-{self._files:05d}.parquet"
         self._files += 1
         loop = asyncio.get_running_loop()
-        written = loop.run_in_executor(self._writer, _write, self._directory / name, rows)
+        path = self._directory / name
+        written = loop.run_in_executor(self._writer, _write, path, rows, self._files_of_run)
         ended = asyncio.ensure_future(self._ended(written, nbytes))
         self._writing = [*(each for each in self._writing if not each.done()), ended]
 
@@ -119,13 +126,17 @@ def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     return column if column.base is None else column.copy()
 
 
-def _write(path: Path, rows: list[_Row]) -> int:
+def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
     """Write one file; returns the groups that are lost because the disk refused."""
     beside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table(rows), beside)
-        beside.replace(path)
+        if files is None:
+            beside.replace(path)
+        else:
+            send(files, beside, path.parent.name, path.name)
+            beside.unlink()
     except (OSError, pa.ArrowException) as error:
         log.warning("rollouts.not_written", path=str(path), groups=len(rows), error=str(error))
         with contextlib.suppress(OSError):

@@ -9,7 +9,8 @@ import torch
 from offbeat.actors.generators.embedded import EmbeddedEngine, load_model
 from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
 from offbeat.actors.generators.engine_loop import EngineLoop
-from offbeat.actors.process import incarnation, prepare
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import prepared
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -21,7 +22,7 @@ class EmbeddedEngineActor(EngineActor):
 
     def __init__(self, spec: EngineSpec) -> None:
         config = spec.generator
-        prepare(spec.name, spec.run_dir)
+        prepared(spec.name, spec.run_dir, spec.sharing)
         torch.set_num_threads(config.threads)
         model = load_model(
             spec.model_path,

@@ -14,6 +14,7 @@ from offbeat.actors.call import RemoteBug, first_line
 from offbeat.actors.coalesce import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.generators.broadcasts import Broadcasts
+from offbeat.actors.ray_run_files import Sharing
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
 from offbeat.messages.failures import EngineUnavailable, OffbeatError, WeightSyncFailed
@@ -52,6 +53,7 @@ class EngineSpec:
     stub: StubConfig
     seed: int
     run_dir: str
+    sharing: Sharing | None = None  # None: there is one machine
 
 
 class EngineActor:

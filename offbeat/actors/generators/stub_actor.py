@@ -4,7 +4,8 @@ import time
 
 from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
 from offbeat.actors.generators.stub import StubEngine
-from offbeat.actors.process import incarnation, prepare
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import prepared
 from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
@@ -12,7 +13,7 @@ class StubEngineActor(EngineActor):
     """A latency model; it takes weights by taking time."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        prepare(spec.name, spec.run_dir)
+        prepared(spec.name, spec.run_dir, spec.sharing)
         life = incarnation(spec.name)
         self._stub = StubEngine(spec.stub, name=spec.name, incarnation=life, seed=spec.seed)
         super().__init__(spec, self._stub, life)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from offbeat.actors.ray_run_files import Sharing
 from offbeat.config.run import RunConfig
 from offbeat.rendezvous.frames import StoreAddress
 
@@ -15,6 +16,7 @@ class TrainerSpec:
     run_dir: str
     rank: int = 0
     ranks: int = 1
+    sharing: Sharing | None = None  # None: there is one machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,20 @@ import msgspec
 import ray
 
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.process import incarnation, prepare
+from offbeat.actors.file_transfer import remove, send
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import SHARE_FIX, prepared
 from offbeat.actors.trainers.checkpoint_store import Stored
 from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.actors.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.actors.trainers.memory import PeakMemory, meter_of
+from offbeat.actors.trainers.mirrored_checkpoints import FOLDER, MirroredCheckpoints
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of
 from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
 from offbeat.actors.trainers.rank_sender import sender_of
 from offbeat.actors.trainers.spec import Rendezvous, TrainerSpec
 from offbeat.actors.trainers.split_step import Advantages, SplitStep
+from offbeat.actors.trainers.trained_log import trained_log
 from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
@@ -61,12 +65,12 @@ class TrainerActor:
     def __init__(self, spec: TrainerSpec, make: Make) -> None:
         """``make`` is called once the other ranks are there; at once, if there are none."""
         name = f"trainer-rank{spec.rank}"
-        prepare(name, spec.run_dir, spec.config)
+        needs = SHARE_FIX if spec.ranks > 1 else ""
+        place = prepared(name, spec.run_dir, spec.sharing, spec.config, needs_to_share=needs)
         self._spec, self._rank, self._make = spec, spec.rank, make
-        self._checkpoints = Path(spec.run_dir) / "checkpoints"
+        self._place, self._checkpoints = place, place.directory / FOLDER
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
-        logs = Path(spec.run_dir) / "logs"
-        self._log = None if spec.rank else TrainedLog(logs / "trained-rank0.jsonl")
+        self._log = None if spec.rank else trained_log(place)
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
         self._held = HeldColumns()
         self._memory = PeakMemory(meter_of(spec.config.trainer))
@@ -127,7 +131,11 @@ class TrainerActor:
         self._split, source = self._make(peers)
         self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._life)
         keep, identity = spec.config.checkpoint.keep, self._split.identity
-        self._store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
+        store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
+        files = self._place.files
+        self._store = (
+            store if files is None else MirroredCheckpoints(store, self._checkpoints, files)
+        )
         self._world = world
 
     def _admit(self, fence: Fence) -> None:
@@ -277,7 +285,14 @@ class TrainerActor:
         if step != self._split.steps_applied:
             held = f"it holds version {self._split.steps_applied}"
             raise TrainStepFailed(self._rank, step, "save", held)
-        self._together("save", lambda: self._split.save(self._checkpoints / f"step_{step}"))
+        self._together("save", lambda: self._save_model(f"step_{step}"))
+
+    def _save_model(self, name: str) -> None:
+        model, files = self._checkpoints / name, self._place.files
+        self._split.save(model)
+        if files is not None:
+            send(files, model, FOLDER, name)
+            remove(model)
 
     def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
         """All that ``restore`` needs, complete and durable. Training waits meanwhile.
@@ -319,6 +334,8 @@ class TrainerActor:
             self._sender.close()
         if self._log is not None:
             self._log.close()
+        if self._place.files is not None:
+            remove(self._checkpoints)  # the run directory has them
 
     def _restored(self, at_most: int) -> TrainerState:
         found = self._store.rewind(at_most)
@@ -368,30 +385,3 @@ class TrainerActor:
             where = f"{Path(frame.filename).name}:{frame.lineno}"
             detail = f"{type(error).__name__}: {error} ({where})".replace("\n", " ")
             raise TrainStepFailed(self._rank, step, during, detail) from error
-
-
-class TrainedLog:
-    """The trainer's own account of which groups it trained, apart from the controller's ledger.
-
-    ``{"step", "attempt", "version", "ordinals"}`` for each applied step, and ``{"restored": version}``
-    where it went back: what was trained for later versions before such a line is gone.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-
-    def trained(self, key: StepKey, version: int, ordinals: Sequence[int]) -> None:
-        """An applied step, written before the controller hears of it."""
-        step = {"step": key.step, "attempt": key.attempt, "version": version}
-        self._write(step | {"ordinals": list(ordinals)})
-
-    def restored(self, version: int) -> None:
-        """The trainer holds this version again."""
-        self._write({"restored": version})
-
-    def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(msgspec.json.encode(record) + b"\n")
-
-    def close(self) -> None:
-        self._file.close()

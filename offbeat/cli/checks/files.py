@@ -8,6 +8,7 @@ from typing import Final
 
 from offbeat.cli.checks.finding import Finding, error, ok, size, warning
 from offbeat.cli.checks.model_files import ModelFiles
+from offbeat.config.base import is_uri
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import (
     BadEnvironment,
@@ -19,6 +20,13 @@ from offbeat.environments.prompts import PromptFileError, PromptSource
 _SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")
 _LOGS_BYTES: Final = 256 * 2**20
 _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
+
+
+def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
+    """A directory that was asked for is one, and not storage behind an address."""
+    if run_dir is not None and is_uri(str(run_dir)):
+        seen = f"{run_dir} is a URI, and a run writes into a directory"
+        yield error("run directory", seen, "Name a directory; copy it afterwards, or mount it.")
 
 
 def check_run_dir(

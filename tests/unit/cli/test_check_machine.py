@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from offbeat.cli.check import summary
-from offbeat.cli.checks.files import check_prompts, check_run_dir
+from offbeat.cli.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.cli.checks.finding import Finding, Level, ok, size
 from offbeat.cli.checks.machine import (
     Machine,
@@ -318,6 +318,13 @@ def test_a_fresh_run_directory_is_fine_and_not_made(tmp_path: Path) -> None:
     findings = list(check_run_dir(tmp_path / "a" / "b", TINY, asked=True))
     assert [finding.level for finding in findings] == [Level.OK, Level.OK]
     assert not (tmp_path / "a").exists()
+
+
+def test_a_uri_is_no_run_directory() -> None:
+    (finding,) = check_not_a_uri(Path("s3://bucket/run"))
+    assert finding.level is Level.ERROR and "s3:/bucket/run is a URI" in str(finding)
+    assert not list(check_not_a_uri(Path("/disk/run")))
+    assert not list(check_not_a_uri(None))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])

@@ -74,6 +74,12 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path)
         make_run_dir(config("unused"), tmp_path / "file" / "below")
 
 
+def test_a_uri_is_refused_by_name_and_nothing_is_made() -> None:
+    with pytest.raises(RunDirUnusable, match=r"run directory s3:/bucket/x: it is a URI"):
+        make_run_dir(config("unused"), Path("s3://bucket/x"))
+    assert not Path("s3:").exists()
+
+
 def test_a_file_where_the_directory_should_be_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirUnusable, match=r"file: it is a file\. Name another one with"):

@@ -180,6 +180,12 @@ def test_truncated_importance_sampling_needs_the_policys_logprobs() -> None:
     assert not messages({"algorithm": {"loss": {"tis_cap": 2, "old_logprobs": "policy"}}})
 
 
+@pytest.mark.parametrize("run_dir", ["s3://bucket/runs/{name}", "gs://b", "file:///tmp/x"])
+def test_a_run_directory_is_no_uri(run_dir: str) -> None:
+    assert f"run_dir={run_dir} is a URI" in only({"run_dir": run_dir})
+    assert not messages({"run_dir": "/runs/s3:/{name}"})
+
+
 @pytest.mark.parametrize("run_dir", ["runs/{seed}", "runs/{name", "{}"])
 def test_only_the_name_is_filled_into_the_run_directory(run_dir: str) -> None:
     assert "Only {name} is filled in" in only({"run_dir": run_dir})

@@ -26,7 +26,8 @@ from offbeat.actors.generators.vllm.rope import check_rope
 from offbeat.actors.generators.vllm.staging import StagingArea
 from offbeat.actors.generators.vllm.weights import WeightUpdates
 from offbeat.actors.generators.vllm.workarounds import untried
-from offbeat.actors.process import incarnation, prepare
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import prepared
 from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState
@@ -44,7 +45,7 @@ class VllmEngineActor(EngineActor):
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
         """``started``: processes that run already, taken over as they are; tests share them."""
-        prepare(spec.name, spec.run_dir)
+        prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
         life, config = incarnation(spec.name), spec.generator
         self._vllm = VllmEngine(

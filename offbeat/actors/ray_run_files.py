@@ -1,0 +1,175 @@
+"""The run directory over Ray: an actor on the driver's machine, and how others reach it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from offbeat.actors.call import first_line, raised_line
+from offbeat.actors.handles import Handle
+from offbeat.actors.process import prepare
+from offbeat.actors.run_files import Files, Fingerprint, RunFiles
+from offbeat.actors.run_place import (
+    RunDirNotShared,
+    Token,
+    is_shared,
+    machine,
+    place_of_its_own,
+)
+from offbeat.config.run import RunConfig
+
+_CALL_S: Final = 60.0  # one call carries 8 MiB at most
+PIN_FIX: Final = "Start offbeat train on a machine of the cluster, as offbeat submit does"
+SHARE_FIX: Final = (
+    "Several trainer ranks write one checkpoint together: put run_dir on a file system that all "
+    "machines see at the same path, or leave the trainer one rank"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What an actor needs to find out whether it sees the run directory. Picklable."""
+
+    token: Token
+    node: str  # of the driver
+    files: str  # name of the actor that writes for others
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process writes. ``files`` is None where that is the run directory itself."""
+
+    directory: Path
+    files: Files | None = None
+
+
+def prepared(
+    process: str,
+    run_dir: str,
+    sharing: Sharing | None,
+    config: RunConfig | None = None,
+    *,
+    needs_to_share: str = "",
+) -> Place:
+    """Find out where this process writes, and have it log there.
+
+    Args:
+        process: Its name in the run.
+        run_dir: The driver's.
+        sharing: None: the run has this machine alone.
+        config: Of a process that knows the whole recipe, as for ``prepare``.
+        needs_to_share: What to do if this process does not see the run directory and has to; empty:
+            it need not.
+
+    Raises:
+        RunDirNotShared: It does not, and has to.
+        OSError: The driver's machine cannot be reached.
+    """
+    place = _place_of(process, run_dir, sharing, needs_to_share)
+    prepare(process, str(place.directory), config)
+    return place
+
+
+def _place_of(process: str, run_dir: str, sharing: Sharing | None, needs_to_share: str) -> Place:
+    if sharing is None:
+        return Place(Path(run_dir))
+    here = ray.get_runtime_context().get_node_id() == sharing.node
+    files = RayFiles(sharing.files)
+    if is_shared(Path(run_dir), sharing.token, None if here else files):
+        return Place(Path(run_dir))
+    if needs_to_share:
+        raise RunDirNotShared(process, machine(), run_dir, needs_to_share)
+    own = place_of_its_own(process)
+    files.elsewhere(process, machine(), str(own))
+    return Place(own, files)
+
+
+def check_sees(process: str, run_dir: Path, token: Token) -> None:
+    """Pass in a process that sees the driver's directory.
+
+    Raises:
+        RunDirNotShared: It does not, although it is on the driver's machine.
+    """
+    if not is_shared(run_dir, token, None):
+        raise RunDirNotShared(process, machine(), str(run_dir), PIN_FIX)
+
+
+class RunFilesActor:
+    """``RunFiles`` for processes of other machines."""
+
+    def __init__(self, run_dir: str, token: Token) -> None:
+        check_sees("run-files", Path(run_dir), token)
+        prepare("run-files", run_dir)
+        self._files = RunFiles(Path(run_dir))
+
+    def sees(self, token: Token) -> bool:
+        return self._files.sees(token)
+
+    def elsewhere(self, process: str, machine: str, directory: str) -> None:
+        self._files.elsewhere(process, machine, directory)
+
+    def listing(self, folder: str) -> Mapping[str, Fingerprint]:
+        return self._files.listing(folder)
+
+    def read(self, name: str, offset: int, nbytes: int) -> bytes:
+        return self._files.read(name, offset, nbytes)
+
+    def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
+        self._files.write(name, offset, data, nbytes)
+
+    def append(self, name: str, data: bytes) -> None:
+        self._files.append(name, data)
+
+    def rename(self, old: str, new: str) -> None:
+        self._files.rename(old, new)
+
+    def remove(self, name: str) -> None:
+        self._files.remove(name)
+
+
+class RayFiles:
+    """``Files`` of the driver's machine, from another one."""
+
+    def __init__(self, actor: str) -> None:
+        self._actor = actor
+        self._handle: Handle | None = None
+
+    def sees(self, token: Token) -> bool:
+        return self._call("sees", token)
+
+    def elsewhere(self, process: str, machine: str, directory: str) -> None:
+        self._call("elsewhere", process, machine, directory)
+
+    def listing(self, folder: str) -> Mapping[str, Fingerprint]:
+        return self._call("listing", folder)
+
+    def read(self, name: str, offset: int, nbytes: int) -> bytes:
+        return self._call("read", name, offset, nbytes)
+
+    def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
+        self._call("write", name, offset, data, nbytes)
+
+    def append(self, name: str, data: bytes) -> None:
+        self._call("append", name, data)
+
+    def rename(self, old: str, new: str) -> None:
+        self._call("rename", old, new)
+
+    def remove(self, name: str) -> None:
+        self._call("remove", name)
+
+    def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- what it answers
+        problem = f"{method} in the run directory of the driver's machine"
+        try:
+            if self._handle is None:
+                self._handle = ray.get_actor(self._actor)
+            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=_CALL_S)
+        except GetTimeoutError as late:
+            raise OSError(f"{problem}: no answer within {_CALL_S:g} s") from late
+        except RayError as error:
+            raise OSError(f"{problem}: {raised_line(error) or first_line(error)}") from error
+        except ValueError as gone:  # no actor has this name any more
+            raise OSError(f"{problem}: {gone}") from gone

@@ -1,0 +1,126 @@
+"""Where an actor writes: into the run directory if its machine sees it, else beside it, said aloud.
+
+The driver makes a file of a random name there before it makes any actor, and removes it at the end. A
+process that finds the file, with the content it was told, looks at the driver's directory. One on
+another machine also proves that what it writes arrives: the driver's side reads it back. Names that
+nobody asked for before are in no cache of a network file system.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from offbeat.messages.failures import OffbeatError
+
+_PREFIX: Final = ".offbeat-"
+_BYTES: Final = 1024  # of a token that is read, at most
+
+
+class RunDirNotShared(OffbeatError):
+    """A process that has to write into the run directory is on a machine that does not see it."""
+
+    def __init__(self, process: str, machine: str, run_dir: str, fix: str) -> None:
+        super().__init__(process, machine, run_dir, fix)
+        self.process, self.machine = process, machine
+        self.run_dir, self.fix = run_dir, fix
+
+    def __str__(self) -> str:
+        return (
+            f"{self.process} on {self.machine} does not see the driver's run directory "
+            f"{self.run_dir}. {self.fix}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A file in the run directory that only those see who see the directory."""
+
+    name: str
+    content: str
+
+    def is_in(self, directory: Path) -> bool:
+        """Return whether this token, and no other file, is there."""
+        return _content(directory / self.name) == self.content
+
+
+@contextmanager
+def new_token(run_dir: Path) -> Generator[Token]:
+    """Make a token; it is removed at the end, and those that killed drivers left are removed now.
+
+    The caller holds the directory: no other driver has a token there.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    for left_over in run_dir.glob(f"{_PREFIX}*"):
+        left_over.unlink(missing_ok=True)
+    token = _written(run_dir, secrets.token_hex(8))
+    try:
+        yield token
+    finally:
+        with contextlib.suppress(OSError):  # the directory is gone, or cannot be written any more
+            (run_dir / token.name).unlink(missing_ok=True)
+
+
+class Confirms(Protocol):
+    """The driver's side of the proof."""
+
+    def sees(self, token: Token) -> bool:
+        """Return whether the token is in the driver's run directory."""
+        ...
+
+
+def is_shared(run_dir: Path, token: Token, driver: Confirms | None) -> bool:
+    """Return whether this process writes where the driver reads.
+
+    ``driver`` None: this is the driver's machine, where seeing the token is enough.
+    """
+    if not token.is_in(run_dir):
+        return False
+    if driver is None:
+        return True
+    try:
+        answer = _written(run_dir, f"{token.name.removeprefix(_PREFIX)}-{secrets.token_hex(4)}")
+    except OSError:  # it is seen, and cannot be written
+        return False
+    try:
+        return driver.sees(answer)
+    finally:
+        with contextlib.suppress(OSError):
+            (run_dir / answer.name).unlink(missing_ok=True)
+
+
+def place_of_its_own(process: str) -> Path:
+    """Make a directory on this machine that belongs to this process alone."""
+    return Path(tempfile.mkdtemp(prefix=f"offbeat-{process}-"))
+
+
+def machine() -> str:
+    """Return the name of this machine, for people."""
+    return socket.gethostname()
+
+
+def _written(run_dir: Path, word: str) -> Token:
+    token = Token(f"{_PREFIX}{word}", secrets.token_hex(16))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(run_dir / token.name, flags, 0o644)
+    try:
+        os.write(file, token.content.encode())
+    finally:
+        os.close(file)
+    return token
+
+
+def _content(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_BYTES).decode("ascii", "replace")
+    except OSError:
+        return None

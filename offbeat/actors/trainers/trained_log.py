@@ -1,0 +1,53 @@
+"""The trainer's own account of which groups it trained, apart from the controller's ledger."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from offbeat.actors.ray_run_files import Place
+from offbeat.messages.fences import StepKey
+
+log = structlog.stdlib.get_logger()
+
+
+class TrainedLog:
+    """The trainer's own account of which groups it trained, apart from the controller's ledger.
+
+    ``{"step", "attempt", "version", "ordinals"}`` for each applied step, and ``{"restored": version}``
+    where it went back: what was trained for later versions before such a line is gone.
+    """
+
+    def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
+        self._append, self.close = append, close
+
+    def trained(self, key: StepKey, version: int, ordinals: Sequence[int]) -> None:
+        """An applied step, written before the controller hears of it."""
+        step = {"step": key.step, "attempt": key.attempt, "version": version}
+        self._write(step | {"ordinals": list(ordinals)})
+
+    def restored(self, version: int) -> None:
+        """The trainer holds this version again."""
+        self._write({"restored": version})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._append(msgspec.json.encode(record) + b"\n")
+
+
+def trained_log(place: Place) -> TrainedLog:
+    """Make the log of the first rank, which lies in the run directory wherever this process is."""
+    name, files = "trained-rank0.jsonl", place.files
+    if files is None:
+        path = place.directory / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+        return TrainedLog(file.write, file.close)
+
+    def append(line: bytes) -> None:
+        try:
+            files.append(f"logs/{name}", line)
+        except OSError as error:  # the step was applied all the same
+            log.warning("trained.not_logged", error=str(error))
+
+    return TrainedLog(append, lambda: None)
