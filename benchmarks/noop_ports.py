@@ -150,4 +150,5 @@ def receipt(task: RolloutTask, spans: VersionSpans) -> Receipt:
         version_spans=(spans,) * n,
         columns=("prompt_ids", "response_ids"),
         payload_bytes=40_000,
+        sampling=task.sampling,
     )
