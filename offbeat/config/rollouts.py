@@ -154,7 +154,8 @@ class RolloutConfig(Config):
     """Prompt groups generating at once. None: what the sampler admits."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest healthy rollout of one prompt group."""
+    """Longest healthy rollout of one prompt group. One that waits for its engine then counts against
+    the engine (``generator.request_strikes``), one that waits for its environment does not."""
 
     infrastructure_retries: Annotated[int, Field(ge=0)] = 8
     """Further attempts of a group whose engine or worker was lost or late."""
@@ -168,6 +169,11 @@ class RolloutConfig(Config):
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped over the run for data failures; one more ends it."""
+
+    infrastructure_drop_budget: Annotated[int, Field(ge=0)] | None = None
+    """Groups that may be dropped over the run after ``infrastructure_retries``, because each attempt
+    hung or lost its engine or worker; one more ends it. None: as many as ``drop_budget``, counted
+    apart."""
 
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
     """replace: draw a fresh prompt so that the batch stays whole; shrink: train the smaller batch."""

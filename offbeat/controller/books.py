@@ -25,6 +25,7 @@ from offbeat.controller.events import (
     Unclaimed,
     UndoneStep,
 )
+from offbeat.messages.failures import FailureKind
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
 from offbeat.telemetry.standing import StandingSteps
@@ -58,6 +59,7 @@ class Group(msgspec.Struct):
     tokens: int = 0  # of the receipt
     arrival: int = 0  # commits before its own
     failures: dict[str, int] = {}  # by kind; msgspec copies it for each instance
+    last_failure: str = ""  # kind of its return, while it is admitted again
 
 
 class Totals(msgspec.Struct):
@@ -66,10 +68,11 @@ class Totals(msgspec.Struct):
     drawn: int = 0
     trained: int = 0
     evicted: int = 0
-    given_up: int = 0  # prompts dropped for failures, not by a filter
+    given_up: int = 0  # prompts dropped for failures of their data, not by a filter
     arrivals: int = 0
     retried: dict[str, int] = {}  # by reason
     dropped: dict[str, int] = {}  # by reason
+    given_up_infrastructure: int = 0  # prompts dropped for want of infrastructure
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -203,6 +206,7 @@ class Books:
             case Dispatched():
                 group = self.groups[event.ordinal]
                 group.attempt, group.engine = event.attempt, event.engine
+                group.last_failure = ""
                 self._move(group, Place.IN_FLIGHT, event.version)
             case Returned():
                 self._returned(event)
@@ -241,6 +245,7 @@ class Books:
     def _returned(self, event: Returned) -> None:
         group = self.groups[event.ordinal]
         _count(group.failures, event.kind, 1)
+        group.last_failure = event.kind
         if event.kind == "evicted":
             self.totals.evicted += 1
         else:
@@ -248,9 +253,13 @@ class Books:
         self._readmit(group)
 
     def _dropped(self, event: Dropped) -> None:
-        self._leave(self.groups.pop(event.ordinal))
+        group = self.groups.pop(event.ordinal)
+        self._leave(group)
         _count_reason(self.totals.dropped, event.reason, 1)
-        self.totals.given_up += not event.filtered
+        if group.last_failure == FailureKind.INFRASTRUCTURE:
+            self.totals.given_up_infrastructure += not event.filtered
+        else:
+            self.totals.given_up += not event.filtered
         if event.shrinks:
             _count(self.shrunk, event.shrinks, 1)
 

@@ -28,7 +28,7 @@ class RetryPolicy:
     """Decides, records the decision in the ledger, and says when to try again.
 
     Infrastructure: another engine will do; each group and the run as a whole have a budget, waits
-    grow exponentially with jitter. Data: this prompt cannot be rolled out; a few attempts at once,
+    grow exponentially with jitter. A group that has spent its own is dropped, within a budget. Data: this prompt cannot be rolled out; a few attempts at once,
     then it is dropped and, by policy, replaced. A bug ends the run.
     """
 
@@ -64,8 +64,7 @@ class RetryPolicy:
             return self._after_data(group, reason, failure)
         self._blame(task, failure, life)
         self._count(task)
-        self._within_budgets(group, failure)
-        return self._backoff_s(group.failures[kind])
+        return self._after_infrastructure(group, reason, failure)
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
         """The same for a ready group that the trainer cannot read: a failure of its data."""
@@ -75,8 +74,10 @@ class RetryPolicy:
         log.warning("group.unfit", group=group_id(unfit.ordinal), error=str(failure))
         return self._after_data(group, reason, failure)
 
-    def after_loss(self, ordinal: int, lost: PayloadLost) -> None:
-        """The same for a ready group whose columns are gone: a machine failed, no engine is to blame.
+    def after_loss(self, ordinal: int, lost: PayloadLost) -> bool:
+        """Whether a ready group whose columns are gone is rolled out again; False: it was dropped.
+
+        A machine failed, no engine is to blame.
 
         Raises:
             BudgetSpent: This group has failed more often than the recipe allows.
@@ -85,12 +86,60 @@ class RetryPolicy:
         group = self._state.ledger.refuse(ordinal, kind, reason)
         failure = RolloutFailed(kind, ordinal, group.attempt, reason, lost.detail)
         log.warning("group.lost", group=group_id(ordinal), error=str(failure))
-        self._check_retries(group, failure)
+        return self._has_retries_left(group, reason, failure)
+
+    def _after_infrastructure(self, group: Group, reason: str, failure: Failure) -> float | None:
+        limits, failures = self._state.config.rollout, group.failures[FailureKind.INFRASTRUCTURE]
+        if self._failures_in_row >= limits.consecutive_failures:
+            raise BudgetSpent(
+                "infrastructure failures in a row",
+                limits.consecutive_failures,
+                "rollout.consecutive_failures",
+                str(failure),
+            ) from failure
+        if self._has_retries_left(group, reason, failure):
+            return self._backoff_s(failures)
+        return None
+
+    def _has_retries_left(self, group: Group, reason: str, failure: Failure) -> bool:
+        """False once the group has spent its retries: it was dropped."""
+        retries = self._state.config.rollout.infrastructure_retries
+        if group.failures[FailureKind.INFRASTRUCTURE] <= retries:
+            return True
+        self._check_infrastructure_drops(group, failure)
+        self._drop(group, reason)
+        return False
+
+    def _check_infrastructure_drops(self, group: Group, failure: Failure) -> None:
+        """One prompt may hang, or kill, every engine it is sent to: the budget is one of prompts."""
+        limits = self._state.config.rollout
+        budget = limits.infrastructure_drop_budget
+        if budget is None:
+            budget = limits.drop_budget
+        if not budget:
+            raise BudgetSpent(
+                f"retries of {group_id(group.ordinal)}",
+                limits.infrastructure_retries,
+                "rollout.infrastructure_retries or rollout.infrastructure_drop_budget",
+                str(failure),
+            ) from failure
+        if self._state.ledger.totals.given_up_infrastructure >= budget:
+            raise BudgetSpent(
+                "prompt groups dropped for infrastructure failures",
+                budget,
+                "rollout.infrastructure_drop_budget",
+                str(failure),
+            ) from failure
 
     def _after_data(self, group: Group, reason: str, failure: Failure) -> float | None:
         if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:
             return 0.0
-        self._drop(group, reason, failure)
+        self._drop(group, reason)
+        limits = self._state.config.rollout
+        if self._state.ledger.totals.given_up > limits.drop_budget:
+            raise BudgetSpent(
+                "dropped prompt groups", limits.drop_budget, "rollout.drop_budget", str(failure)
+            ) from failure
         return None
 
     def _blame(self, task: RolloutTask, failure: Failure, life: str) -> None:
@@ -123,37 +172,12 @@ class RetryPolicy:
         in_flight = self._state.ledger.groups_at(Place.IN_FLIGHT)
         self._counted_with = {(ordinal, groups[ordinal].attempt) for ordinal in in_flight}
 
-    def _within_budgets(self, group: Group, failure: Failure) -> None:
-        limits = self._state.config.rollout
-        self._check_retries(group, failure)
-        if self._failures_in_row >= limits.consecutive_failures:
-            raise BudgetSpent(
-                "infrastructure failures in a row",
-                limits.consecutive_failures,
-                "rollout.consecutive_failures",
-                str(failure),
-            ) from failure
-
-    def _check_retries(self, group: Group, failure: Failure) -> None:
-        limits = self._state.config.rollout
-        if group.failures[FailureKind.INFRASTRUCTURE] > limits.infrastructure_retries:
-            raise BudgetSpent(
-                f"retries of {group_id(group.ordinal)}",
-                limits.infrastructure_retries,
-                "rollout.infrastructure_retries",
-                str(failure),
-            ) from failure
-
-    def _drop(self, group: Group, reason: str, failure: Failure) -> None:
-        state, limits = self._state, self._state.config.rollout
+    def _drop(self, group: Group, reason: str) -> None:
+        state = self._state
         step = self._shortened_by(group)
         shrinks = step if self._may_shrink(step) else 0
         state.ledger.drop(group.ordinal, reason, shrinks=shrinks)
         log.warning("group.dropped", group=group_id(group.ordinal), reason=reason)
-        if state.ledger.totals.given_up > limits.drop_budget:
-            raise BudgetSpent(
-                "dropped prompt groups", limits.drop_budget, "rollout.drop_budget", str(failure)
-            ) from failure
 
     def _shortened_by(self, group: Group) -> int:
         """The step that is one group short without it.

@@ -12,7 +12,7 @@ import asyncio
 import enum
 import heapq
 from collections.abc import Iterable
-from typing import NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import structlog
 
@@ -39,6 +39,8 @@ from offbeat.sampler.filters import GroupFilter
 from offbeat.sampler.policy import NEVER
 
 log = structlog.stdlib.get_logger()
+_REPORT_S: Final = 5.0
+"""For the worker to report that a rollout is past its deadline: it knows what that waits for."""
 
 
 class _Turn(enum.Enum):
@@ -229,7 +231,7 @@ class RolloutPump:
             receipt, payload = await state.call(
                 f"rollout {task.group_id}",
                 on=f"a worker and {task.engine}",
-                deadline_s=task.deadline_s,
+                deadline_s=task.deadline_s + _REPORT_S,
                 reply=self._workers.rollout(state.fence, task),
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
@@ -351,11 +353,11 @@ class RolloutPump:
         state.moved()
 
     def lost(self, ordinals: Iterable[int], failure: PayloadLost) -> None:
-        """The columns of these ready groups are gone for good: they are rolled out again."""
+        """The columns of these ready groups are gone for good: they are rolled out again, or dropped."""
         for ordinal in ordinals:
             self._state.queue.clear((ordinal,))
-            self._retries.after_loss(ordinal, failure)
-            self.again(ordinal)
+            if self._retries.after_loss(ordinal, failure):
+                self.again(ordinal)
             self._state.moved()
 
     def _evict(self) -> None:

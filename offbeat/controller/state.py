@@ -75,8 +75,11 @@ class RunState:
 
     @property
     def first_of_life(self) -> int:
-        """Where this incarnation's step attempts and sync epochs begin: above all former ones."""
-        return self.fence.incarnation << 20
+        """Where this incarnation's step attempts and sync epochs begin: above all former ones.
+
+        Room for 4e9 of them, and for 2e6 incarnations within the integers that JSON keeps exactly.
+        """
+        return self.fence.incarnation << 32
 
     def moved(self) -> None:
         """Call after every change: the watchdog sees progress, every waiter looks again."""

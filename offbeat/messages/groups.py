@@ -43,7 +43,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
 
     @property
     def request_prefix(self) -> str:
-        """Of its requests to the engine; unique among the tasks an engine serves at once."""
+        """Of the ids of its requests, for a person; the worker makes them unique."""
         return f"{'eval-' if self.evaluation else ''}{self.prompt.ordinal}-{self.attempt}"
 
 

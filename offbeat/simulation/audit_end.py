@@ -123,6 +123,14 @@ class End:
                 f"{groups.failed} prompts were given up; rollout.drop_budget is "
                 f"{config.rollout.drop_budget}",
             )
+        budget = config.rollout.infrastructure_drop_budget
+        budget = config.rollout.drop_budget if budget is None else budget
+        if groups.failed_infrastructure > budget:
+            add(
+                "I3",
+                f"{groups.failed_infrastructure} prompts were given up for want of infrastructure; "
+                f"{budget} may be",
+            )
         left = {place: counts[place] for place in (ADMITTED, IN_FLIGHT, READY, TRAINING)}
         if any(left.values()) and not (stopped or self._over_samples()):
             add("I3", f"the run finished with groups neither trained nor dropped: {left}")

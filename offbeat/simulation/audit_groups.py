@@ -43,11 +43,18 @@ LEAVES_FROM: Final = {
 
 DROP_REASONS: Final = frozenset(
     {
+        "actor_lost",
+        "deadline",
         "empty_group",
+        "engine_answer",
+        "engine_lost",
+        "engine_unavailable",
         "environment_raised",
         "environment_wrong_type",
+        "generation_aborted",
         "no_valid_tokens",
         "overlong",
+        "payload_lost",
         "refused_at_commit",
         "reward_answered_twice",
         "reward_deadline",
@@ -80,6 +87,8 @@ class Row:
     oldest: int = -1  # version of its oldest token
     newest: int = -1
     brought_back: bool = False  # by a rewind, and not dispatched since
+    returned: str = ""  # kind of its last return
+    failures: int = 0  # returns of kind infrastructure
 
 
 class Groups:
@@ -92,7 +101,8 @@ class Groups:
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
         self.version = 0  # of the trainer, by the books
         self.shrunk: dict[int, int] = {}  # groups that a step goes without, by step
-        self.failed = 0  # prompts dropped for a failure
+        self.failed = 0  # prompts dropped for a failure of their data
+        self.failed_infrastructure = 0  # prompts dropped for want of infrastructure
         self._life = self._incarnation = 0  # lives of the controller so far; the last one's number
         custom = isinstance(config.sampler, CustomSamplerConfig)
         # A policy of the user's own may reach further, and have its own reasons to evict.
@@ -211,6 +221,8 @@ class Groups:
             )
         if event.kind == "evicted":
             self._check_too_old("evicted", event.ordinal, row)
+        row.returned = event.kind
+        row.failures += event.kind == "infrastructure"
         self.move(event.ordinal, ADMITTED).receipt = None
 
     def committed(self, event: Committed) -> Row:
@@ -238,6 +250,9 @@ class Groups:
         self.check_reason(event.ordinal, event.reason)
         if event.reason == "stale":
             self._check_too_old("dropped as stale", event.ordinal, row)
+        elif not event.filtered and row.returned == "infrastructure":
+            self._check_retries_spent(event.ordinal, row)
+            self.failed_infrastructure += 1
         elif not event.filtered:
             self.failed += 1
         if event.shrinks:
@@ -247,6 +262,15 @@ class Groups:
                 )
             self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
         self.move(event.ordinal, DROPPED).receipt = None
+
+    def _check_retries_spent(self, ordinal: int, row: Row) -> None:
+        allowed = self._config.rollout.infrastructure_retries
+        if row.failures <= allowed:
+            self._findings.add(
+                "I3",
+                f"group {ordinal} was dropped after {row.failures} infrastructure failures; "
+                f"rollout.infrastructure_retries is {allowed}",
+            )
 
     def check_reason(self, ordinal: int, reason: str) -> None:
         if reason not in DROP_REASONS:

@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
+from offbeat.messages.failures import FailureKind, FailureSource, OffbeatError, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.engine import Decoding, FakeEngine
@@ -33,6 +33,7 @@ class FakeWorker(Actor):
     def ended(self) -> None:
         for rollout in self._open.values():
             rollout.engine.drop(rollout.decoding)
+            rollout.deadline.cancel()
         self._open.clear()
 
     def superseded(self, incarnation: int) -> None:
@@ -68,12 +69,17 @@ class FakeWorker(Actor):
         rollout = self._open.pop(call, None)
         if rollout is not None:
             rollout.engine.drop(rollout.decoding)
+            rollout.deadline.cancel()
 
     def opened(self, call: Call, rollout: "_Rollout") -> float:
         """Returns how long its engine decodes, in seconds."""
         self._open[call] = rollout
         call.on_cancel = rollout.drop
         return math.exp(self.around.rng.gauss(self._mu, self._sigma))
+
+    def is_open(self, call: Call) -> bool:
+        """Its engine has not decoded it to the end."""
+        return call in self._open
 
     def closed_call(self, call: Call) -> bool:
         """False if it was dropped before."""
@@ -83,7 +89,7 @@ class FakeWorker(Actor):
 class _Rollout:
     """One group on its way through an engine."""
 
-    __slots__ = ("call", "content", "decoding", "engine", "worker")
+    __slots__ = ("call", "content", "deadline", "decoding", "engine", "worker")
 
     def __init__(
         self, worker: FakeWorker, call: Call, task: RolloutTask, engine: FakeEngine
@@ -92,9 +98,26 @@ class _Rollout:
         self.content = Content(task, worker.around.config)
         seconds = worker.opened(call, self)
         self.decoding = engine.decode(self.content.lengths, seconds, self.decoded)
+        loop = worker.around.loop
+        self.deadline = loop.at(loop.time() + task.deadline_s, worker.process, self.late)
 
     def drop(self) -> None:
         self.worker.drop(self.call)
+
+    def late(self) -> None:
+        """The rollout is past its deadline: say whether it waits for its engine. In the worker."""
+        call, task = self.call, self.content.task
+        if call.answered or call.cancelled:
+            return
+        waits_for_engine = self.worker.is_open(call)
+        self.worker.drop(call)
+        source = FailureSource.ENGINE if waits_for_engine else FailureSource.ENVIRONMENT
+        infrastructure = FailureKind.INFRASTRUCTURE
+        call.fail(
+            RolloutFailed(
+                infrastructure, task.ordinal, task.attempt, "deadline", task.engine, source
+            )
+        )
 
     def decoded(self, decoding: Decoding, complete: bool) -> None:  # noqa: FBT001 - of an engine
         """The engine is through with it, or gone. Runs in the engine's process, or outside."""
@@ -117,6 +140,7 @@ class _Rollout:
         kind = around.faults.at(Moment.ROLLOUT, self.worker.name)
         if kind == "rollout_hangs" or call.cancelled:
             return
+        self.deadline.cancel()
         if kind == "reward_raises":
             call.fail(
                 RolloutFailed(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,8 @@ import ray
 
 from offbeat.actors.call import RemoteBug, first_line, reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange, Outbox
+from offbeat.actors.environment_worker.calls import UniqueRequests
+from offbeat.actors.environment_worker.deadline import within_deadline
 from offbeat.actors.environment_worker.group import run_group
 from offbeat.actors.environment_worker.rollout_log import RolloutLog
 from offbeat.actors.environment_worker.spooling import Spooling
@@ -55,6 +58,7 @@ class EnvironmentActor:
         self._spec = spec
         self._life = life = incarnation(spec.name)
         self._engines: dict[str, Coalescer[GenerateRequest, GenerateResult]] = {}
+        self._requests = UniqueRequests(life)
         self._groups = Outbox(
             self._roll_out,
             _as_failure,
@@ -111,13 +115,17 @@ class EnvironmentActor:
         config = self._spec.config
         try:
             await self._start_once()
-            receipt, columns = await run_group(
+            receipt, columns = await within_deadline(
                 task,
-                self._environment,
-                self._engine(task.engine).call,
-                self._sampling,
-                max_turns=config.environment.max_turns,
-                max_model_len=config.generator.max_model_len,
+                partial(self._requests.send, self._engine(task.engine).call),
+                lambda generate: run_group(
+                    task,
+                    self._environment,
+                    generate,
+                    self._sampling,
+                    max_turns=config.environment.max_turns,
+                    max_model_len=config.generator.max_model_len,
+                ),
             )
         except RolloutFailed:
             raise

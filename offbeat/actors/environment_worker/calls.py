@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Final
 
 import msgspec
@@ -18,6 +18,24 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import RolloutTask
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
+
+
+class UniqueRequests:
+    """Sends requests to an engine under ids that no other request to it ever has.
+
+    Ordinal and attempt are not enough: a controller whose predecessor's last records were lost sends
+    the same attempt out again, to another worker, while the engine still decodes the first one.
+    """
+
+    def __init__(self, sender: str) -> None:
+        """``sender`` names this process, and no other one before or after it."""
+        self._sender, self._numbers = sender, count()
+
+    async def send(self, generate: Generate, request: GenerateRequest) -> GenerateResult:
+        """The answer of ``generate`` to the request, under an id of its own."""
+        unique = f"{self._sender}.{next(self._numbers)}.{request.request_id}"
+        return await generate(msgspec.structs.replace(request, request_id=unique))
+
 
 _WRONG_TYPE: Final = "environment_wrong_type"
 _LARGEST_TOKEN: Final = 2**31 - 1  # they travel as int32

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offbeat.controller.books import Snapshot
-from offbeat.controller.events import AnyEvent
+from offbeat.controller.events import AnyEvent, Dispatched, Returned
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.weights import WeightsAck
@@ -41,7 +41,8 @@ class LedgerMoves(RuleBasedStateMachine):
         self.shrunk = Counter[int]()
         self.went_without = dict[int, int]()  # groups that the step of a version went without
         self.dropped, self.retried = Counter[str](), Counter[str]()
-        self.evicted = self.given_up = self.lineage = self.forgotten = 0
+        self.evicted = self.given_up = self.given_up_infrastructure = 0
+        self.lineage = self.forgotten = 0
         self.checkpoints = list[int]()
 
     @initialize(stamping=st.booleans())
@@ -178,8 +179,23 @@ class LedgerMoves(RuleBasedStateMachine):
         ):
             self.place[ordinal] = "dropped"
             self.dropped["reward_nan"] += 1
-            self.given_up += not filtered
+            if self._was_returned_for(ordinal) == "infrastructure":
+                self.given_up_infrastructure += not filtered
+            else:
+                self.given_up += not filtered
             self.shrunk[step] += shrink
+
+    def _was_returned_for(self, ordinal: int) -> str:
+        """The kind of its return, if it has not been dispatched since."""
+        for event in reversed(self.events):
+            match event:
+                case Dispatched(ordinal=of) if of == ordinal:
+                    return ""
+                case Returned(ordinal=of, kind=kind) if of == ordinal:
+                    return kind
+                case _:
+                    pass
+        return ""
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -351,6 +367,7 @@ class LedgerMoves(RuleBasedStateMachine):
         ledger, totals = self.ledger, self.ledger.totals
         assert totals.dropped == +self.dropped and totals.retried == +self.retried
         assert (totals.evicted, totals.given_up) == (self.evicted, self.given_up)
+        assert totals.given_up_infrastructure == self.given_up_infrastructure
         assert ledger.shrunk == +self.shrunk
         assert ledger.lineage == self.lineage and ledger.checkpoints == self.checkpoints
         assert sum(ledger.steps.staleness.values()) == 2 * totals.trained
