@@ -44,7 +44,7 @@ class EnginePump:
 
         Raises:
             BudgetSpent: It needs a restart more than the budget allows, and cannot be spared.
-            EngineNotStarted: It does not start, and no other engine serves.
+            EngineNotStarted: It does not start, and no other engine is alive.
         """
         while True:
             if await self._join() and await self._catch_up():
@@ -60,12 +60,12 @@ class EnginePump:
 
         Raises:
             EngineNotStarted: It did not within ``generator.start_deadline_s``, and no other engine
-                serves.
+                is alive.
         """
         try:
             await self._start()
         except DeadlineExceeded as late:
-            if not self._state.fleet.serving:
+            if not self._state.fleet.is_another_alive(self._name):
                 raise EngineNotStarted(late.who, late.on, late.deadline_s) from late
             log.warning("engine.start_late", engine=self._name, error=str(late))
             return False

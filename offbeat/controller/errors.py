@@ -56,7 +56,7 @@ class TrainerBudgetSpent(BudgetSpent):
 
 
 class EngineNotStarted(DeadlineExceeded):
-    """An engine did not start in time, and no other one serves."""
+    """An engine did not start in time, and no other one is alive."""
 
 
 class TrainerLost(OffbeatError):

@@ -86,7 +86,7 @@ class Fleet:
 
     ``serving_version`` is the lowest version acked by a HEALTHY engine, those that are pinned left
     aside while others serve; with none serving it stays where it was. Nothing here looks at all
-    engines but ``in_sync_set``, ``serving``, ``retired``, ``pin``, ``rewound`` and ``str``.
+    engines but ``in_sync_set``, ``is_another_alive``, ``serving``, ``retired``, ``pin``, ``rewound`` and ``str``.
     """
 
     def __init__(self, names: Iterable[str], request_strikes: int = 3) -> None:
@@ -118,6 +118,10 @@ class Fleet:
     def serving_count(self) -> int:
         """How many engines are HEALTHY."""
         return len(self._routed) + len(self._pinned)
+
+    def is_another_alive(self, name: str) -> bool:
+        """Whether another engine has answered in its present incarnation. Looks at all of them."""
+        return any(e.health in _ALIVE for e in self.engines.values() if e.name != name)
 
     def pick(self, avoid: str = "") -> Engine | None:
         """The HEALTHY engine with the least outstanding groups; None when there is none.

@@ -1,5 +1,6 @@
 """Engines that die, pause, or serve badly, in whole runs. Cases of NeMo-RL's chaos test of a fleet."""
 
+import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 
 from offbeat.controller.commands import Pause, Resume
-from offbeat.controller.errors import BudgetSpent, RunFailed
+from offbeat.controller.errors import BudgetSpent, EngineNotStarted, RunFailed
 from offbeat.controller.events import Served
 from offbeat.controller.health import Health
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from tests.support.fakes import FakeRollouts
+from offbeat.messages.weights import WeightRelease
+from tests.support.fakes import FakeRollouts, FakeTrainer
 from tests.support.scenarios import (
     SAMPLERS,
     DiesAfterSync,
@@ -195,6 +197,37 @@ def test_the_last_engine_is_restarted_as_often_as_the_budget_allows() -> None:
     assert isinstance(error.causes[0], BudgetSpent)
     assert engine.life == 1 + 7
     assert not engine.retired
+
+
+@dataclass
+class SlowToPublish(FakeTrainer):
+    """Trainer whose first weights take longer than an engine may take to start."""
+
+    first_publish_s: float = 60.0
+
+    async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
+        if version == 0:
+            await asyncio.sleep(self.first_publish_s)
+        return await super().publish_weights(fence, version)
+
+
+def test_an_engine_that_never_starts_does_not_end_a_run_whose_other_engine_waits_for_weights() -> (
+    None
+):
+    world = World({"generator": {"start_deadline_s": 10}}, engines=2, trainer=SlowToPublish())
+    use_engine(world, EngineOfALostNode("generator-0", dead=True))
+    play(world)
+    assert len(world.trained) == 40
+
+
+def test_a_run_of_which_no_engine_ever_starts_ends_at_the_first_start_deadline() -> None:
+    world = World({"generator": {"start_deadline_s": 10}}, engines=2)
+    for name in list(world.generators):
+        use_engine(world, EngineOfALostNode(name, dead=True))
+    error, at_s = outcome(world)
+    assert isinstance(error, RunFailed)
+    assert isinstance(error.causes[0], EngineNotStarted)
+    assert at_s == pytest.approx(10)
 
 
 # --- transfers that hang ---------------------------------------------------------------------------
