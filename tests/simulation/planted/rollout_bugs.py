@@ -55,6 +55,7 @@ class AFailureIsRewardZero(Planted):
                 version_spans=(((version, 1),),) * n,
                 columns=(),
                 payload_bytes=1,
+                sampling=task.sampling,
             )
             memory = Memory(FIRST, 1)
             payload = Payload(task.ordinal, task.attempt, 1, 0, version, version, "", memory)
