@@ -55,10 +55,11 @@ def distance(got: Tensor, want: Tensor) -> float:
     return gap if gap == gap else float("inf")  # noqa: PLR0124 -- NaN is not itself
 
 
-def attend_by(model: PreTrainedModel, implementation: str) -> None:
-    """Have a model attend by an implementation; one of a class that cannot be switched stays as it is."""
+def attend_by(model: PreTrainedModel, implementation: str) -> bool:
+    """Have a model attend by an implementation; whether it does: some classes cannot be switched."""
     if model.config._attn_implementation != implementation:  # noqa: SLF001 -- the only place it is kept
         model.set_attn_implementation(implementation)
+    return model.config._attn_implementation == implementation  # noqa: SLF001 -- as above
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,14 +9,19 @@ import torch
 import transformers
 from random_groups import Group, make_group
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from offbeat.actors.model_proof.miniature import miniature
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.errors import UnsupportedModel
 from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
-from offbeat.actors.trainers.torch_backend.proof import prove_cut, prove_kind, prove_model
+from offbeat.actors.trainers.torch_backend.proof import (
+    prove_cut,
+    prove_kind,
+    prove_model,
+    prove_rows,
+)
 from tests.support.model_families import FAMILIES, LONG_ROPES, VOCABULARY, family_model
 
 MakeTrainer = Callable[..., TorchTrainer]
@@ -48,7 +54,6 @@ def groups_beyond_every_window() -> list[Group]:
 
 def alone(model: PreTrainedModel, groups: Sequence[Group]) -> Tensor:
     """Log-probabilities of all response tokens, a sample at a time, by transformers alone."""
-    model.set_attn_implementation("eager")
     parts = list[Tensor]()
     for group in groups:
         prompt, offsets = group["prompt_ids"], group["response_offsets"]
@@ -60,6 +65,21 @@ def alone(model: PreTrainedModel, groups: Sequence[Group]) -> Tensor:
             targets = row[0, len(prompt) :]
             parts.append(logprobs[len(prompt) - 1 : -1].gather(1, targets[:, None])[:, 0])
     return torch.cat(parts)
+
+
+def attending_eagerly(model: PreTrainedModel) -> PreTrainedModel:
+    """The model made anew: not every class can be switched."""
+    config = copy.deepcopy(model.config)
+    other = type(model)._from_config(config, attn_implementation="eager")  # noqa: SLF001
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def trainer_or_refusal(trainer_of: MakeTrainer, path: Path) -> TorchTrainer | UnsupportedModel:
+    try:
+        return trainer_of(path, dtype="float32", max_model_len=128)
+    except UnsupportedModel as refused:
+        return refused
 
 
 def trained(trainer: TorchTrainer, groups: Sequence[Group]) -> Tensor:
@@ -93,8 +113,11 @@ def test_every_family_is_trained_on_what_its_samples_compute_alone(
 ) -> None:
     model, groups = family_model(family), groups_beyond_every_window()
     model.save_pretrained(tmp_path)
-    trainer = trainer_of(tmp_path, dtype="float32", max_model_len=128)
-    want = alone(model, groups)
+    trainer = trainer_or_refusal(trainer_of, tmp_path)
+    want = alone(attending_eagerly(model), groups)
+    if isinstance(trainer, UnsupportedModel):
+        assert largest(alone(model, groups) - want) > EXACT
+        return
     assert largest(trained(trainer, groups) - want) < EXACT
     exact = distance_if_shared(model, groups, want) < EXACT
     assert trainer.shares_prompts == exact
@@ -179,6 +202,19 @@ def test_a_family_whose_samples_depend_on_their_company_is_refused() -> None:
     config = family_model("Llama").config
     with pytest.raises(UnsupportedModel, match="otherwise beside a longer one than alone"):
         prove_kind(Crowded, config, 64, shared_prompt=False)
+
+
+class Stubborn(Gemma2ForCausalLM):
+    """A capped model that stays with the attention it was loaded with."""
+
+    def set_attn_implementation(self, *_: object, **__: object) -> None:
+        """As classes have it that do not attend through transformers' interface."""
+
+
+def test_a_model_that_cannot_be_switched_to_the_attention_that_is_exact_is_refused() -> None:
+    model = Stubborn(family_model("Gemma2").config)
+    with pytest.raises(UnsupportedModel, match="cannot be switched to it"):
+        prove_rows(model, 64, shared_prompt=False, dtype=torch.float32)
 
 
 def test_weights_that_compute_otherwise_than_their_class_promises_are_refused() -> None:

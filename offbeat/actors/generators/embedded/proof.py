@@ -114,7 +114,9 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     check_declared(model, max_model_len)
     attention = prove_kind(type(model), model.config, max_model_len)
     freeze_rope(model, max_model_len)
-    attend_by(model, attention)
+    if not attend_by(model, attention):
+        problem = f"it is exact with attention {attention} only, and cannot be switched to it"
+        raise UnsupportedModel(type(model).__name__, problem, _ANOTHER_ENGINE)
     decoded = DecodedModel(model)
     prove_model(decoded, max_model_len)
     return decoded

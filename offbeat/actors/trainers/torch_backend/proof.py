@@ -85,7 +85,9 @@ def prove_rows(
     proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
     if proof.problem:
         _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
-    attend_by(model, proof.attention)
+    if not attend_by(model, proof.attention):
+        problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
+        raise UnsupportedModel(kind.__name__, problem, "Train another model")
     return proof, prove_model(model, max_model_len, proof, dtype)
 
 
