@@ -97,7 +97,8 @@ class WindowedConfig(Config):
     """Train the newest weight versions first; off: arrival order."""
 
     on_evicted: Literal["readmit", "drop"] = "readmit"
-    """A group that grew too old: roll its prompt out again, or drop it as ``stale``."""
+    """A group that grew too old, ready or in flight: roll its prompt out again, or drop it as
+    ``stale``. Rollouts longer than the window cost time when they are rolled out again."""
 
 
 class CustomSamplerConfig(Config):
@@ -164,6 +165,10 @@ class RolloutConfig(Config):
     """Infrastructure failures in a row, over all groups, that end the run. Those of groups that were in
     flight together count as one: a process that dies takes all of its groups with it."""
 
+    outage_failures: Annotated[int, Field(ge=1)] = 4
+    """Failures of the environment in a row, over all groups, that are taken for an outage of it: from
+    then on one group at a time is tried, with growing waits, until a rollout is answered."""
+
     data_retries: Annotated[int, Field(ge=0)] = 1
     """Further attempts of a group whose environment or reward failed."""
 
@@ -186,7 +191,7 @@ class RolloutConfig(Config):
     """Keep every finished group in ``rollouts/*.parquet``."""
 
     backoff_s: Annotated[float, Field(gt=0)] = 0.25
-    """First wait after an infrastructure failure; doubles each time, with jitter."""
+    """First wait after a failed rollout; doubles with each failure of the group, with jitter."""
 
     backoff_max_s: Annotated[float, Field(gt=0)] = 10.0
     """Longest such wait."""

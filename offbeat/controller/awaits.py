@@ -124,3 +124,9 @@ class Awaits:
         if (more := len(entries) - _SHOWN) > 0:
             lines += [f"{more} more wait"]
         return "; ".join(lines) or "nobody waits for a remote call"
+
+
+def is_cancelled() -> bool:
+    """The task that runs was cancelled, whatever the call it waited for made of that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -73,6 +73,7 @@ class Totals(msgspec.Struct):
     retried: dict[str, int] = {}  # by reason
     dropped: dict[str, int] = {}  # by reason
     given_up_infrastructure: int = 0  # prompts dropped for want of infrastructure
+    cancelled: int = 0  # rollouts stopped in flight; they are in ``retried`` or ``dropped``, too
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -250,11 +251,13 @@ class Books:
             self.totals.evicted += 1
         else:
             _count_reason(self.totals.retried, event.reason, 1)
+            self.totals.cancelled += event.kind == "cancelled"
         self._readmit(group)
 
     def _dropped(self, event: Dropped) -> None:
         group = self.groups.pop(event.ordinal)
         self._leave(group)
+        self.totals.cancelled += group.place is Place.IN_FLIGHT and event.reason == "stale"
         _count_reason(self.totals.dropped, event.reason, 1)
         if group.last_failure == FailureKind.INFRASTRUCTURE:
             self.totals.given_up_infrastructure += not event.filtered

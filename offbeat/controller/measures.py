@@ -78,6 +78,8 @@ class StepMeasures:
             "queue/bytes": state.queue.bytes_held,
             "queue/not_spooled": self._not_spooled(state),
             "rollout/retries": sum(state.ledger.totals.retried.values()),
+            "rollout/evicted": state.ledger.totals.evicted,
+            "rollout/cancelled": state.ledger.totals.cancelled,
             "rollout/dropped": sum(state.ledger.totals.dropped.values()),
         }
 

@@ -1,5 +1,6 @@
 """What a failed rollout costs: another attempt, the prompt, or the run. Budgets by kind of failure."""
 
+import asyncio
 import math
 import random
 
@@ -7,6 +8,7 @@ import structlog
 
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.ledger import Group, Place
+from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
@@ -34,12 +36,14 @@ class RetryPolicy:
 
     def __init__(self, state: RunState, rng: random.Random) -> None:
         self._state, self._rng = state, rng
+        self.outage = OutageBreaker(state.config.rollout)
         self._failures_in_row = 0
         self._counted_with = set[tuple[int, int]]()
         """Ordinal and attempt of the groups that were in flight at the last count."""
 
     def answered(self, task: RolloutTask, life: str) -> None:
         """A rollout came back whole from this life of its engine."""
+        self.outage.answered()
         self._failures_in_row = 0
         self._state.fleet.request_answered(task.engine, life)
 
@@ -60,11 +64,19 @@ class RetryPolicy:
             raise failure
         group = self._state.ledger.retry(task.ordinal, kind, reason)
         log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
+        now = asyncio.get_running_loop().time()
+        if isinstance(failure, RolloutFailed) and failure.source is FailureSource.ENVIRONMENT:
+            counts = self.outage.failed(now)
+        else:
+            counts = True
+            self.outage.returned()
         if kind is FailureKind.DATA:
-            return self._after_data(group, reason, failure)
+            wait_s = self._after_data(group, reason, failure) if counts else 0.0
+            return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
         self._blame(task, failure, life)
         self._count(task)
-        return self._after_infrastructure(group, reason, failure)
+        wait_s = self._after_infrastructure(group, reason, failure)
+        return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
         """The same for a ready group that the trainer cannot read: a failure of its data."""
@@ -133,7 +145,7 @@ class RetryPolicy:
 
     def _after_data(self, group: Group, reason: str, failure: Failure) -> float | None:
         if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:
-            return 0.0
+            return self._backoff_s(group.failures[FailureKind.DATA])
         self._drop(group, reason)
         limits = self._state.config.rollout
         if self._state.ledger.totals.given_up > limits.drop_budget:

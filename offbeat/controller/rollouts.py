@@ -18,6 +18,7 @@ import structlog
 
 from offbeat.config.rollouts import WindowedConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.controller.awaits import is_cancelled
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import Engine
 from offbeat.controller.ledger import Group, Place
@@ -25,6 +26,7 @@ from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import PromptSource, Rollouts
 from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import RetryPolicy
+from offbeat.controller.room import groups_without_room
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
@@ -111,6 +113,7 @@ class RolloutPump:
             and state.lifecycle.phase is not Phase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
             and state.fleet.pick() is not None
+            and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
             and self._has_room(0)
             and self._turn() is not None
         )
@@ -118,9 +121,8 @@ class RolloutPump:
     def _turn(self) -> "_Turn | None":
         """Return what is dispatched next, if there is room for it now.
 
-        Groups of the step in progress go first, then a fresh prompt for that step. Whatever belongs
-        to a later step leaves those before it their room in the buffer: they may be what the step in
-        progress waits for.
+        Groups of the step in progress go first, then a fresh prompt for that step. What belongs to a
+        later step leaves those before it their room: the step in progress may wait for them.
         """
         due = self._next_due()
         if due is not None and due.stamp <= self._state.step:
@@ -186,6 +188,7 @@ class RolloutPump:
             raise LookupError(f"the prompt source no longer has ordinal {ordinal}, drawn before")
         attempt = state.ledger.dispatch(ordinal, engine.name, engine.version)
         state.fleet.took(engine.name)
+        self._retries.outage.dispatched()
         state.busy.engine_changed(engine)
         state.reached(Failpoint.DISPATCHED)
         task = self._task(prompt, attempt, engine)
@@ -235,14 +238,14 @@ class RolloutPump:
                 reply=self._workers.rollout(state.fence, task),
             )
         except (RolloutFailed, ActorLost, DeadlineExceeded) as failure:
-            if _is_cancelled():  # what failed is its clean-up; the group may be out again already
+            if is_cancelled():  # what failed is its clean-up; the group may be out again already
                 log.warning("rollout.cleanup_failed", group=task.group_id, error=str(failure))
                 return
             life = self._settled(task.ordinal)
             self._trace(task, since, "failed")
             await self._failed(task, failure, life)
         else:
-            if _is_cancelled():  # answered all the same, and too late
+            if is_cancelled():  # answered all the same, and too late
                 return
             state.reached(Failpoint.ANSWERED)
             life = self._settled(task.ordinal)
@@ -301,6 +304,11 @@ class RolloutPump:
         wait_s = self._retries.after(task, failure, life)
         state.moved()
         if wait_s is None:
+            # Whoever waits for the next trial of an environment that is out of service is woken.
+            if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
+                trial = f"a trial of the environment after {task.group_id}"
+                await state.awaits.pause(trial, on="its back-off", for_s=rest_s)
+                state.moved()
             return
         if wait_s:
             who = f"retry of {task.group_id}"
@@ -321,25 +329,16 @@ class RolloutPump:
         """
         state = self._state
         self._evict()
-        self.cancel(state.sampler.doomed(state.view, foreseen=foreseen), "stale")
+        late = state.sampler.doomed(state.view, foreseen=foreseen)
+        if self._drops_evicted:
+            self._drop_in_flight(late)
+        else:
+            self.cancel(late, "stale")
 
     def make_room(self) -> None:
-        """Return ready groups of later steps while the buffer cannot hold a whole step beside them.
-
-        The groups of the step in progress need their places first: after a rewind or a take-over
-        they are to be rolled out again, behind whatever is ready already. The groups that would be
-        trained last are returned first.
-        """
-        state, step = self._state, self._state.step
-        ready = state.ledger.ready.values()
-        later = sorted((group.stamp, group.ordinal) for group in ready if group.stamp > step)
-        groups = self._capacity_groups - state.config.groups_per_step
-        whole_step_bytes = state.config.groups_per_step * self._max_group_bytes
-        free_bytes = self._capacity_bytes - whole_step_bytes
-        held_bytes = sum(state.queue.group_bytes(ordinal) for _, ordinal in later)
-        while later and (len(later) > groups or held_bytes > free_bytes):
-            _, ordinal = later.pop()
-            held_bytes -= state.queue.group_bytes(ordinal)
+        """Return ready groups of later steps while the buffer cannot hold a whole step beside them."""
+        state, groups, nbytes = self._state, self._capacity_groups, self._capacity_bytes
+        for ordinal in groups_without_room(state, groups, nbytes, self._max_group_bytes):
             state.queue.clear((ordinal,))
             state.ledger.recover(ordinal, "no_room")
             self.again(ordinal)
@@ -374,22 +373,26 @@ class RolloutPump:
     def cancel(self, ordinals: Iterable[int], reason: str) -> None:
         """Stop these groups in flight; their prompts are admitted again."""
         for ordinal in ordinals:
-            task = self._running[ordinal].task
-            self._settled(ordinal)
+            self._stop(ordinal)
             self._state.ledger.retry(ordinal, "cancelled", reason)
-            task.cancel()
             self.again(ordinal)
             self._state.moved()
+
+    def _drop_in_flight(self, ordinals: Iterable[int]) -> None:
+        """Stop these groups in flight and give their prompts up, as the recipe asks."""
+        for ordinal in ordinals:
+            self._stop(ordinal)
+            self._state.ledger.drop(ordinal, "stale", filtered=True)
+            self._state.moved()
+
+    def _stop(self, ordinal: int) -> None:
+        self._running[ordinal].task.cancel()
+        self._settled(ordinal)
+        self._retries.outage.returned()
 
     def cancel_all(self, reason: str) -> None:
         """Stop every group in flight."""
         self.cancel(list(self._running), reason)
-
-
-def _is_cancelled() -> bool:
-    """The task that runs was cancelled, whatever the call it waited for made of that."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def group_seed(seed: int, ordinal: int) -> int:

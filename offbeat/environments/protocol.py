@@ -3,7 +3,7 @@
 An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
 at once: a method that waits is async, a method that computes long belongs in a child process
 (``function_reward``). Whatever a method raises fails the group with reason ``environment_raised``;
-no failure ever becomes a reward of 0.
+no failure ever becomes a reward of 0. ``EnvironmentUnavailable`` says that another moment will do.
 
 Your own environment subclasses one of the two, is named ``module:Class`` in
 ``environment.target`` and made once a worker, as ``Class(tokenizer, **environment.options)``.
@@ -15,6 +15,14 @@ from dataclasses import dataclass
 
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
+
+
+class EnvironmentUnavailable(Exception):
+    """Raised by an environment when what it depends on is out of service: a sandbox, a judge.
+
+    The prompt is not at fault: the group is tried again with growing waits, within
+    ``rollout.infrastructure_retries``. No engine is blamed for it.
+    """
 
 
 class Environment(abc.ABC):

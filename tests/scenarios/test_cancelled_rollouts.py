@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.controller.events import Committed, Returned
+from offbeat.controller.events import Committed, Dropped, Returned
 from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -77,3 +77,65 @@ def test_a_run_that_fails_while_a_clean_up_fails_names_its_own_cause_only() -> N
     error, at_s = outcome(world)
     assert error is not None and list(error.causes) == [bug]
     assert at_s < 10
+
+
+# --- rollouts longer than the window ---------------------------------------------------------------
+
+
+LONG = range(5, 4000, 10)  # a tenth of the prompts
+
+
+def windowed_run(on_evicted: str, long_s: float, steps: int = 60) -> tuple[World, float]:
+    """Play a run over rollouts of a second, a tenth of them of ``long_s``; returns how long it took."""
+    sampler = {
+        "name": "windowed",
+        "max_staleness": 1,
+        "over_sampling_ratio": 2.0,
+        "on_evicted": on_evicted,
+    }
+    world = World({"steps": steps, "sampler": sampler}, engines=4)
+    world.rollouts.slow = {**dict.fromkeys(range(4000), 1.0), **dict.fromkeys(LONG, long_s)}
+    took_s = play(world)
+    world.assert_books_agree()
+    return world, took_s
+
+
+def test_a_policy_that_drops_what_is_late_does_not_roll_it_out_again() -> None:
+    world, _ = windowed_run("drop", 15.0, steps=30)
+    stale = [each for each in world.events(Dropped) if each.reason == "stale"]
+    assert stale and all(each.filtered for each in stale), "as asked, so within no budget"
+    cancelled = [each for each in world.events(Returned) if each.kind == "cancelled"]
+    assert not cancelled
+    attempts = Counter(ordinal for ordinal, _ in world.rollouts.started)
+    assert max(attempts.values()) == 1
+
+
+def test_dropped_rollouts_that_are_longer_than_the_window_do_not_starve_the_run() -> None:
+    _, quick_s = windowed_run("drop", 1.0)
+    _, long_s = windowed_run("drop", 15.0)
+    assert long_s < 2 * quick_s
+
+
+def test_a_prompt_longer_than_the_window_is_given_up_after_one_attempt() -> None:
+    sampler = {
+        "name": "windowed",
+        "max_staleness": 1,
+        "over_sampling_ratio": 2.0,
+        "on_evicted": "drop",
+    }
+    world = World({"steps": 60, "sampler": sampler}, engines=4)
+    world.rollouts.slow = {**dict.fromkeys(range(1000), 1.0), 5: 15.0}
+    play(world)
+    assert 5 not in world.trained
+    assert 5 in {each.ordinal for each in world.events(Dropped)}
+
+
+def test_what_was_evicted_and_what_was_cancelled_is_counted_in_the_metrics() -> None:
+    world = World({"sampler": {"name": "windowed", "max_staleness": 0, "over_sampling_ratio": 2.0}})
+    world.rollouts.slow = {2: 60.0}
+    play(world)
+    kinds = Counter(each.kind for each in world.events(Returned))
+    last = world.telemetry.records[-1]
+    assert last["rollout/evicted"] > 0 and last["rollout/cancelled"] > 0
+    assert kinds["evicted"] >= last["rollout/evicted"]
+    assert kinds["cancelled"] >= last["rollout/cancelled"]

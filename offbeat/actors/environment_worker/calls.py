@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import structlog
 
+from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward, reward_of
 from offbeat.environments.user_code import describe
-from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
 
@@ -101,6 +102,15 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
             raise
         # Nobody has cancelled us: a call of the environment's own was, and it let that through.
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
+    except EnvironmentUnavailable as error:
+        raise RolloutFailed(
+            FailureKind.INFRASTRUCTURE,
+            task.ordinal,
+            task.attempt,
+            "environment_unavailable",
+            describe(error),
+            FailureSource.ENVIRONMENT,
+        ) from error
     except Exception as error:
         log.warning("environment.raised", ordinal=task.ordinal, attempt=task.attempt, exc_info=True)
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error

@@ -70,9 +70,7 @@ def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Ite
 def check_prompts(config: RunConfig) -> Iterator[Finding]:
     """The prompt files, read by the same code as in a run: every line."""
     rows = yield from _read(config, make_prompts, "data.path")
-    if rows is not None and config.data.path is None:
-        yield ok("prompts", f"made by environment.name={config.environment.name}")
-    elif rows is not None:
+    if rows is not None:
         yield from _check_enough(config, rows)
     if config.eval.path is not None and config.eval.interval:
         rows = yield from _read(config, make_evaluation_prompts, "eval.path")
@@ -107,5 +105,7 @@ def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:
         yield warning(
             "prompts", message, "Leave data.epochs out for endless prompts, or lower steps."
         )
+    elif config.data.path is None:
+        yield ok("prompts", f"made by environment.name={config.environment.name}")
     else:
         yield ok("prompts", f"{rows} rows in {config.data.path}")

@@ -371,6 +371,12 @@ def test_prompts_that_end_before_the_run_are_a_warning(tmp_path: Path) -> None:
     assert one(check_prompts(config(data=data, steps=5))).level is Level.OK
 
 
+def test_so_are_those_that_an_environment_makes() -> None:
+    finding = one(check_prompts(config(data={"epochs": 1}, steps=10**6)))
+    assert finding.level is Level.WARNING and "in 1 epochs end after" in finding.message
+    assert one(check_prompts(config(steps=10**6))).level is Level.OK
+
+
 def test_a_missing_prompt_file_is_an_error(tmp_path: Path) -> None:
     finding = one(check_prompts(config(data={"path": str(tmp_path / "no.jsonl")})))
     assert finding.level is Level.ERROR

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from offbeat.actors.environment_worker.columns import Columns, version_of_each_token
 from offbeat.actors.environment_worker.group import run_group
 from offbeat.environments.arithmetic import Arithmetic
-from offbeat.environments.protocol import Environment, SingleTurn
+from offbeat.environments.protocol import Environment, EnvironmentUnavailable, SingleTurn
 from offbeat.environments.stub import StubEnvironment
-from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
+from offbeat.messages.failures import ActorLost, FailureKind, FailureSource, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.transfer_queue import schema
@@ -128,6 +128,17 @@ def test_rewards_that_are_no_sequence_fail_their_group_alone() -> None:
 
     told = failure(task(), answers("7", "8"), Forgets())
     assert (told.kind, told.reason) == (FailureKind.DATA, "environment_raised")
+
+
+def test_an_environment_that_is_out_of_service_blames_neither_prompt_nor_engine() -> None:
+    class Unreachable(Fixed):
+        async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+            raise EnvironmentUnavailable("the sandbox answers 503")
+
+    told = failure(task(), answers("7", "8"), Unreachable())
+    assert (told.kind, told.reason) == (FailureKind.INFRASTRUCTURE, "environment_unavailable")
+    assert told.source is FailureSource.ENVIRONMENT
+    assert "503" in told.detail
 
 
 def test_an_environment_whose_own_call_was_cancelled_has_failed() -> None:

@@ -1,0 +1,62 @@
+"""A circuit breaker for failures of the environment. Pure: the caller brings the time."""
+
+import math
+
+from offbeat.config.rollouts import RolloutConfig
+
+
+class OutageBreaker:
+    """Recognises an outage of the environment: failures in a row, over all groups.
+
+    While it is open, one group at a time is tried, with growing waits; the first rollout that is
+    answered closes it. Prompts that are rolled out as fast as they fail would all be dropped for a
+    service that is back half a minute later.
+    """
+
+    def __init__(self, limits: RolloutConfig) -> None:
+        self._limits = limits
+        self._failures_in_row = 0
+        self._trials = 0  # failed ones since it opened
+        self._is_trying = False
+        self._not_before = 0.0  # event loop's clock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the environment is taken to be out of service."""
+        return self._failures_in_row >= self._limits.outage_failures
+
+    def answered(self) -> None:
+        """A rollout came back whole."""
+        self._failures_in_row = self._trials = 0
+        self._is_trying, self._not_before = False, 0.0
+
+    def failed(self, now: float) -> bool:
+        """A rollout failed by its environment; returns whether that counts against its prompt.
+
+        It does not for those that were out when the breaker opened: they say nothing more.
+        """
+        if self.is_open and not self._is_trying:
+            return False
+        self._failures_in_row += 1
+        if self.is_open:
+            wait_s = self._limits.backoff_s * math.pow(2, self._trials)
+            self._trials += 1
+            self._not_before = now + min(self._limits.backoff_max_s, wait_s)
+            self._is_trying = False
+        return True
+
+    def dispatched(self) -> None:
+        """A group was sent out."""
+        self._is_trying = self.is_open
+
+    def returned(self) -> None:
+        """A group came back for a reason that says nothing about the environment."""
+        self._is_trying = False
+
+    def may_dispatch(self, now: float) -> bool:
+        """Whether one more group may be sent out."""
+        return not self.is_open or (not self._is_trying and now >= self._not_before)
+
+    def remaining_s(self, now: float) -> float:
+        """Return the seconds until the next trial; 0 while it is closed."""
+        return max(0.0, self._not_before - now) if self.is_open else 0.0

@@ -1,0 +1,24 @@
+"""Which ready groups give their places in the buffer to those that have to be trained before them."""
+
+from offbeat.controller.state import RunState
+
+
+def groups_without_room(
+    state: RunState, capacity_groups: int, capacity_bytes: int, max_group_bytes: int
+) -> list[int]:
+    """Return ready groups of later steps beyond what fits beside a whole step of the largest groups.
+
+    After a rewind or a take-over the groups of the step in progress may have to be rolled out again.
+    Those that would be trained last are returned first.
+    """
+    whole_step, step = state.config.groups_per_step, state.step
+    ready = state.ledger.ready.values()
+    later = sorted((group.stamp, group.ordinal) for group in ready if group.stamp > step)
+    groups, free_bytes = capacity_groups - whole_step, capacity_bytes - whole_step * max_group_bytes
+    held_bytes = sum(state.queue.group_bytes(ordinal) for _, ordinal in later)
+    returned = list[int]()
+    while later and (len(later) > groups or held_bytes > free_bytes):
+        _, ordinal = later.pop()
+        held_bytes -= state.queue.group_bytes(ordinal)
+        returned.append(ordinal)
+    return returned

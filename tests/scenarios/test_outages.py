@@ -1,0 +1,80 @@
+"""Environments that are out of service for a while. Cases of prime-rl and NeMo-Gym."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.groups import Receipt, RolloutTask
+from tests.support.fakes import FakeGenerator, FakeRollouts
+from tests.support.scenarios import outcome, play, use_rollouts
+from tests.support.world import World
+
+
+@dataclass
+class OutOfService(FakeRollouts):
+    """Environment workers whose environment fails every rollout between two moments."""
+
+    engines: dict[str, FakeGenerator] = field(default_factory=dict[str, FakeGenerator])
+    kind: FailureKind = FailureKind.INFRASTRUCTURE
+    reason: str = "environment_unavailable"
+    from_s: float = 10.0
+    until_s: float = 40.0
+
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
+        if self.from_s <= asyncio.get_running_loop().time() < self.until_s:
+            await asyncio.sleep(0.1)
+            source = FailureSource.ENVIRONMENT
+            raise RolloutFailed(
+                self.kind, task.ordinal, task.attempt, self.reason, "the service is down", source
+            )
+        return await super().rollout(fence, task)
+
+
+def test_an_environment_that_says_it_is_unavailable_costs_no_prompt_and_no_engine() -> None:
+    world = World({"steps": 40})
+    use_rollouts(world, OutOfService(world.generators))
+    play(world)
+    world.assert_books_agree()
+    assert len(world.trained) == 160
+    assert not world.built.state.ledger.totals.dropped
+    assert sum(engine.restarts for engine in world.generators.values()) == 0
+
+
+def test_an_outage_that_looks_like_bad_prompts_costs_a_few_of_them() -> None:
+    world = World({"rollout": {"drop_budget": 100}, "steps": 40})
+    use_rollouts(
+        world,
+        OutOfService(world.generators, kind=FailureKind.DATA, reason="environment_raised"),
+    )
+    took_s = play(world)
+    world.assert_books_agree()
+    assert sum(world.built.state.ledger.totals.dropped.values()) <= 12
+    assert took_s < 40 * 4 + 30 + 20, "it goes on soon after the outage"
+
+
+def test_an_environment_that_never_works_ends_the_run_soon_and_by_name() -> None:
+    world = World()
+    use_rollouts(
+        world,
+        OutOfService(
+            world.generators,
+            kind=FailureKind.DATA,
+            reason="environment_raised",
+            from_s=0.0,
+            until_s=math.inf,
+        ),
+    )
+    error, at_s = outcome(world)
+    assert error is not None and "rollout.drop_budget" in str(error)
+    assert at_s < 20
+
+
+def test_an_environment_that_stays_unavailable_ends_the_run_by_name() -> None:
+    world = World()
+    use_rollouts(world, OutOfService(world.generators, from_s=0.0, until_s=math.inf))
+    error, at_s = outcome(world)
+    assert error is not None and "environment_unavailable" in str(error)
+    assert at_s < 1200
