@@ -1,7 +1,8 @@
 """The run directory over Ray: an actor on the driver's machine, and how others reach it."""
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ class Sharing:
     token: Token
     node: str  # of the driver
     files: str  # name of the actor that writes for others
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Environment variables that Ray is not to show or log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ def prepared(
         RunDirNotShared: It does not, and has to.
         OSError: The driver's machine cannot be reached.
     """
+    if sharing is not None:
+        os.environ.update(sharing.secrets)
     place = _place_of(process, run_dir, sharing, needs_to_share)
     prepare(process, str(place.directory), config)
     return place

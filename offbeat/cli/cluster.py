@@ -24,6 +24,7 @@ from offbeat.actors.run_place import Token
 from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.cli.backends import engine_class, trainer_class
 from offbeat.cli.compose import Actors, RunSpec, build_run
+from offbeat.cli.environment import passed_on
 from offbeat.cli.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
 from offbeat.cli.launch import ENVIRONMENT
 from offbeat.cli.ray_token import TokenRefused, has_token
@@ -87,8 +88,10 @@ class ClusterLost(OffbeatError):
         )
 
 
-def start_ray() -> None:
+def start_ray(config: RunConfig) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine.
+
+    Actors of a cluster get the run's environment variables; those of a private one inherit ours.
 
     Raises:
         RayNotStarted: The private one did not come up.
@@ -97,6 +100,7 @@ def start_ray() -> None:
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     check_token(address)
+    variables = {**ENVIRONMENT, **passed_on(os.environ, config.runtime.env).plain}
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(
@@ -105,7 +109,7 @@ def start_ray() -> None:
             logging_level=logging.ERROR,
             configure_logging=True,
             namespace="offbeat",
-            runtime_env={"env_vars": dict(ENVIRONMENT)} if address != "local" else None,
+            runtime_env={"env_vars": variables} if address != "local" else None,
             **local,
         )
     except ConnectionError as error:
@@ -308,7 +312,8 @@ def sharing_of(spec: RunSpec, token: Token) -> Sharing | None:
     """Return how actors find out whether they see the run directory; None: no other machine can be."""
     if not os.environ.get("RAY_ADDRESS"):
         return None
-    return Sharing(token, _this_node(), global_name(spec, "run-files"))
+    secrets = passed_on(os.environ, spec.config.runtime.env).secret
+    return Sharing(token, _this_node(), global_name(spec, "run-files"), secrets)
 
 
 def _here() -> NodeAffinitySchedulingStrategy:

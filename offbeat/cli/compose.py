@@ -77,6 +77,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     """
     config, run_dir = spec.config, spec.run_dir
     if spec.sharing is not None:
+        os.environ.update(spec.sharing.secrets)
         check_sees("controller", run_dir, spec.sharing.token)
     redactor = Redactor.from_environment(config=config)
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)

@@ -214,7 +214,7 @@ def _run(spec: RunSpec, token: Token, console: Console, signals: Signals) -> Sum
     orders = Orders(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
     try:
         with signals.held_back():
-            start_ray()
+            start_ray(spec.config)
         with signals.installed():  # Ray puts a handler of its own in place when it starts
             with signals.held_back():
                 check_room(spec)

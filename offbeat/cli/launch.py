@@ -33,6 +33,7 @@ def launch(
     """
     joins = bool(os.environ.get("RAY_ADDRESS"))
     of_cluster = client_environment(os.environ, Path.home()) if joins else PRIVATE
+    os.environ.update(loaded.config.runtime.env)
     for name, value in (ENVIRONMENT | of_cluster).items():
         os.environ.setdefault(name, value)
     # Ray reads its variables when it is imported.

@@ -49,6 +49,10 @@ def _known(key: schema.Key, node: Node, parent: Section, problems: list[Problem]
         return Problem(
             node.location, key.key, node.value, "has to be a section", _as_section(key, node)
         )
+    elif key.holds_text and isinstance(node, Section):
+        for child, leaf in node.children.items():
+            if isinstance(leaf, Leaf) and leaf.text is not None:
+                node.children[child] = Leaf(leaf.text, leaf.text, leaf.location)
     elif key.is_text and isinstance(node, Leaf) and node.text is not None:
         parent.children[name] = Leaf(node.text, node.text, node.location)
     elif isinstance(node, Leaf) and _holds_bool(node.value) and "true or false" not in key.kind:

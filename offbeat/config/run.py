@@ -16,6 +16,7 @@ from offbeat.config.rollouts import (
     RolloutConfig,
     SamplerConfig,
 )
+from offbeat.config.runtime import RuntimeConfig
 from offbeat.config.training import AlgorithmConfig, SyncConfig, TrainerConfig
 from offbeat.config.transfer_queue import TransferQueueConfig
 
@@ -190,6 +191,9 @@ class RunConfig(Config):
 
     supervision: SupervisionConfig = SupervisionConfig()
     """When to give up."""
+
+    runtime: RuntimeConfig = RuntimeConfig()
+    """What the processes of a run find around them."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""

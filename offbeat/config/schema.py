@@ -40,6 +40,7 @@ class Key:
     variants: tuple[str, ...]  # the names of the choice it belongs to; empty: always there
     is_text: bool  # takes text, free or out of a list, and nothing else but null
     is_path: bool
+    holds_text: bool = False  # takes a mapping of text
 
     @property
     def leaf(self) -> str:
@@ -99,6 +100,7 @@ def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> I
             variants=variants,
             is_text=_is_text(field.annotation),
             is_path=_has_mark(field.annotation, field.metadata),
+            holds_text=field.annotation == dict[str, str],
         )
         for model in below:
             of = (_name_of(model),) if len(below) > 1 else ()

@@ -28,6 +28,11 @@ _MARKUP_TOKEN: Final = re.compile(
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
+def is_secret_variable(name: str) -> bool:
+    """Return whether the name of an environment variable says that it holds a secret."""
+    return _VARIABLE.search(name) is not None
+
+
 def of_environment(environ: Mapping[str, str]) -> set[str]:
     """The values of variables whose names say that they hold a secret."""
     return {

@@ -94,6 +94,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.loss.constant_tokens": st.none(),
     "algorithm.loss.step_std": st.just(value=False),
     "eval.path": st.none(),
+    "runtime.env": st.fixed_dictionaries({"HF_HOME": TEXT.filter(lambda text: "\0" not in text)}),
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),
     "sync.chunk_mb": st.floats(1, 64),

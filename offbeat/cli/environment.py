@@ -1,0 +1,52 @@
+"""Which environment variables the actors of other machines get, and on which way.
+
+Plain ones are part of Ray's runtime environment, which Ray shows and logs. Secrets travel inside the
+arguments of actors, which it does not.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from offbeat.config.secrets import is_secret_variable
+
+_PREFIXES: Final = ("GLOO_", "HF_", "NCCL_", "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_", "WANDB_")
+_NAMES: Final = ("HUGGING_FACE_HUB_TOKEN", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Environment variables by how they travel."""
+
+    plain: Mapping[str, str]
+    secret: Mapping[str, str] = field(repr=False)
+
+
+def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Variables:
+    """Return what actors of a joined cluster get: the recipe's, and those of the driver that matter.
+
+    What a Ray job sets for all of its processes is left to it: Ray refuses the same name twice.
+    """
+    own = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_PREFIXES) or name in _NAMES
+    }
+    every = own | dict(recipe)
+    secret = {name: value for name, value in every.items() if is_secret_variable(name)}
+    of_job = _of_job(environ)
+    plain = {name: value for name, value in every.items() if name not in {*secret, *of_job}}
+    return Variables(plain, secret)
+
+
+def _of_job(environ: Mapping[str, str]) -> set[str]:
+    """Return the names that the Ray job around this process sets."""
+    try:
+        job = json.loads(environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    except ValueError:
+        return set()
+    found = cast("object", job)
+    for key in ("runtime_env", "env_vars"):
+        found = cast("dict[str, object]", found).get(key) if isinstance(found, dict) else None
+    return set(cast("dict[str, object]", found)) if isinstance(found, dict) else set()

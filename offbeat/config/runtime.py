@@ -1,0 +1,34 @@
+"""What the processes of a run find around them."""
+
+import re
+from typing import Annotated, Any, Final, cast
+
+from pydantic import BeforeValidator
+
+from offbeat.config.base import Config, InWords
+
+_NAME: Final = re.compile(r"(?!RAY_)[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _variables(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
+    if not isinstance(value, dict):
+        return value
+    entries = cast("dict[object, object]", value)
+    for name, text in entries.items():
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ValueError(f"{name!r} is no name for a variable")
+        if isinstance(text, bool) or not isinstance(text, str | int | float) or "\0" in str(text):
+            raise ValueError(f"{name} is neither text nor a number")
+    return {name: str(text) for name, text in entries.items()}
+
+
+class RuntimeConfig(Config):
+    """What the processes of a run find around them, on every machine."""
+
+    env: Annotated[
+        dict[str, str],
+        BeforeValidator(_variables),
+        InWords("of names, none beginning with RAY_, to text or numbers; a switch is 0 or 1"),
+    ] = {}
+    """Environment variables of every process of the run, as in ``{NCCL_DEBUG: INFO}``; they win over those
+    that are set. On a cluster, variables of the driver such as ``HF_*`` and ``NCCL_*`` reach the others, too."""
