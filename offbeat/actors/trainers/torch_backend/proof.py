@@ -56,12 +56,17 @@ class RowProof:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Rows, and what a model computed of them."""
+    """What a model computed of some rows, which follow from its vocabulary and the other arguments."""
 
-    batch: Batch
-    firsts: Sequence[int]  # position of the first token of each group's prompt
-    logprobs: dict[int, Tensor]  # by sample
+    max_model_len: int
     share: bool
+    logprobs: dict[int, list[float]]  # by sample
+
+    def rows(self, model: PreTrainedModel) -> tuple[Batch, Sequence[int]]:
+        """Return them, and the position of the first token of each group's prompt."""
+        sizes = [_NEAR, _FAR] if self.max_model_len >= FAR_TOKENS else [_NEAR]
+        firsts = [0, self.max_model_len - FAR_TOKENS if self.share else 0]
+        return _random_batch(sizes, vocabulary(model)), firsts
 
 
 _proofs: dict[tuple[object, ...], RowProof] = {}
@@ -171,10 +176,10 @@ def prove_model(
         UnsupportedModel: It computes a sample otherwise in a row than alone, or has no such position.
     """
     name = type(model).__name__
-    sizes = [_NEAR, _FAR] if max_model_len >= FAR_TOKENS else [_NEAR]
-    batch = _random_batch(sizes, vocabulary(model))
-    firsts = [0, max_model_len - FAR_TOKENS if proof.shared_prompt else 0]
-    samples = [int(np.flatnonzero(batch.group_S == group)[-1]) for group in range(len(sizes))]
+    witness = Witness(max_model_len, proof.shared_prompt, {})
+    batch, firsts = witness.rows(model)
+    groups = range(int(batch.group_S.max()) + 1)
+    samples = [int(np.flatnonzero(batch.group_S == group)[-1]) for group in groups]
     try:
         with eager_attention(model):
             want = _alone(model, batch, samples, firsts)
@@ -195,7 +200,7 @@ def prove_model(
             "Set trainer.shared_prompt to false" if proof.shared_prompt else "Train another model",
         )
     _log.info("model.rows_proved", model=name, distance_nat=gap, **asdict(proof))
-    return Witness(batch, firsts, got, share=proof.shared_prompt)
+    return replace(witness, logprobs={sample: each.tolist() for sample, each in got.items()})
 
 
 def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> None:
@@ -204,8 +209,10 @@ def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> N
     Raises:
         UnsupportedModel: It does not.
     """
-    got = _in_rows(model, witness.batch, witness.firsts, share=witness.share, dtype=dtype)
-    gap, allowed = _worst(got, witness.logprobs), TOLERANCES[dtype]
+    batch, firsts = witness.rows(model)
+    got = _in_rows(model, batch, firsts, share=witness.share, dtype=dtype)
+    want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
+    gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
         raise UnsupportedModel(
             type(model).__name__,

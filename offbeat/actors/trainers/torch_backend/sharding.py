@@ -6,7 +6,7 @@ weights that one rank would, and gradients are added up in float32.
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, cast
 
 import torch
@@ -23,9 +23,9 @@ from offbeat.weight_sync.source import dtype_name, named_weights
 HALF: Final = (torch.bfloat16, torch.float16)
 
 
-def world_mesh(model: PreTrainedModel, ranks: int) -> DeviceMesh:
-    """All ranks in one line, on the model's kind of device."""
-    return init_device_mesh(model.device.type, (ranks,))
+def world_mesh(device: str, ranks: int) -> DeviceMesh:
+    """All ranks in one line, on a kind of device."""
+    return init_device_mesh(device.partition(":")[0], (ranks,))
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -102,10 +102,16 @@ class Weights:
 class ShardedWeights(Weights):
     """The same, of a model that is cut: each rank holds a part of each."""
 
-    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh) -> None:
-        """Cut the model."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mesh: DeviceMesh,
+        make_room: Callable[[PreTrainedModel], None] = lambda _: None,
+    ) -> None:
+        """Cut the model. ``make_room``: gives one without memory room for this rank's part."""
         super().__init__(model)
         shard(model, mesh)
+        make_room(model)
         held = model.state_dict(keep_vars=True)
         self._held: dict[str, Tensor] = {name: held[name] for name in self._dtypes}
         parts = {name: each for name, each in model.named_modules() if isinstance(each, FSDPModule)}

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ from offbeat.actors.trainers.torch_backend.model import (
     vocabulary,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
-from offbeat.actors.trainers.torch_backend.proof import prove_cut, prove_rows
+from offbeat.actors.trainers.torch_backend.proof import RowProof, Witness, prove_cut, prove_rows
 from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
 from offbeat.actors.trainers.torch_backend.sharded_state import (
     load_shards,
@@ -57,6 +58,7 @@ from offbeat.actors.trainers.torch_backend.sharding import (
     settle,
     world_mesh,
 )
+from offbeat.actors.trainers.torch_backend.spreading import fill_like, make_room, shell_of, spread
 from offbeat.actors.trainers.weights import torch_dtype, weights_digest
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.run import ModelConfig
@@ -67,6 +69,7 @@ from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, C
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
+_PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 MakeTokens = Callable[[Packed, Tensor], LossTokens]
 
 
@@ -119,15 +122,10 @@ class TorchTrainer(SplitStep):
         self._dtype = torch_dtype(model.dtype)
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: as transformers chooses
-        self._model = self._load_model()
-        rows, witness = together(
-            self.peers,
-            "the proof of the model",
-            lambda: prove_rows(
-                self._model, max_model_len, dtype=self._dtype, shared_prompt=trainer.shared_prompt
-            ),
-        )
+        whole = self._read_model("its start")
+        rows, witness = self._proved(whole)
         self._attention = rows.attention
+        self._model = self._unfilled(whole)
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
         self._cutting = Cutting(
@@ -137,7 +135,8 @@ class TorchTrainer(SplitStep):
             vocabulary(self._model),
         )
         self._identity = identity(self._model)
-        self._weights = self._cut(self._model)
+        self._weights = self._cut(self._model, whole)
+        del whole
         if self.peers.size > 1:
             prove_cut(self._model, witness, self._dtype)
             settle(self._model)
@@ -262,8 +261,12 @@ class TorchTrainer(SplitStep):
 
     def _initialise(self) -> None:
         torch.manual_seed(self._seed)
-        initial = Weights(self._load_model())
-        self._weights.fill(dict(initial.named()))
+        whole = self._read_model("reset")
+        if self.peers.size > 1:
+            spread(whole, self._model, self._weights)
+            torch.manual_seed(self._seed)
+        elif whole is not None:
+            self._weights.fill(dict(Weights(whole).named()))
         self._optimizer.reset()
 
     # --- inside ----------------------------------------------------------------------------------
@@ -365,15 +368,50 @@ class TorchTrainer(SplitStep):
 
     @cached_property
     def _reference(self) -> PreTrainedModel:
-        model = self._load_model().requires_grad_(requires_grad=False)
-        self._cut(model)
+        whole = self._read_model("the reference")
+        model = self._unfilled(whole).requires_grad_(requires_grad=False)
+        self._cut(model, whole)
         return model
 
-    def _cut(self, model: PreTrainedModel) -> Weights:
-        """Leave a model to one rank whole, or cut it over all of them."""
+    def _read_model(self, during: str) -> PreTrainedModel | None:
+        """The model of the files, whole, on the first rank; None on the others."""
+        return together(self.peers, during, lambda: self._load_model() if self.is_first else None)
+
+    def _proved(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
+        """What the first rank has proved on the whole model; the same on all ranks."""
+        shared_prompt, length = self._config.shared_prompt, self._max_model_len
+
+        def prove() -> tuple[RowProof, Witness] | None:
+            if whole is None:
+                return None
+            return prove_rows(whole, length, dtype=self._dtype, shared_prompt=shared_prompt)
+
+        proved = together(self.peers, "the proof of the model", prove)
+        return self.peers.told(cast("tuple[RowProof, Witness]", proved), _PROVED)
+
+    def _unfilled(self, whole: PreTrainedModel | None) -> PreTrainedModel:
+        """The model of one rank as it was read; of several, one without memory, to be cut and filled."""
+        if self.peers.size == 1 and whole is not None:
+            return whole
+        remote_code = self._model_config.trust_remote_code
+        shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
+        if self._attention:
+            attend_by(shell, self._attention)
+        if whole is not None:
+            fill_like(whole, shell)
+        return shell
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        """Leave a model to one rank whole, or cut it over all of them and fill each one's part."""
         if self.peers.size == 1:
             return Weights(model)
-        return ShardedWeights(model, world_mesh(model, self.peers.size))
+        device = self._config.device
+        mesh = world_mesh(device, self.peers.size)
+        weights = ShardedWeights(model, mesh, lambda cut: make_room(cut, device))
+        spread(whole, model, weights)
+        freeze_rope(model, self._max_model_len)
+        torch.manual_seed(self._seed)  # only the first rank may have drawn weights that files lack
+        return weights
 
     def _load_model(self) -> PreTrainedModel:
         config = self._model_config
