@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 import torch
@@ -110,7 +110,8 @@ def miniature(
                     continue
                 model = _made(kind, smaller, "eager")
                 _widen(model)
-                tokens = torch.randint(VOCABULARY, (LENGTH,)).tolist()
+                known = len(cast("torch.Tensor", model.get_input_embeddings().weight))
+                tokens = torch.randint(known, (LENGTH,)).tolist()
                 if plain_logprobs(model, tokens).isfinite().all():
                     return model
             except Exception as error:  # noqa: BLE001 -- whatever a class makes of sizes it is not made for

@@ -29,6 +29,12 @@ class Exact(TorchTrainer):
             compute_in_float64(model)
         return model
 
+    def _shell(self) -> PreTrainedModel:
+        shell = super()._shell()
+        if self._dtype == torch.float64:
+            compute_in_float64(shell)
+        return shell
+
 
 # --- bugs of others, planted ----------------------------------------------------------------------
 
@@ -36,8 +42,8 @@ class Exact(TorchTrainer):
 class Averaged(Exact):
     """Gradients are averaged over ranks: what FSDP2 does unless told."""
 
-    def _cut(self, model: PreTrainedModel) -> Weights:
-        weights = super()._cut(model)
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        weights = super()._cut(model, whole)
         for each in sharded_modules(model):
             each.set_gradient_divide_factor(float(self.peers.size))
         return weights
@@ -46,8 +52,8 @@ class Averaged(Exact):
 class ReducedTwice(Exact):
     """What is reduced already is reduced again."""
 
-    def _cut(self, model: PreTrainedModel) -> Weights:
-        weights = super()._cut(model)
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        weights = super()._cut(model, whole)
         for each in sharded_modules(model):
             each.set_all_reduce_hook(again)
         return weights

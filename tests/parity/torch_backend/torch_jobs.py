@@ -266,3 +266,14 @@ def chunk_of_one_group(peers: Peers, path: Path, cut: Cut, step: Step) -> tuple[
     )
     trainer.abort_train_step(key)
     return reply.microbatches, reply.tokens, reply.sequences
+
+
+def loaded(peers: Peers, path: Path, cut: Cut, bare: Path | None = None) -> tuple[str, str]:
+    """Digests of the weights as loaded, and after a step back to them. ``bare``: for all but the first."""
+    trainer = make(peers, path if bare is None or not peers.rank else bare, cut)
+    before = trainer.weights_digest()
+    with torch.no_grad():
+        for each in trainer.module.parameters():
+            each.add_(1)
+    trainer.reset()
+    return before, trainer.weights_digest()

@@ -255,3 +255,17 @@ def test_a_miniature_is_made_of_models_of_billions_of_weights(family: str) -> No
     made = miniature(kind, getattr(transformers, f"{family}Config")(), 4096)
     assert made is not None
     assert sum(each.numel() for each in made.parameters()) < 110_000_000
+
+
+def test_a_model_of_few_tokens_is_proved_on_those_it_knows() -> None:
+    config = LlamaConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    assert prove_kind(LlamaForCausalLM, config, 64, shared_prompt=True).shared_prompt

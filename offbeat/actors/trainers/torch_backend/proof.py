@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from offbeat.actors.model_proof.miniature import LENGTH, VOCABULARY, miniature, twin
+from offbeat.actors.model_proof.miniature import LENGTH, miniature, twin
 from offbeat.actors.model_proof.plain import (
     TOLERANCES,
     attend_by,
@@ -127,7 +127,7 @@ def _prove_kind(
         problem = "no miniature of it can be made to prove packed rows on" if shared_prompt else ""
         return RowProof(chosen, shared_prompt=False, problem=problem)
     freeze_rope(reference, LENGTH)
-    batch = _random_batch(_IN_MINIATURE, VOCABULARY)
+    batch = _random_batch(_IN_MINIATURE, vocabulary(reference))
     want = _alone(reference, batch, range(len(batch.start_S)), _FROM_THE_START)
     gap, problem = 0.0, ""
     for attention in dict.fromkeys((chosen, "eager")):

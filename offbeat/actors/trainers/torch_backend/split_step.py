@@ -393,12 +393,17 @@ class TorchTrainer(SplitStep):
         """The model of one rank as it was read; of several, one without memory, to be cut and filled."""
         if self.peers.size == 1 and whole is not None:
             return whole
+        shell = self._shell()
+        if whole is not None:
+            fill_like(whole, shell)
+        return shell
+
+    def _shell(self) -> PreTrainedModel:
+        """The model that ``_load_model`` loads, without memory."""
         remote_code = self._model_config.trust_remote_code
         shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
         if self._attention:
             attend_by(shell, self._attention)
-        if whole is not None:
-            fill_like(whole, shell)
         return shell
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
