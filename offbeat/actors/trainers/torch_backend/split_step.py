@@ -16,15 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.actors.model_proof.plain import attend_by
-from offbeat.actors.model_proof.rope import freeze_rope
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens, worthless_tokens
 from offbeat.actors.trainers.batches.packing import WORTHLESS, Batch, Packed
@@ -33,19 +30,19 @@ from offbeat.actors.trainers.dispatch import evened
 from offbeat.actors.trainers.movement import check_moved
 from offbeat.actors.trainers.peers import Alone, Peers, agreed_most, together
 from offbeat.actors.trainers.schedule import learning_rate
-from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
+from offbeat.actors.trainers.split_step import Advantages, LogprobColumns
 from offbeat.actors.trainers.step_sums import StepSums, StepTotals
 from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
+from offbeat.actors.trainers.torch_backend.loading import LoadedModel
 from offbeat.actors.trainers.torch_backend.model import (
     identity,
     linear_to_pair_ratio,
-    load_model,
     save_model,
     save_weights,
     vocabulary,
 )
 from offbeat.actors.trainers.torch_backend.optimizer import STEPS, Optimizer
-from offbeat.actors.trainers.torch_backend.proof import RowProof, Witness, prove_cut, prove_rows
+from offbeat.actors.trainers.torch_backend.proof import prove_cut
 from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
 from offbeat.actors.trainers.torch_backend.sharded_state import (
     load_shards,
@@ -53,13 +50,11 @@ from offbeat.actors.trainers.torch_backend.sharded_state import (
     saved_names,
 )
 from offbeat.actors.trainers.torch_backend.sharding import (
-    ShardedWeights,
     Weights,
     settle,
-    world_mesh,
 )
-from offbeat.actors.trainers.torch_backend.spreading import fill_like, make_room, shell_of, spread
-from offbeat.actors.trainers.weights import torch_dtype, weights_digest
+from offbeat.actors.trainers.torch_backend.spreading import spread
+from offbeat.actors.trainers.weights import weights_digest
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
@@ -69,7 +64,6 @@ from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, C
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
-_PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 MakeTokens = Callable[[Packed, Tensor], LossTokens]
 
 
@@ -79,7 +73,7 @@ class _OpenStep:
     rng: Tensor  # torch's CPU generator as begin found it
 
 
-class TorchTrainer(SplitStep):
+class TorchTrainer(LoadedModel):
     """One model, one optimizer, one step at a time. Its weights are the same tensors for life.
 
     Every rank of a world makes one, and all make the same calls in the same order, each with its own
@@ -113,15 +107,15 @@ class TorchTrainer(SplitStep):
             UnsupportedModel: A model whose rows do not compute what it means, or with
                 ``trainer.activation_checkpointing`` or several ranks one that cannot have that.
         """
-        super().__init__()
-        torch.manual_seed(seed)
-        self.peers: Peers = peers or Alone()
-        self.is_first = self.peers.rank == 0
-        self._seed, self.model_path = seed, Path(model_path)
-        self._config, self._model_config, self._total_steps = trainer, model, total_steps
-        self._dtype = torch_dtype(model.dtype)
-        self._max_model_len = max_model_len
-        self._attention: str | None = None  # None: as transformers chooses
+        super().__init__(
+            model_path,
+            trainer=trainer,
+            model=model,
+            max_model_len=max_model_len,
+            seed=seed,
+            peers=peers or Alone(),
+        )
+        self._total_steps = total_steps
         whole = self._read_model("its start")
         rows, witness = self._proved(whole)
         self._attention = rows.attention
@@ -371,64 +365,6 @@ class TorchTrainer(SplitStep):
         whole = self._read_model("the reference")
         model = self._unfilled(whole).requires_grad_(requires_grad=False)
         self._cut(model, whole)
-        return model
-
-    def _read_model(self, during: str) -> PreTrainedModel | None:
-        """The model of the files, whole, on the first rank; None on the others."""
-        return together(self.peers, during, lambda: self._load_model() if self.is_first else None)
-
-    def _proved(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
-        """What the first rank has proved on the whole model; the same on all ranks."""
-        shared_prompt, length = self._config.shared_prompt, self._max_model_len
-
-        def prove() -> tuple[RowProof, Witness] | None:
-            if whole is None:
-                return None
-            return prove_rows(whole, length, dtype=self._dtype, shared_prompt=shared_prompt)
-
-        proved = together(self.peers, "the proof of the model", prove)
-        return self.peers.told(cast("tuple[RowProof, Witness]", proved), _PROVED)
-
-    def _unfilled(self, whole: PreTrainedModel | None) -> PreTrainedModel:
-        """The model of one rank as it was read; of several, one without memory, to be cut and filled."""
-        if self.peers.size == 1 and whole is not None:
-            return whole
-        shell = self._shell()
-        if whole is not None:
-            fill_like(whole, shell)
-        return shell
-
-    def _shell(self) -> PreTrainedModel:
-        """The model that ``_load_model`` loads, without memory."""
-        remote_code = self._model_config.trust_remote_code
-        shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
-        if self._attention:
-            attend_by(shell, self._attention)
-        return shell
-
-    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        """Leave a model to one rank whole, or cut it over all of them and fill each one's part."""
-        if self.peers.size == 1:
-            return Weights(model)
-        device = self._config.device
-        mesh = world_mesh(device, self.peers.size)
-        weights = ShardedWeights(model, mesh, lambda cut: make_room(cut, device))
-        spread(whole, model, weights)
-        freeze_rope(model, self._max_model_len)
-        torch.manual_seed(self._seed)  # only the first rank may have drawn weights that files lack
-        return weights
-
-    def _load_model(self) -> PreTrainedModel:
-        config = self._model_config
-        model = load_model(
-            self.model_path,
-            config.dtype,
-            self._config.device,
-            trust_remote_code=config.trust_remote_code,
-        )
-        freeze_rope(model, self._max_model_len)
-        if self._attention:
-            attend_by(model, self._attention)
         return model
 
 
