@@ -11,6 +11,7 @@ from ray.exceptions import (
     ObjectFetchTimedOutError,
     ObjectFreedError,
     ObjectLostError,
+    OutOfMemoryError,
     OwnerDiedError,
     RayActorError,
     RayError,
@@ -27,11 +28,16 @@ _LOST = (
     ActorUnavailableError,
     WorkerCrashedError,
     ObjectLostError,
+    OutOfMemoryError,
     TaskCancelledError,
 )
 
 
 T = TypeVar("T")
+_OUT_OF_MEMORY: Final = (
+    "Ray's memory monitor ended its process: its machine was short of memory. Fix: run fewer or smaller "
+    "processes there, or raise RAY_memory_usage_threshold (0.95)"
+)
 _PID: Final = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
 _EXIT: Final = re.compile(r"Worker exit type: (\w+) Worker exit detail: ([^.\n]+)")
 _EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
@@ -112,6 +118,8 @@ def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
 
 def _cause_of_death(error: BaseException) -> str:
     """Why a process is gone, in one line: Ray says it far behind its first."""
+    if isinstance(error, OutOfMemoryError):
+        return _OUT_OF_MEMORY
     if isinstance(error, ActorUnavailableError):
         return "its process was killed or crashed, or the network to it is cut"
     text = str(error)

@@ -16,7 +16,7 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.coalesce import Answer, Coalescer, Exchange
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_worker import RayWorker
+from offbeat.actors.ray_worker import OnJoined, RayWorker
 from offbeat.messages.failures import ActorLost, ReleaseLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -64,6 +64,7 @@ class RayRollouts:
         index, clock = self._next(), asyncio.get_running_loop().time
         give_up_at = clock() + task.deadline_s
         worker = self._workers[index]
+        worker.introduce()
         try:
             await worker.back()
             return await self._calls[index].call(task)
@@ -71,6 +72,11 @@ class RayRollouts:
             if clock() >= give_up_at:
                 worker.doubt()
             raise
+
+    def report_joined(self, on_joined: OnJoined) -> None:
+        """Have ``on_joined`` called for each process of a worker that answers for the first time."""
+        for worker in self._workers:
+            worker.on_joined = on_joined
 
     def _next(self) -> int:
         first, workers = next(self._turn), self._workers

@@ -9,7 +9,7 @@ cost its group an attempt. So nobody makes one before it has answered a probe.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 import ray
@@ -26,11 +26,15 @@ _START_S: Final = 120.0  # for a new process, imports included; then it hangs an
 _RETRY_S: Final = 0.25
 
 
+OnJoined = Callable[[str, str], None]
+"""Gets the name of a worker and that of its process, when a process has answered."""
+
+
 class WorkerProcess(Protocol):
     """The process of a worker, whichever is there."""
 
-    async def ping(self, during: str) -> None:
-        """Return once it answers.
+    async def ping(self, during: str) -> str:
+        """Return the name of the process, once it answers.
 
         Raises:
             ActorLost: It is gone, or being started.
@@ -49,8 +53,8 @@ class RayProcess:
     def __init__(self, name: str, handle: Handle) -> None:
         self._name, self._handle = name, handle
 
-    async def ping(self, during: str) -> None:
-        await reply_of(self._handle.ping.remote(), self._name, during)
+    async def ping(self, during: str) -> str:
+        return await reply_of(self._handle.ping.remote(), self._name, during)
 
     def kill(self) -> None:
         ray.kill(self._handle, no_restart=False)
@@ -65,6 +69,7 @@ class RayWorker:
         self._process = process or RayProcess(name, handle)
         self._standing: Literal["starting", "up", "gone"] = "starting"
         self._probe: asyncio.Task[None] | None = None  # the one under way
+        self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
 
     @property
     def gone(self) -> bool:
@@ -95,6 +100,11 @@ class RayWorker:
             late = f"its new process does not answer for {_START_S:g} s"
             raise ActorLost(self.name, "start", late) from None
 
+    def introduce(self) -> None:
+        """Before a call: find out which process bears the name, if none has answered yet."""
+        if self._standing == "starting" and self._probe is None:
+            self._begin(self._until_answered())
+
     def doubt(self) -> None:
         """A group is past its deadline: a worker that does not answer a probe either is replaced.
 
@@ -121,7 +131,7 @@ class RayWorker:
         while True:
             try:
                 async with asyncio.timeout(_START_S):
-                    await self._process.ping("start")
+                    incarnation = await self._process.ping("start")
             except TimeoutError:
                 self._replace(_START_S)
             except ActorLost:
@@ -131,6 +141,7 @@ class RayWorker:
                 break
             else:
                 self._standing = "up"
+                self.on_joined(self.name, incarnation)
                 break
         self._probe = None
 

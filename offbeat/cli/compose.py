@@ -92,9 +92,10 @@ async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         recipe=yaml.safe_load(to_yaml(config, os.environ)),
     )
     spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
+    rollouts = RayRollouts(actors.workers, spool.hold)
     ports = Ports(
         prompts=make_prompts(config),
-        rollouts=RayRollouts(actors.workers, spool.hold),
+        rollouts=rollouts,
         generators=generators_for(config.sync.transport, actors.engines),
         trainer=RayTrainer(actors.ranks, config.trainer),
         journal=journal,
@@ -115,6 +116,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
         ledger=ledger,
         driver=spec.driver,
     )
+    rollouts.report_joined(partial(controller.state.joined, "worker"))
     if life > 1:
         journal.past.take(Opened(spec.run_id, life, spec.driver))
         controller.progress.go_on_from(journal.past)

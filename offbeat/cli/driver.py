@@ -18,7 +18,7 @@ from typing import Final, cast
 import msgspec
 import ray
 import structlog
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from rich.console import Console
 
 from offbeat.actors.call import cause_of, first_line, lost
@@ -285,7 +285,7 @@ def _watch(
         return Summary.from_json(cast("bytes", ray.get(ended)))
     except RayTaskError as error:
         raise cause_of(error, "controller", "the run") from None
-    except RayActorError as error:
+    except (RayActorError, OutOfMemoryError) as error:
         raise lost(error, "controller", "the run") from None
 
 

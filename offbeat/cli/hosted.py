@@ -84,13 +84,13 @@ class HostedRun:
             case _:
                 self._outcome = "failed"
                 log.error("run.failed", error=str(raised), exc_info=raised)
-        if not self._journal.close():
-            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
         summary = self._controller.progress.summary(
             self._run_id,
             self._outcome,
             None if raised is None else self._redacted(printable(str(raised))),
         )
+        if not self._journal.close():
+            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
         self._summary = msgspec.json.encode(summary)
         try:
             summary.write(self._run_dir / SUMMARY)

@@ -12,6 +12,7 @@ from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
 from offbeat.controller.ledger import Ledger
 from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 log = structlog.stdlib.get_logger()
 Outcome = Literal["aborted", "failed"]
@@ -68,7 +69,7 @@ def journalled_summary(
     outcome: Outcome,
     error: str,
 ) -> Summary:
-    """What is known without the controller: not who was busy, nor how the syncs were.
+    """What is known without the controller, up to its last record: not how the syncs were.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.
@@ -77,7 +78,8 @@ def journalled_summary(
     ledger, history = Ledger(), History()
     if journal.exists():
         ledger, history = recover_with_history(journal)
-    staleness = ledger.steps.staleness
+    staleness, tally = ledger.steps.staleness, history.tally
+    trainer, engines = tally.shares()
     return Summary(
         run_id=run_id,
         name=config.name,
@@ -95,6 +97,14 @@ def journalled_summary(
         first_step_s=history.first_step_s,
         samples_per_s=history.samples / history.serving_s if history.serving_s else 0.0,
         tokens_per_s=history.tokens / history.serving_s if history.serving_s else 0.0,
+        trainer_busy_fraction=trainer.pop(TrainerTime.COMPUTE, 0.0),
+        generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
+        trainer_waits=trainer,
+        generator_waits=engines,
+        verdict=tally.verdict() if tally.trainer_s else "",
+        restarts=tally.restarts.get("engine", 0),
+        worker_restarts=tally.restarts.get("worker", 0),
+        trainer_restarts=tally.restarts.get("trainer", 0),
         rewinds=ledger.lineage,
         controller_lives=max(1, ledger.incarnation),
         resumes=history.resumes,

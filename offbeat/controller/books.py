@@ -14,14 +14,17 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    Joined,
     Opened,
     Released,
     Returned,
     Rewound,
     Served,
+    Spent,
     StepApplied,
     StepIntent,
     StepRefused,
+    TrainerReplaced,
     Unclaimed,
     UndoneStep,
 )
@@ -238,8 +241,8 @@ class Books:
                 self.digest = event.digest
             case Opened():
                 self.run_id, self.incarnation = event.run_id, event.incarnation
-            case Served():
-                pass  # the fleet's business; a reader of the journal wants to know
+            case Served() | Joined() | TrainerReplaced() | Spent():
+                pass  # the fleet's business, and the tally's; a reader of the journal wants to know
 
     # --- moves -----------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ class EnginePump:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if self._state.fleet.heard(state):
+                self._state.joined("engine", self._name, state.incarnation)
                 self._state.engine_moved(self._name)
                 return
             await asyncio.sleep(_RETRY_S)  # the process that was given up still answers
@@ -176,7 +177,8 @@ class EnginePump:
             reply=self._generator.state(state.fence),
             background=True,
         )
-        state.fleet.heard(answer)
+        if state.fleet.heard(answer):
+            state.joined("engine", self._name, answer.incarnation)
         state.busy.engine_changed(state.fleet.engines[self._name])
         state.changed.notify()  # not ``moved``: a probe is no progress
 

@@ -190,8 +190,39 @@ class Served(Event, frozen=True):
     digest: str
 
 
+# --- what the run costs ----------------------------------------------------------------------------
+
+
+class Joined(Event, frozen=True):
+    """A process of an engine or a worker answered for the first time."""
+
+    component: str  # engine | worker
+    name: str
+    incarnation: str  # of the process: another one than before took its place
+
+
+class TrainerReplaced(Event, frozen=True):
+    """The trainer's ranks were lost, and others take their place."""
+
+    reason: str
+    found: bool = False  # by a controller that took over: they were lost before it began
+
+
+class Spent(Event, frozen=True):
+    """Where the time since the last of these records of this life went; one per step."""
+
+    trainer: dict[str, float]  # seconds by TrainerTime
+    engines: dict[str, float]  # of all engines together, by GeneratorTime
+    generate_s: float = 0.0  # of a group in its engine, a mean over the step
+    reward_s: float = 0.0  # the same in environment and reward
+    syncs: int = 0
+
+
 AnyEvent = (
     Opened
+    | Joined
+    | TrainerReplaced
+    | Spent
     | Rewound
     | Admitted
     | Dispatched

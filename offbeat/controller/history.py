@@ -3,6 +3,7 @@
 import msgspec
 
 from offbeat.controller.events import Event, Opened, Served, StepApplied
+from offbeat.controller.tally import Tally
 
 
 class History(msgspec.Struct):
@@ -30,11 +31,15 @@ class History(msgspec.Struct):
     """The last life has served weights."""
     at_s: float = 0.0
     """The time of day of the last event."""
+    tally: Tally = msgspec.field(default_factory=Tally)
+    """What the lives so far have cost."""
 
     def take(self, event: Event) -> None:
         """Take in the next event."""
         if isinstance(event, Opened):
-            self.resumes += self.driver not in {None, event.driver}
+            if self.driver not in {None, event.driver}:
+                self.resumes += 1
+                self.tally.forget_processes()
             self.driver, self.serving = event.driver, False
         else:
             spent_s = max(0.0, event.unix_s - self.at_s)
@@ -42,6 +47,7 @@ class History(msgspec.Struct):
             if self.serving:
                 self.serving_s += spent_s
         self.at_s = event.unix_s
+        self.tally.take(event)
         if isinstance(event, Served):
             self.serving = True
         elif isinstance(event, StepApplied) and event.unix_s:

@@ -14,14 +14,17 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    Joined,
     Opened,
     Released,
     Returned,
     Rewound,
     Served,
+    Spent,
     StepApplied,
     StepIntent,
     StepRefused,
+    TrainerReplaced,
     Unclaimed,
 )
 from offbeat.controller.steps_after import StepsAfter
@@ -236,6 +239,10 @@ class Ledger(Books):
     def served(self, ack: WeightsAck) -> None:
         """An engine verified a release and serves it."""
         self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
+
+    def note(self, event: Joined | TrainerReplaced | Spent) -> None:
+        """Record what moves no group: what the run costs."""
+        self._do(event)
 
     def _at(self, move: str, ordinal: int, place: Place) -> Group:
         group = self._known(move, ordinal)

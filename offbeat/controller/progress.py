@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from offbeat.controller.events import Spent
 from offbeat.controller.history import History
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
@@ -34,7 +35,6 @@ class Progress:
         self._ended_at: float | None = None
         self._first_step_s: float | None = None
         self._last: StepMeasures | None = None
-        self._generate_s = self._reward_s = 0.0  # of a group, a mean of each step, summed
         self._verdict = ""
 
     def go_on_from(self, before: History) -> None:
@@ -42,6 +42,7 @@ class Progress:
         self._before = before
         self._samples, self._tokens = before.samples, before.tokens
         self._first_step_s = before.first_step_s
+        self._state.tally = before.tally
 
     def taken_over(self, receipts: Sequence[Receipt]) -> None:
         """Count a former controller's last step, whose end its journal does not know."""
@@ -66,8 +67,14 @@ class Progress:
     def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
         trainer, engines = self._state.busy.lap()
         generate_s, reward_s = measures.mean_of("generate_s"), measures.mean_of("reward_s")
-        self._generate_s += generate_s
-        self._reward_s += reward_s
+        spent = Spent(
+            trainer=trainer,
+            engines=engines,
+            generate_s=generate_s,
+            reward_s=reward_s,
+            syncs=int(measures.sync is not None),
+        )
+        self._state.count(spent)
         self._verdict = verdict(trainer, engines, generate_s=generate_s, reward_s=reward_s)
         return busy_metrics(trainer, engines)
 
@@ -102,8 +109,8 @@ class Progress:
     ) -> Summary:
         """What there is to say at the end, whatever the end is."""
         state, ledger = self._state, self._state.ledger
-        trainer, engines = self._state.busy.shares()
-        held_up_by = verdict(trainer, engines, generate_s=self._generate_s, reward_s=self._reward_s)
+        trainer, engines, held_up_by = self._whole_run()
+        restarts = state.tally.restarts
         staleness = ledger.steps.staleness
         return Summary(
             run_id=run_id,
@@ -126,9 +133,11 @@ class Progress:
             generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
             trainer_waits=trainer,
             generator_waits=engines,
-            verdict="" if self._last is None else held_up_by,
+            verdict=held_up_by,
             syncs=self._syncs(),
-            restarts=state.fleet.restarts,
+            restarts=restarts.get("engine", 0),
+            worker_restarts=restarts.get("worker", 0),
+            trainer_restarts=restarts.get("trainer", 0),
             engines_retired=state.fleet.retired,
             rewinds=ledger.lineage,
             controller_lives=state.fence.incarnation,
@@ -137,11 +146,19 @@ class Progress:
             versions=_versions(),
         )
 
+    def _whole_run(self) -> tuple[dict[str, float], dict[str, float], str]:
+        """Shares of trainer and engines over all lives, and the verdict; empty without a step."""
+        tally = self._state.tally
+        steps = sum(tally.trainer_s.values())
+        rest = self._state.busy.lap()  # since the last step
+        self._state.count(Spent(trainer=rest[0], engines=rest[1]))
+        return *tally.shares(), tally.verdict() if steps else ""
+
     def _syncs(self) -> Syncs | None:
         if not self._pauses_s.count:
             return None
         return Syncs(
-            count=self._pauses_s.count,
+            count=self._state.tally.syncs,
             pause_s=self._pauses_s.median(),
             transfer_s=self._transfers_s.median(),
             nbytes=self._sync_bytes,

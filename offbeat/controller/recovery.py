@@ -11,6 +11,7 @@ import structlog
 
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.errors import OtherWeights, TrainerAhead
+from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang
 from offbeat.controller.ledger import Place
@@ -65,7 +66,9 @@ class Recovery:
         if state.fence.incarnation > 1 or answer.version:
             await self._sort_out_step(answer)
             if answer.version < ledger.trainer_version:
-                await self.rewind("the trainer was started anew", taking_over=True)
+                anew = "the trainer was started anew"
+                state.count(TrainerReplaced(reason=anew, found=True))
+                await self.rewind(anew, taking_over=True)
             self._readmit(self._take_payloads(), "payload_lost")
             log.info("run.recovered", found=found, now=ledger.counts())
         # A former controller may have died between a version and what it owed to it, and the recipe

@@ -9,12 +9,14 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.awaits import Awaits
 from offbeat.controller.busy import Busy
 from offbeat.controller.errors import TrainerLost
+from offbeat.controller.events import Joined, Spent, TrainerReplaced
 from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle, Phase
 from offbeat.controller.ports import Journal, Trace
 from offbeat.controller.signal import Signal
+from offbeat.controller.tally import Component, Tally
 from offbeat.controller.view import LedgerView
 from offbeat.messages.fences import Fence
 from offbeat.sampler.policy import Sampler
@@ -55,6 +57,7 @@ class RunState:
     gate_open: bool = True  # rollouts may be dispatched
     trainer_lost: TrainerLost | None = None  # found by another pump than the train pump
     serving_since: float | None = None  # event loop's clock at the first served weights
+    tally: Tally = field(default_factory=Tally)  # what all lives of the controller have cost
     view: LedgerView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +94,16 @@ class RunState:
         self.busy.engine_changed(self.fleet.engines[name])
         self.doubts[name].notify()
         self.moved()
+
+    def joined(self, component: Component, name: str, incarnation: str) -> None:
+        """Call when a process has answered: one that is new is counted, and in the journal."""
+        if self.tally.is_new(name, incarnation):
+            self.count(Joined(component=component, name=name, incarnation=incarnation))
+
+    def count(self, event: Joined | TrainerReplaced | Spent) -> None:
+        """Count what the run costs, in this life and for the lives after it."""
+        self.tally.take(event)
+        self.ledger.note(event)
 
     async def until(self, who: str, on: str, predicate: Callable[[], bool]) -> None:
         """Wait for our own state to change, under a name."""

@@ -18,6 +18,7 @@ import structlog
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.errors import TrainerBudgetSpent, TrainerLost, leaves
 from offbeat.controller.evaluation import Evaluation
+from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.gang import Gang, lost_step
 from offbeat.controller.lifecycle import Phase
@@ -237,6 +238,7 @@ class TrainPump:
             what = "replacements of the trainer"
             raise TrainerBudgetSpent(what, budget, "trainer.restart_budget", str(lost)) from lost
         log.warning("trainer.lost", step=state.step, error=str(lost))
+        state.count(TrainerReplaced(reason=str(lost)))
         state.reached(Failpoint.REWINDING)
         state.enter(Phase.REWINDING)
         with state.busy.incident():

@@ -77,6 +77,8 @@ def _restarts(summary: Summary) -> tuple[str, str]:
     """How many in all, and of what."""
     counts = {
         "of engines": summary.restarts,
+        "of workers": summary.worker_restarts,
+        "of the trainer": summary.trainer_restarts,
         "of the controller": summary.controller_lives - 1 - summary.resumes,
     }
     told = [f"{count} {whose}" for whose, count in counts.items() if count]

@@ -31,7 +31,7 @@ class Syncs(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A run that is over, over all lives of its controller where nothing else is said.
 
-    A busy fraction and the waits beside it are of the last life, since its first weights were served,
+    A busy fraction and the waits beside it are of the time since each life's first weights were served,
     and sum to 1: ``offbeat.telemetry.time_accounting`` says what each wait is.
     """
 
@@ -55,9 +55,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     generator_busy_fraction: float = 0.0
     trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
-    verdict: str = ""  # who held the last life up; empty if it took no step
-    syncs: Syncs | None = None  # of the last life; None without one
-    restarts: int = 0  # of engines, in the last life
+    verdict: str = ""  # who held the run up; empty without a step
+    syncs: Syncs | None = None  # medians of the last life; None if it made none
+    restarts: int = 0  # of engines
+    worker_restarts: int = 0
+    trainer_restarts: int = 0  # of all its ranks together
     engines_retired: list[str] = []  # given up for good in the last life
     rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
     controller_lives: int = 1

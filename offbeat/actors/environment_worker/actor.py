@@ -154,8 +154,9 @@ class EnvironmentActor:
             engine = self._engines[name] = Coalescer(exchange)
         return engine
 
-    async def ping(self) -> None:
-        """Answer, as a process does that goes on."""
+    async def ping(self) -> str:
+        """Return the name of this process, which says that it goes on."""
+        return self._life
 
     async def close(self) -> None:
         await self._groups.close()

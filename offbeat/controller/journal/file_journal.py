@@ -105,7 +105,7 @@ class FileJournal:
         ``history`` is of the lives before; it goes on with each event, and the snapshots hold it.
         """
         self._segments, self._books, self._run_blocking = segments, books, run_blocking
-        self.past = copy.copy(history)
+        self.past = copy.deepcopy(history)
         """Times and rates of the lives before this one."""
         self._history = history
         self._snapshot_records, self._records = snapshot_records, records

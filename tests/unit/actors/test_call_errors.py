@@ -7,6 +7,7 @@ import pytest
 from ray.exceptions import (
     ObjectFetchTimedOutError,
     ObjectLostError,
+    OutOfMemoryError,
     OwnerDiedError,
     RayTaskError,
 )
@@ -105,3 +106,10 @@ def test_a_lost_argument_survives_the_way_to_another_process() -> None:
     lost = ArgumentLost("trainer rank 0", "microbatch", "ab", "its machine died")
     again = pickle.loads(pickle.dumps(lost))  # noqa: S301 -- our own bytes
     assert (type(again), again.object_id, str(again)) == (ArgumentLost, "ab", str(lost))
+
+
+def test_a_process_that_the_memory_monitor_ended_is_a_lost_one_and_says_so() -> None:
+    lost = failure_of(OutOfMemoryError("Task was killed due to the node running low on memory"))
+    assert type(lost) is ActorLost
+    assert "memory monitor" in str(lost)
+    assert "Fix:" in str(lost)

@@ -69,9 +69,10 @@ class Hanging:
     def __init__(self, hangs: int) -> None:
         self.hangs, self.kills = hangs, 0
 
-    async def ping(self, during: str) -> None:
+    async def ping(self, during: str) -> str:
         if self.kills < self.hangs:
             await asyncio.get_running_loop().create_future()
+        return f"life-{self.kills}"
 
     def kill(self) -> None:
         self.kills += 1
@@ -113,5 +114,23 @@ def test_a_worker_that_hangs_each_time_it_is_started_again_is_killed_each_time()
         assert process.kills == 3
         await worker.back()
         assert not worker.gone
+
+    run(main())
+
+
+def test_each_process_of_a_worker_is_reported_once_it_answers() -> None:
+    """The first one hangs while it starts, and is killed."""
+
+    async def main() -> None:
+        process, heard = Hanging(1), list[tuple[str, str]]()
+        worker = RayWorker("environment-0", None, process)
+        worker.on_joined = lambda name, incarnation: heard.append((name, incarnation))
+        worker.introduce()
+        worker.introduce()
+        await asyncio.sleep(121)
+        worker.introduce()
+        await asyncio.sleep(1)
+        assert heard == [("environment-0", "life-1")]
+        worker.close()
 
     run(main())

@@ -20,14 +20,17 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    Joined,
     Opened,
     Released,
     Returned,
     Rewound,
     Served,
+    Spent,
     StepApplied,
     StepIntent,
     StepRefused,
+    TrainerReplaced,
     Unclaimed,
 )
 from offbeat.controller.journal import (
@@ -64,6 +67,9 @@ RECEIPT = Receipt(
 )
 EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
+    Joined("engine", "generator-0", "life-1"),
+    TrainerReplaced("killed", found=True),
+    Spent({"compute": 1.5}, {"compute": 2.5}, 0.5, 0.25, 1),
     Served("generator-0", "life-1", 1, 0, "digest"),
     Admitted(0, 1),
     Dispatched(0, 1, "generator-0", 0),

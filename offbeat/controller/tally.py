@@ -1,0 +1,86 @@
+"""What a run has cost over all lives of its controller: processes replaced, time spent. Pure.
+
+The journal tells it, so a controller that is killed keeps what it counted up to its last record.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from offbeat.controller.events import Event, Joined, Spent, TrainerReplaced
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
+
+Component = Literal["engine", "worker", "trainer"]
+_TRAINER: Final = "trainer"
+
+
+class Tally(msgspec.Struct):
+    """The fold of a journal's events as far as costs go. Its size does not grow with the run."""
+
+    processes: dict[str, str] = {}
+    """Incarnation of each engine and worker that answered last, of the actors that live now."""
+    restarts: dict[str, int] = {}
+    """Processes that took the place of a lost one, by component; the trainer's ranks are one."""
+    trainer_s: dict[str, float] = {}
+    """Seconds of the trainer by ``TrainerTime``, over all steps."""
+    engine_s: dict[str, float] = {}
+    """Seconds of all engines by ``GeneratorTime``, over all steps."""
+    generate_s: float = 0.0
+    """Time of a group in its engine, a mean of each step, summed."""
+    reward_s: float = 0.0
+    """The same in environment and reward."""
+    syncs: int = 0
+    """Weight syncs that an engine took."""
+    resumed: bool = False
+    """The actors are new: another driver made them, and none has answered yet."""
+
+    def take(self, event: Event) -> None:
+        """Take in the next event."""
+        match event:
+            case Joined():
+                self.resumed = False
+                before = self.processes.get(event.name)
+                if before is not None and before != event.incarnation:
+                    self._count(event.component)
+                self.processes[event.name] = event.incarnation
+            case TrainerReplaced():
+                if not (event.found and self.resumed):
+                    self._count(_TRAINER)
+            case Spent():
+                add(self.trainer_s, event.trainer)
+                add(self.engine_s, event.engines)
+                self.generate_s += event.generate_s
+                self.reward_s += event.reward_s
+                self.syncs += event.syncs
+            case _:
+                pass
+
+    def forget_processes(self) -> None:
+        """All actors are new: what answers next replaces nobody."""
+        self.processes, self.resumed = {}, True
+
+    def is_new(self, name: str, incarnation: str) -> bool:
+        """Another process answered under this name last, or none."""
+        return self.processes.get(name) != incarnation
+
+    def shares(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Shares of trainer and engines, but for the time in which they started; each sums to 1."""
+        trainer, engines = dict(self.trainer_s), dict(self.engine_s)
+        trainer.pop(TrainerTime.STARTING, None)
+        engines.pop(GeneratorTime.STARTING, None)
+        return fractions(trainer), fractions(engines)
+
+    def verdict(self) -> str:
+        """What held the run up."""
+        trainer, engines = self.shares()
+        return verdict(trainer, engines, generate_s=self.generate_s, reward_s=self.reward_s)
+
+    def _count(self, component: str) -> None:
+        self.restarts[component] = self.restarts.get(component, 0) + 1
+
+
+def add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    """Add seconds by category to a total."""
+    for category, value in seconds.items():
+        total[category] = total.get(category, 0.0) + value
