@@ -27,19 +27,24 @@ class Checkpoints:
         """Save this version.
 
         A full or broken disk costs a checkpoint, not the run: those before stay.
+
+        Raises:
+            TrainerLost: It holds another version: its process was replaced without notice.
         """
-        state = self._state
+        state, who = self._state, f"checkpoint of version {version}"
         state.reached(Failpoint.CHECKPOINTING)
         with state.busy.saving():
             try:
                 made = await self._gang.call(
-                    f"checkpoint of version {version}",
+                    who,
                     partial(self._gang.trainer.save_checkpoint, state.fence, version),
                     state.config.checkpoint.deadline_s,
                 )
             except CheckpointFailed as failure:
                 log.error("checkpoint.failed", version=version, error=str(failure))  # noqa: TRY400
                 return
+            except TrainStepFailed as failure:
+                raise TrainerLost(who, str(failure)) from failure
         state.ledger.checkpointed(made.version, made.digest)
         state.moved()
         state.reached(Failpoint.CHECKPOINTED)

@@ -242,10 +242,10 @@ class FakeTrainer(Actor):
         return WeightRelease(version, self._digest, None, (memory,), _NBYTES)
 
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
-        if version != self._version or self._steps.is_open:
-            detail = f"it holds version {self._version}"
-            detail += ", with a step open" if self._steps.is_open else ""
-            raise CheckpointFailed(0, version, detail)
+        if version != self._version:
+            raise TrainStepFailed(0, version, "checkpoint", f"it holds version {self._version}")
+        if self._steps.is_open:
+            raise CheckpointFailed(0, version, "a step is open")
         if kind == "checkpoint_fails":
             raise CheckpointFailed(0, version, "no space left on device")
         now = self.around.loop.time()

@@ -8,7 +8,6 @@ import pytest
 from trainer_bench import FENCE, LOSS, Bench, Play, weights
 
 from offbeat.messages.failures import (
-    CheckpointFailed,
     PayloadLost,
     StaleFence,
     StepAlreadyOpen,
@@ -338,7 +337,7 @@ class TrainerContract:
     def test_a_version_it_does_not_hold_is_not_kept(self, play: Play) -> None:
         async def story(on: Bench) -> None:
             before = await on.trainer.state(FENCE)
-            with pytest.raises(CheckpointFailed):
+            with pytest.raises(TrainStepFailed):
                 await on.trainer.save_checkpoint(FENCE, 3)
             assert await on.trainer.restore(FENCE, 3) == before
 

@@ -358,7 +358,8 @@ class FakeTrainer:
         if self.broken_disk:
             raise CheckpointFailed(0, version, "no space left on device")
         if version != len(self.steps):
-            raise CheckpointFailed(0, version, f"it holds version {len(self.steps)}")
+            held = f"it holds version {len(self.steps)}"
+            raise TrainStepFailed(0, version, "checkpoint", held)
         self.checkpoints[version], self.last_of[version] = list(self.steps), self.last
         return Checkpoint(version, self._digest(), 10, 0.1)
 

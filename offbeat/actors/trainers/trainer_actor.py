@@ -298,13 +298,14 @@ class TrainerActor:
         """All that ``restore`` needs, complete and durable. Training waits meanwhile.
 
         Raises:
-            CheckpointFailed: The disk refused, or this is not the version it holds.
+            CheckpointFailed: The disk refused.
+            TrainStepFailed: This is not the version it holds: a rank was started anew.
         """
         self._admit(fence)
         started = time.perf_counter()
         if version != self._split.steps_applied:
             held = f"it holds version {self._split.steps_applied}"
-            raise CheckpointFailed(self._rank, version, held)
+            raise TrainStepFailed(self._rank, version, "checkpoint", held)
 
         def save() -> tuple[str, int]:
             digest, nbytes = self._split.weights_digest(), self._split.state_nbytes

@@ -4,7 +4,8 @@ The checksum of a frame says that its bytes are as they were written, not that t
 were written: a file put together from others, or with a part twice, has whole frames too.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from offbeat.controller.books import Books, Place
 from offbeat.controller.events import (
@@ -19,6 +20,7 @@ from offbeat.controller.events import (
     Rewound,
     StepApplied,
     StepIntent,
+    UndoneStep,
 )
 from offbeat.messages.groups import group_id
 
@@ -88,7 +90,33 @@ def _rewind(books: Books, event: Rewound) -> str | None:
         return f"it undoes {len(event.undone)} steps from version {now} back to {to_version}"
     undone = (ordinal for step in event.undone for ordinal in step.ordinals)
     known = next((ordinal for ordinal in undone if ordinal in books.groups), None)
-    return None if known is None else f"{group_id(known)} is undone, and was not trained"
+    if known is not None:
+        return f"{group_id(known)} is undone, and was not trained"
+    return next((problem for step in event.undone if (problem := _attempts(step))), None) or (
+        _samples(books, event.undone)
+    )
+
+
+def _attempts(step: UndoneStep) -> str | None:
+    """What is wrong with the attempts of the groups that an undone step has trained."""
+    if len(step.attempts) != len(step.ordinals):
+        return (
+            f"version {step.version} has {len(step.ordinals)} groups, {len(step.attempts)} attempts"
+        )
+    return None
+
+
+def _samples(books: Books, undone: Iterable[UndoneStep]) -> str | None:
+    """What is wrong with the samples that undone steps say they have trained."""
+    samples = Counter[int]()
+    for step in undone:
+        for behind, count in step.staleness:
+            samples[behind] += count
+    for behind, count in samples.items():
+        trained = books.steps.samples.get(behind, 0)
+        if count > trained:
+            return f"it undoes {count} samples of staleness {behind}, {trained} were trained"
+    return None
 
 
 def _step(books: Books, step: int, ordinals: Collection[int]) -> str | None:

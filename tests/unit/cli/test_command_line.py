@@ -62,7 +62,6 @@ def bad_recipe(tmp_path: Path) -> str:
         ("train", "--help"),
         ("config", "explain", "sampler"),
         ("config", "show", QUICKSTART),
-        ("check", QUICKSTART),
     ],
 )
 def test_looking_around_loads_nothing_heavy(args: tuple[str, ...]) -> None:

@@ -232,3 +232,29 @@ def test_a_journal_that_hangs_at_the_start_ends_the_run_by_its_name() -> None:
     world.journal = Hung()
     assert "beginning of incarnation 1 waited for the journal" in str(world.fail())
     assert world.trainer.closed
+
+
+class ReplacedAtItsLastSave(FakeTrainer):
+    """Trainer whose process is replaced, without notice, after the last step and before its save."""
+
+    is_replaced = False
+
+    async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        if version == 10 and not self.is_replaced:
+            self.is_replaced = True
+            self.steps.clear()
+        return await super().save_checkpoint(fence, version)
+
+
+def test_a_trainer_that_came_back_empty_before_the_last_save_is_restored_and_trained_again() -> (
+    None
+):
+    world = World({"checkpoint": {"interval": 4, "final": False}})
+    world.trainer = ReplacedAtItsLastSave()
+    run(_to_the_end(world))
+    assert 10 in world.trainer.checkpoints
+    world.assert_books_agree()
+
+
+async def _to_the_end(world: World) -> None:
+    await world.controller().run()

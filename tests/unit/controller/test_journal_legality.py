@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.controller.events import AnyEvent, Opened
+from offbeat.controller.events import AnyEvent, Opened, Rewound
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
@@ -99,6 +99,26 @@ def test_a_record_that_stands_there_twice_is_damage_or_changes_nothing(event: An
     if contradiction(ledger, event) is None:
         ledger.apply(event)
     assert (str(ledger), ledger.trainer_version, ledger.steps.staleness) == before
+
+
+@pytest.mark.parametrize(
+    "undone",
+    [
+        {"staleness": ((0, 4),)},
+        {"staleness": ((7, 1),)},
+        {"attempts": ()},
+    ],
+)
+def test_a_rewind_that_undoes_what_was_not_trained_is_damage(
+    tmp_path: Path, undone: dict[str, object]
+) -> None:
+    at = next(place for place, event in enumerate(EVENTS) if isinstance(event, Rewound))
+    rewound = EVENTS[at]
+    assert isinstance(rewound, Rewound)
+    step = msgspec.structs.replace(rewound.undone[0], **undone)
+    other = msgspec.structs.replace(rewound, undone=(step,))
+    with pytest.raises(JournalCorrupt, match="Rewound cannot follow"):
+        recovered(tmp_path, [*PAYLOADS[:at], msgspec.msgpack.encode(other)])
 
 
 def test_two_runs_in_one_journal_are_told_apart(tmp_path: Path) -> None:
