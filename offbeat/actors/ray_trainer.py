@@ -157,7 +157,9 @@ class RayTrainer:
         meta, *chunks = call.remote(fence, version)
         helping = [each.publish_weights.remote(fence, version) for each in others]
         (manifest, digest), *_ = await self._gathered([meta, *helping], "publish")
-        return WeightRelease(version, digest, manifest, tuple(chunks), manifest.nbytes)
+        return WeightRelease(
+            version, digest, manifest, tuple(chunks), manifest.nbytes, manifest.canary
+        )
 
     async def save(self, fence: Fence, step: int) -> None:
         await self._all(lambda rank: rank.save.remote(fence, step), "save")

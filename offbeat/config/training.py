@@ -218,6 +218,10 @@ class SyncConfig(Config):
     keep_float32: tuple[str, ...] = ("e_score_correction_bias",)
     """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits."""
 
+    canary_interval: Annotated[int, Field(ge=0)] = 4
+    """Releases from one canary to the next: next-token distributions of the trainer that an engine has to
+    reproduce before it serves the release. A trainer's first release has one. 1: each; 0: none."""
+
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the
     weights being trained; more ends the run. None: a warning from 0.02, with 16-bit weights from 0.1."""

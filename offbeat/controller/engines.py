@@ -106,6 +106,8 @@ class EnginePump:
             if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
             strikes += not self._sync.is_lost  # it is not the engine's fault then
+            if self._sync.canaries.must_be_replaced(self._name):
+                return False
             await state.awaits.pause(self._name, on="another sync", for_s=_RETRY_S)
             if not await self._probe():
                 return False
@@ -187,6 +189,7 @@ class EnginePump:
     def _give_up(self) -> None:
         """Whatever this process still says is not listened to."""
         self._state.fleet.dead(self._name)
+        self._sync.canaries.replaced(self._name)
         self._mark("lost", gone=self._gone)
 
     def _mark(self, what: str, **facts: float) -> None:
@@ -219,6 +222,7 @@ class EnginePump:
         """Go on without the engine; its process ends, and nobody starts another one."""
         state, fleet = self._state, self._state.fleet
         fleet.retire(self._name)
+        self._sync.canaries.retired(self._name)
         self._mark("retired")
         log.warning(
             "engine.retired",

@@ -35,6 +35,21 @@ class BudgetSpent(OffbeatError):
         )
 
 
+class EveryCanaryFailed(OffbeatError):
+    """No engine computes from the released weights what the trainer computes."""
+
+    def __init__(self, engines: int, last: str) -> None:
+        super().__init__(engines, last)
+        self.engines, self.last = engines, last
+
+    def __str__(self) -> str:
+        return (
+            f"all {self.engines} engines failed the canary of the weights, synced again and "
+            f"replaced; the last one: {self.last}. Compare dtype, attention and model of trainer and "
+            "engines; sync.canary_interval=0 turns the check off"
+        )
+
+
 class LogprobGapTooLarge(OffbeatError):
     """Engine and trainer disagree about samples drawn under the weights being trained."""
 

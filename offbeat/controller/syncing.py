@@ -29,9 +29,10 @@ from offbeat.controller.lifecycle import Phase
 from offbeat.controller.ports import Generator
 from offbeat.controller.signal import Signal
 from offbeat.controller.state import RunState
-from offbeat.controller.weight_guards import UnchangedReleases
+from offbeat.controller.weight_guards import CanaryWatch, UnchangedReleases
 from offbeat.messages.failures import (
     ActorLost,
+    CanaryFailed,
     DeadlineExceeded,
     EngineUnavailable,
     ReleaseLost,
@@ -81,7 +82,7 @@ class WeightSync:
         self.is_lost = False  # the release can no longer be fetched
         self._republished = 0  # since an engine last acked one
         self._report: SyncReport | None = None  # of the last sync, until somebody takes it
-        self.unchanged = UnchangedReleases()
+        self.unchanged, self.canaries = UnchangedReleases(), CanaryWatch(generators)
 
     # --- what the train pump calls ---------------------------------------------------------------
 
@@ -265,6 +266,8 @@ class WeightSync:
             return None
         except _LEFT_BEHIND as failure:
             log.warning("sync.engine_left_behind", engine=name, error=str(failure))
+            if isinstance(failure, CanaryFailed):
+                self.canaries.failed(failure)
             if isinstance(failure, DeadlineExceeded):
                 state.fleet.sync_timed_out(name)
             else:
@@ -279,6 +282,8 @@ class WeightSync:
             state.fleet.stale(name)
             state.engine_moved(name)
             return None
+        if ack.canary_gap is not None:
+            self.canaries.passed(name)
         self._republished = 0
         state.ledger.served(ack)
         state.busy.paused(ack.pause_s)
@@ -307,6 +312,9 @@ class WeightSync:
 def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:
     if (ack.version, ack.digest) != (release.version, release.digest):
         detail = f"it acked version {ack.version} with digest {ack.digest}"
+        raise WeightSyncFailed(ack.engine, ack.epoch, release.version, detail)
+    if release.canary is not None and ack.canary_gap is None:
+        detail = "it acked without having computed the canary of the release"
         raise WeightSyncFailed(ack.engine, ack.epoch, release.version, detail)
 
 

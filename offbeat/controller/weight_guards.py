@@ -4,18 +4,20 @@ A digest proves that the engines hold what the trainer packed. It says neither t
 steps change what is packed, nor that engine and trainer compute the same policy from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import structlog
 
 from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP
 from offbeat.config.run import RunConfig
-from offbeat.controller.errors import LogprobGapTooLarge
+from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
+from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease
 
 log = structlog.stdlib.get_logger()
 WARN_FROM_UNCHANGED: Final = 3  # releases in a row: one or two updates may round away in 16 bits
+STRIKES_OF_A_CANARY: Final = 2  # the sync, and one more
 WARN_GAP_FLOAT32: Final = 0.02  # nats per token
 WARN_GAP_16_BIT: Final = 0.1  # nats per token
 
@@ -47,6 +49,61 @@ class UnchangedReleases:
                 fix="raise trainer.optimizer.learning_rate, or serve float32 weights: model.dtype, "
                 "sync.wire_dtype",
             )
+
+
+class CanaryWatch:
+    """Failed canaries of the fleet: when an engine is synced again, replaced, or all are wrong.
+
+    An engine that fails is synced once more; failing again it is replaced. That heals an engine. When
+    every engine has failed so, and none has passed since, the trainer and the engines compute
+    different models, and nothing that is sampled could be trusted.
+    """
+
+    def __init__(self, engines: Iterable[str]) -> None:
+        self._strikes = dict.fromkeys(engines, 0)  # failures in a row, of the present process
+        self._replaced = dict.fromkeys(engines, 0)  # since any engine passed a canary
+        self._last: CanaryFailed | None = None
+
+    def failed(self, failure: CanaryFailed) -> None:
+        """An engine took a release and computes something else."""
+        self._strikes[failure.engine] += 1
+        self._last = failure
+
+    def passed(self, engine: str) -> None:
+        """An engine computes what the trainer computes."""
+        self._strikes[engine] = 0
+        self._replaced = dict.fromkeys(self._replaced, 0)
+
+    def must_be_replaced(self, engine: str) -> bool:
+        """A second sync has not helped."""
+        return self._strikes[engine] >= STRIKES_OF_A_CANARY
+
+    def replaced(self, engine: str) -> None:
+        """The process of this engine is given up, for whatever reason.
+
+        Raises:
+            EveryCanaryFailed: A canary is the reason, as it was with all others.
+        """
+        was_canary, self._strikes[engine] = self.must_be_replaced(engine), 0
+        if was_canary:
+            self._replaced[engine] += 1
+            self._check()
+
+    def retired(self, engine: str) -> None:
+        """The run goes on without this engine.
+
+        Raises:
+            EveryCanaryFailed: All that are left have failed.
+        """
+        del self._strikes[engine], self._replaced[engine]
+        self._check()
+
+    def _check(self) -> None:
+        if self._last is None or not self._replaced:
+            return
+        # One engine alone may have been broken by itself: its next process shows.
+        if all(self._replaced.values()) and sum(self._replaced.values()) > 1:
+            raise EveryCanaryFailed(len(self._replaced), str(self._last)) from self._last
 
 
 class LogprobGapGuard:

@@ -240,6 +240,40 @@ class ReleaseLost(OffbeatError):
         )
 
 
+class CanaryFailed(WeightSyncFailed):
+    """An engine took a release whole and computes something else from it than the trainer does."""
+
+    def __init__(
+        self,
+        engine: str,
+        epoch: int,
+        version: int,
+        token: int,
+        engine_logprob: float,
+        trainer_logprob: float,
+        gap: float,
+        tolerance: float,
+    ) -> None:
+        detail = (
+            f"the bytes are those of the release, and the engine's logprob of token {token} is "
+            f"{engine_logprob:.4g} where the trainer's is {trainer_logprob:.4g}: {gap:.3g} nats "
+            f"apart, {tolerance:g} are allowed"
+        )
+        super().__init__(engine, epoch, version, detail)
+        self.args = (
+            engine,
+            epoch,
+            version,
+            token,
+            engine_logprob,
+            trainer_logprob,
+            gap,
+            tolerance,
+        )
+        self.token, self.gap, self.tolerance = token, gap, tolerance
+        self.engine_logprob, self.trainer_logprob = engine_logprob, trainer_logprob
+
+
 class SchemaError(OffbeatError):
     """A column of a payload is not what the schema declares."""
 

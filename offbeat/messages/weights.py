@@ -1,6 +1,6 @@
 """What generators say about the weights they serve."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,26 @@ class EngineState(msgspec.Struct, frozen=True):
     pid: int = 0  # of its process
 
 
+class CanaryAnswer(NamedTuple):
+    """What an engine says to one prompt of a canary: its greedy next token."""
+
+    token: int
+    logprob: float  # natural, at temperature 1
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """Next-token distributions after a few fixed prompts, computed by the trainer from one release.
+
+    An engine that holds these weights gives each prompt's best token the same logprob. Of each
+    distribution the most probable tokens are kept, in falling order.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]  # natural, at temperature 1
+    tolerance: float  # nats between the two
+
+
 class WeightsAck(msgspec.Struct, frozen=True):
     """An engine has verified and now serves these weights."""
 
@@ -31,6 +51,7 @@ class WeightsAck(msgspec.Struct, frozen=True):
     pause_s: float  # decoding stood still
     busy_s: float = 0.0  # time spent decoding since start
     tokens: int = 0  # generated since start
+    canary_gap: float | None = None  # nats from the trainer's canary; None: the release has none
 
 
 class WeightRelease(msgspec.Struct, frozen=True):
@@ -46,3 +67,4 @@ class WeightRelease(msgspec.Struct, frozen=True):
     manifest: Any  # offbeat.weight_sync.manifest.Manifest
     chunks: tuple[Any, ...]
     nbytes: int
+    canary: Canary | None = None  # the manifest's

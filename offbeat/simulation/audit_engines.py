@@ -52,6 +52,10 @@ class Engines:
                 f"{event.engine} serves version {event.version} with digest {event.digest}; "
                 f"released was {self._released.get(event.version)}",
             )
+        if (event.engine, event.incarnation, event.epoch) in self._world.computes_other:
+            self._findings.add(
+                "I6", f"the ack {ack} is counted on; what the engine computes with is not that"
+            )
         before = self._served.get(event.engine)
         if (
             before is not None

@@ -19,6 +19,7 @@ from offbeat.simulation.records import (
     ControllerEnd,
     ControllerLife,
     Ended,
+    EngineComputesOther,
     EngineServes,
     Fault,
     FenceObeyed,
@@ -70,6 +71,8 @@ class World:
         self.fault_kinds: set[str] = set()
         self.answers: dict[tuple[int, int, str, str], list[Answer]] = {}
         self.serves: set[tuple[str, str, int, int, str]] = set()
+        self.computes_other: set[tuple[str, str, int]] = set()  # engine, life and epoch of a load
+        self._other: dict[tuple[str, str, int], int] = {}  # epoch, by engine, life and version
         self.published: dict[tuple[int, str], int] = {}  # with the lineage it was last made in
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
@@ -110,6 +113,7 @@ class World:
             Generated: self._generated,
             MachineLost: self._machine_lost,
             Scored: self._scored,
+            EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
             TrainerLife: self._trainer_life,
             TrainerRestored: self._trainer_restored,
@@ -141,8 +145,15 @@ class World:
 
     # --- engines ---------------------------------------------------------------------------------
 
+    def _takes_other(self, record: EngineComputesOther) -> None:
+        life = record.engine, record.life
+        self.computes_other.add((*life, record.epoch))
+        self._other[*life, record.version] = record.epoch
+
     def _serves(self, record: EngineServes) -> None:
         life = record.engine, record.life
+        if self._other.get((*life, record.version), record.epoch) != record.epoch:
+            del self._other[*life, record.version]  # another transfer of it was taken as it is
         lineage = self.published.get((record.version, record.digest))
         if lineage is None:
             self._findings.add(
@@ -171,6 +182,13 @@ class World:
         if not record.spooled:
             held = self._only_on.setdefault(record.machine, set())
             held.add((record.ordinal, record.attempt))
+        wrong = [v for v in digests if (record.engine, record.life, v) in self._other]
+        if wrong:
+            self._findings.add(
+                "I6",
+                f"group {record.ordinal} has tokens of versions {wrong}, of which {record.engine} life "
+                f"{record.life} computes other weights than it took",
+            )
         key = record.ordinal, record.attempt, record.engine, record.life
         self.answers.setdefault(key, []).append(Answer(record.spans, digests))
 

@@ -94,6 +94,7 @@ def _changes(rng: random.Random) -> dict[str, Any]:
             "mode": rng.choice(("keep", "keep", "drain", "abort_stale")),
             "interval": interval,
             "deadline_s": 8.0,
+            "canary_interval": 1,  # what a release without one lets pass is no bug
         },
         "buffer": {"capacity_groups": None, "capacity_mb": 1024.0},
         "rollout": {

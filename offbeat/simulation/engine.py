@@ -3,7 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
-from offbeat.messages.failures import OffbeatError, ReleaseLost, WeightSyncFailed
+from offbeat.messages.failures import (
+    CanaryFailed,
+    OffbeatError,
+    ReleaseLost,
+    WeightSyncFailed,
+)
 from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
@@ -11,8 +16,9 @@ from offbeat.simulation.faults import Moment
 from offbeat.simulation.loop import Entry
 from offbeat.simulation.machines import Memory
 from offbeat.simulation.network import Call
-from offbeat.simulation.records import EngineDied, EngineServes
+from offbeat.simulation.records import EngineComputesOther, EngineDied, EngineServes
 from offbeat.simulation.surroundings import Surroundings
+from offbeat.weight_sync.canary import check, invented_answers
 
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0
@@ -173,6 +179,22 @@ class FakeEngine(Actor):
         lost = ReleaseLost(self.name, release.version, "the machine that held it died")
         self.later(self.around.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
 
+    def _canary_gap(self, epoch: int, release: WeightRelease, held: str) -> float | None:
+        """What the weights that it computes with make of the release's canary."""
+        if release.canary is None:
+            return None
+        answers = invented_answers(held)
+        return check(
+            release.canary, answers, engine=self.name, epoch=epoch, version=release.version
+        )
+
+    def _lose(self) -> None:
+        """Its weights are of no version: what it decodes is lost."""
+        self.version = self.digest = None
+        for decoding in list(self._open):
+            self.drop(decoding)
+            decoding.on_end(decoding, False)  # noqa: FBT003
+
     def _commit(
         self, call: Call, epoch: int, release: WeightRelease, took_s: float, kind: str
     ) -> None:
@@ -180,7 +202,7 @@ class FakeEngine(Actor):
         if self.around.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
-        if epoch != self._epoch or kind:
+        if epoch != self._epoch or kind not in ("", "load_computes_other"):
             problem = {
                 "load_torn": "chunk 2 of 3 never came",
                 "load_wrong_digest": f"what came has another digest than {release.digest}",
@@ -188,6 +210,18 @@ class FakeEngine(Actor):
             call.fail(WeightSyncFailed(self.name, epoch, release.version, problem))
             return
         now = self.around.loop.time()
+        held = release.digest
+        if kind:
+            held = f"not {held}"
+            self.around.record(
+                EngineComputesOther(now, self.name, self.incarnation, epoch, release.version)
+            )
+        try:
+            gap = self._canary_gap(epoch, release, held)
+        except CanaryFailed as failure:
+            self._lose()
+            call.fail(failure)
+            return
         self.version, self.digest = release.version, release.digest
         self.since.append((now, release.version))
         self.around.record(
@@ -207,6 +241,7 @@ class FakeEngine(Actor):
             0.1 * took_s,
             self._busy_s,
             self._tokens,
+            gap,
         )
         if said == "ack_lost":
             call.answered = True

@@ -60,6 +60,7 @@ def _kinds() -> dict[str, Kind]:
         "load_torn": Kind("engines", "engine", load, "part of the weights never came", retry),
         "load_wrong_digest": Kind("engines", "engine", load, "what came is not what was sent", retry),
         "load_hangs": Kind("engines", "engine", load, "no ack, ever", "a newer transfer, or restart"),
+        "load_computes_other": Kind("engines", "engine", load, "takes the bytes, computes other weights", retry),
         "load_kills": Kind("engines", "engine", load, "dies in mid-transfer", restart),
         "ack_lies": Kind("engines", "engine", Moment.ACK, "the ack names another digest", retry),
         "ack_lost": Kind("engines", "engine", Moment.ACK, "serves, and nobody heard of it", retry),

@@ -78,6 +78,15 @@ class MachineLost(Record, frozen=True):
     actors: tuple[str, ...]  # that lived on it
 
 
+class EngineComputesOther(Record, frozen=True):
+    """An engine took a release whole, and what it computes with is not that."""
+
+    engine: str
+    life: str
+    epoch: int
+    version: int
+
+
 class EngineDied(Record, frozen=True):
     """A life of an engine is over."""
 

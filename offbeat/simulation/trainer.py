@@ -27,7 +27,7 @@ from offbeat.messages.training import (
     StepResult,
     TrainerState,
 )
-from offbeat.messages.weights import WeightRelease
+from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.disk import INITIAL_DIGEST, SavedModel
 from offbeat.simulation.faults import Moment
@@ -35,6 +35,7 @@ from offbeat.simulation.network import Call
 from offbeat.simulation.payloads import Payload
 from offbeat.simulation.records import Published, TrainerApplied, TrainerLife, TrainerRestored
 from offbeat.simulation.surroundings import Surroundings
+from offbeat.weight_sync.canary import invented, tolerance
 
 _NBYTES: Final = 1000
 _MOMENTS: Final = {
@@ -239,7 +240,13 @@ class FakeTrainer(Actor):
             raise TrainStepFailed(0, version, "publish", detail)
         self.around.record(Published(self.around.loop.time(), self.life, version, self._digest))
         memory = self.around.machines.memory_of(self.name)
-        return WeightRelease(version, self._digest, None, (memory,), _NBYTES)
+        return WeightRelease(version, self._digest, None, (memory,), _NBYTES, self._canary(version))
+
+    def _canary(self, version: int) -> Canary | None:
+        interval = self.around.config.sync.canary_interval
+        if not interval or version % interval:
+            return None
+        return Canary((), *invented(self._digest), tolerance("float32"))
 
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
         if version != self._version:

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from offbeat.messages.weights import Canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
 
 Bytes = NDArray[np.uint8]
@@ -41,6 +42,7 @@ class Manifest(msgspec.Struct, frozen=True):
     chunk_nbytes: tuple[int, ...]
     digest: str  # of everything above
     chunk_digests: tuple[str, ...] = ()  # of one release's content; none before it is packed
+    canary: Canary | None = None  # of one release; None: it is served without one
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from offbeat.controller.events import Dispatched, Released, Served
 from offbeat.simulation.records import (
     ControllerEnd,
     Ended,
+    EngineComputesOther,
     EngineServes,
     Fault,
     FenceObeyed,
@@ -105,6 +106,26 @@ def test_an_engine_that_serves_weights_nobody_published_is_found() -> None:
     history.step()
     history.change(EngineServes, digest="torn")
     assert broken(killed(history)) == {"I6"}
+
+
+def test_an_engine_that_computes_other_weights_than_it_acked_is_found() -> None:
+    """In its ack, which is counted on, and in every group that comes of it."""
+    history = started()
+    history.step()
+    other = EngineComputesOther(0.0, ENGINE, history.engine_life, history.epoch, history.version)
+    history.records.append(other)
+    history.ready(1)
+    assert broken(killed(history)) == {"I6"}
+
+
+def test_the_same_release_taken_as_it_is_makes_up_for_it() -> None:
+    history = started()
+    other = EngineComputesOther(0.0, ENGINE, history.engine_life, history.epoch + 1, 0)
+    history.records.append(other)
+    history.epoch += 1
+    history.sync()
+    history.ready(1)
+    assert broken(killed(history)) == set()
 
 
 def test_a_publication_of_other_weights_than_the_trainers_is_found() -> None:

@@ -34,7 +34,8 @@ from offbeat.messages.training import (
     StepResult,
     TrainerState,
 )
-from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
+from offbeat.weight_sync.canary import check, invented, invented_answers, tolerance
 
 
 @dataclass
@@ -63,6 +64,8 @@ class FakeGenerator:
     broken: bool = False  # the process lives, the engine in it does not
     refuse_loads: int = 0
     lie_about_digest: bool = False
+    other_weights: int = 0  # loads of which it computes other weights than it took
+    skips_canaries: bool = False
     loads: list[int] = field(default_factory=list[int])
     epoch: int = 0  # of the newest transfer begun in this life
     restarts: int = 0
@@ -117,10 +120,29 @@ class FakeGenerator:
         if self.refuse_loads:
             self.refuse_loads -= 1
             raise WeightSyncFailed(self.name, epoch, release.version, "a tensor is missing")
-        self.version, self.digest = release.version, release.digest
         self.loads.append(release.version)
+        gap = None
+        if release.canary is not None:
+            held = release.digest
+            if self.other_weights:
+                self.other_weights -= 1
+                held, self.version, self.digest = "other", None, None
+            answers = invented_answers(held)
+            gap = check(
+                release.canary, answers, engine=self.name, epoch=epoch, version=release.version
+            )
+        self.version, self.digest = release.version, release.digest
         digest = "another" if self.lie_about_digest else release.digest
-        return WeightsAck(self.name, self.incarnation, epoch, release.version, digest, 0.4, 0.1)
+        return WeightsAck(
+            self.name,
+            self.incarnation,
+            epoch,
+            release.version,
+            digest,
+            0.4,
+            0.1,
+            canary_gap=None if self.skips_canaries else gap,
+        )
 
     async def restart(self) -> None:
         self.restarts += 1
@@ -237,6 +259,7 @@ class FakeTrainer:
     broken_disk: bool = False
     refuse_steps: set[int] = field(default_factory=set[int])
     unmoved_step: int | None = None  # the optimizer updates nothing in this step
+    canaries: bool = False  # releases have one
     same_release_from: int | None = None  # version: 16 bits hide every later change
     metrics: dict[int, dict[str, float]] = field(default_factory=dict[int, dict[str, float]])
     aborted: list[int] = field(default_factory=list[int])
@@ -351,7 +374,9 @@ class FakeTrainer:
         if version != len(self.steps):
             raise TrainStepFailed(0, version, "publish", f"it holds version {len(self.steps)}")
         same = self.same_release_from is not None and version >= self.same_release_from
-        return WeightRelease(version, "same" if same else self._digest(), None, (), 10)
+        digest = "same" if same else self._digest()
+        canary = Canary((), *invented(digest), tolerance("float32"))
+        return WeightRelease(version, digest, None, (), 10, canary if self.canaries else None)
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
         self._admit(fence, "checkpoint")

@@ -6,13 +6,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from offbeat.actors.trainers.torch_backend.logprobs import largest_logprobs
 from offbeat.messages.generation import GenerateResult
-from offbeat.messages.weights import WeightRelease
+from offbeat.messages.weights import Canary, WeightRelease
+from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
 from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.manifest import Manifest, release_digest
 from offbeat.weight_sync.source import ModuleSource
@@ -57,14 +60,28 @@ def weights(version: int, chunk_bytes: int = CHUNK_BYTES, model: Path = TINY) ->
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
     source = ModuleSource(module.eval(), chunk_bytes)
     packed = [chunk.copy() for chunk, _ in source.chunks()]
-    return Weights(module, released(version, source.manifest, packed))
+    return Weights(module, released(version, source.manifest, packed, canary_of(module)))
 
 
-def released(version: int, manifest: Manifest, chunks: list[NDArray[np.uint8]]) -> WeightRelease:
+def released(
+    version: int,
+    manifest: Manifest,
+    chunks: list[NDArray[np.uint8]],
+    canary: Canary | None = None,
+) -> WeightRelease:
     """A release of exactly these bytes."""
     sealed = manifest.sealed([digest_of(chunk) for chunk in chunks])
     digest = release_digest(sealed, sealed.chunk_digests)
-    return WeightRelease(version, digest, sealed, tuple(chunks), sealed.nbytes)
+    sealed = msgspec.structs.replace(sealed, canary=canary)
+    return WeightRelease(version, digest, sealed, tuple(chunks), sealed.nbytes, canary)
+
+
+@torch.no_grad()
+def canary_of(module: PreTrainedModel) -> Canary:
+    """What a trainer that holds this model puts into its release."""
+    asked = prompts(module.config.vocab_size)
+    logits = module(torch.tensor(asked)).logits[:, -1]
+    return Canary(asked, *largest_logprobs(logits, KEPT), TOLERANCE_FLOAT32)
 
 
 def tied_model(folder: Path) -> Path:

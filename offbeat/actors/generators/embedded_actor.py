@@ -7,11 +7,12 @@ import time
 import torch
 
 from offbeat.actors.generators.embedded import EmbeddedEngine, load_model
-from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec, Taken
 from offbeat.actors.generators.engine_loop import EngineLoop
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.messages.failures import WeightSyncFailed
+from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
@@ -49,7 +50,7 @@ class EmbeddedEngineActor(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> float:
+    ) -> Taken:
         # Handed from one transfer that was taken to the next: one that was cancelled may still wait
         # for the engine's thread with its chunks staged, and must not meet those of another.
         receiver, self._receiver = self._receiver, None
@@ -62,20 +63,33 @@ class EmbeddedEngineActor(EngineActor):
         except TransferRefused as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
 
-        def commit(engine: EmbeddedEngine) -> float:
-            started_s = time.perf_counter()
+        def commit(engine: EmbeddedEngine) -> Taken:
+            started_s, canary, gap = time.perf_counter(), manifest.canary, None
             if not given_up.is_set():
                 receiver.commit(version)
+                if canary is not None:
+                    try:
+                        answers = engine.greedy(canary.prompts)
+                        gap = check(
+                            canary, answers, engine=self._name, epoch=epoch, version=version
+                        )
+                    except Exception as failure:
+                        engine.lose(str(failure))
+                        raise
                 engine.set_version(version)
-            return time.perf_counter() - started_s
+            return Taken(time.perf_counter() - started_s, gap)
 
         try:
-            pause_s = await self._loop.between_steps(commit)
+            taken = await self._loop.between_steps(commit)
         except asyncio.CancelledError:
             given_up.set()
             raise
+        except Exception as failure:
+            self._loop.lose(str(failure))
+            self._version = self._digest = None  # the old weights are overwritten
+            raise
         self._receiver = receiver
-        return pause_s
+        return taken
 
 
 def _end_tokens(configured: int | list[int] | None) -> list[int]:

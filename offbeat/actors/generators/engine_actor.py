@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from offbeat.actors.call import RemoteBug, first_line
 from offbeat.actors.coalesce import Answer, Outbox
@@ -17,7 +17,12 @@ from offbeat.actors.generators.broadcasts import Broadcasts
 from offbeat.actors.ray_run_files import Sharing
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
-from offbeat.messages.failures import EngineUnavailable, OffbeatError, WeightSyncFailed
+from offbeat.messages.failures import (
+    CanaryFailed,
+    EngineUnavailable,
+    OffbeatError,
+    WeightSyncFailed,
+)
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import EngineState, WeightsAck
@@ -40,6 +45,13 @@ class Served(Protocol):
     def check_usable(self, during: str) -> None: ...
     async def generate(self, request: GenerateRequest) -> GenerateResult: ...
     async def close(self) -> None: ...
+
+
+class Taken(NamedTuple):
+    """What became of a release that was taken."""
+
+    pause_s: float  # decoding stood still, the canary included
+    canary_gap: float | None  # nats; None: the release has no canary
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +127,7 @@ class EngineActor:
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
-        pause_s = await self._take(epoch, version, digest, manifest, chunks)
-        return self._ack(epoch, version, digest, started_s, pause_s)
+        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
 
     async def receive_weights(
         self,
@@ -139,8 +150,7 @@ class EngineActor:
             chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
         except (TransferFailed, TransferRefused) as failure:
             raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
-        pause_s = await self._take(epoch, version, digest, manifest, chunks)
-        return self._ack(epoch, version, digest, started_s, pause_s)
+        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
 
     def _begin(self, fence: Fence, epoch: int, version: int) -> None:
         self._guard.check(fence)
@@ -150,9 +160,20 @@ class EngineActor:
             )
         self._epoch = epoch
 
-    def _ack(
-        self, epoch: int, version: int, digest: str, started_s: float, pause_s: float
+    async def _served_from(
+        self,
+        started_s: float,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        chunks: tuple[Bytes, ...],
     ) -> WeightsAck:
+        try:
+            pause_s, canary_gap = await self._take(epoch, version, digest, manifest, chunks)
+        except CanaryFailed:
+            self._version = self._digest = None  # the old weights are overwritten
+            raise
         self._version, self._digest = version, digest
         took_s = time.perf_counter() - started_s
         return WeightsAck(
@@ -165,6 +186,7 @@ class EngineActor:
             pause_s=pause_s,
             busy_s=self._served.busy_s,
             tokens=self._served.tokens,
+            canary_gap=canary_gap,
         )
 
     async def close(self) -> None:
@@ -186,6 +208,11 @@ class EngineActor:
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> float:
-        """Receive, verify, commit; returns how long decoding stood still, in seconds."""
+    ) -> Taken:
+        """Receive, verify, commit, and compute the manifest's canary, if there is one.
+
+        Raises:
+            WeightSyncFailed: It did not fit, or did not arrive: the engine serves what it served.
+            CanaryFailed: It computes something else: it serves nothing, and what ran in it is lost.
+        """
         raise NotImplementedError

@@ -122,6 +122,18 @@ class EngineLoop:
         self._post(action, answer, answers_at_once=True)
         return await answer
 
+    def lose(self, problem: str) -> None:
+        """The engine's weights are of no version: every open call raises ``EngineUnavailable``.
+
+        Later ones are refused by the engine itself, until it is given a version again.
+        """
+        for answer in self._open.values():
+            if not answer.done():
+                unavailable = EngineUnavailable(
+                    self._engine.name, "generate", problem, "Ask another engine"
+                )
+                answer.set_exception(unavailable)
+
     async def close(self) -> None:
         """End the thread, after the step in progress. Open calls raise ``EngineUnavailable``."""
         if self._gone is None:

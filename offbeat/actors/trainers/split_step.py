@@ -21,6 +21,8 @@ from offbeat.transfer_queue.schema import Columns
 
 Advantages = Sequence[Sequence[float]]
 LogprobColumns = dict[str, NDArray[np.float32]]
+TopLogprobs = tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]
+"""Tokens and their natural logprobs, of each prompt in falling order."""
 COUNTERS: Final = "counters.json"
 
 
@@ -145,6 +147,18 @@ class SplitStep(ABC):
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
     ) -> list[LogprobColumns]:
         """Log-probabilities of every response token, under the weights as they are now."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Number of token ids that a prompt may hold."""
+
+    @abstractmethod
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        """The most probable next tokens after prompts of equal length, under the weights as they are.
+
+        All ranks call it together; the first one's answer counts. An open step's gradients stay.
+        """
 
     @abstractmethod
     def weights_digest(self) -> str:

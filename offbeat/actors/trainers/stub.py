@@ -16,7 +16,12 @@ import numpy as np
 import xxhash
 
 from offbeat.actors.trainers.checkpoint_manifest import Identity
-from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
+from offbeat.actors.trainers.split_step import (
+    Advantages,
+    LogprobColumns,
+    SplitStep,
+    TopLogprobs,
+)
 from offbeat.config.run import StubConfig
 from offbeat.config.training import OptimizerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
@@ -30,6 +35,7 @@ from offbeat.transfer_queue.schema import (
     RESPONSE_OFFSETS,
     Columns,
 )
+from offbeat.weight_sync.canary import invented
 
 FINISH_SHARE: Final = 0.1  # of a step's time; the rest is spread evenly over its groups
 _UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
@@ -84,6 +90,15 @@ class StubTrainer(SplitStep):
     @property
     def parameters(self) -> int:
         return len(bytes.fromhex(self._digest))
+
+    @property
+    def vocabulary(self) -> int:
+        return 1000
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        """Made up from the digest: a stub engine that holds it makes up the same."""
+        del prompts, count
+        return invented(self._digest)
 
     def weights_digest(self) -> str:
         return self._digest

@@ -18,6 +18,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.file_transfer import remove, send
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.actors.trainers.canaries import Canaries
 from offbeat.actors.trainers.checkpoint_store import Stored
 from offbeat.actors.trainers.errors import UnfitColumns
 from offbeat.actors.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
@@ -72,7 +73,7 @@ class TrainerActor:
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = None if spec.rank else trained_log(place)
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
-        self._held = HeldColumns()
+        self._held, self._canaries = HeldColumns(), Canaries(spec.config)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._life = incarnation(name)
         self._world = ""  # of the ranks that it works with; empty before they have met
@@ -174,7 +175,9 @@ class TrainerActor:
                 self._rank, version, "publish", f"it holds version {self._split.steps_applied}"
             )
         try:
-            published = self._together("publish", lambda: self._sender.publish(version))
+            published = self._together(
+                "publish", lambda: self._canaries.add(self._sender.publish(version), self._split)
+            )
         except TransferFailed as failure:  # only a new process can send again
             raise TrainStepFailed(self._rank, version, "publish", str(failure)) from failure
         manifest, digest, handles = published

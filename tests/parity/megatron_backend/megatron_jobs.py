@@ -237,6 +237,10 @@ def logprobs(path: Path, cut: Cut, step: JobStep, temperature: float) -> list[Ar
     )
 
 
+def top_logprobs(path: Path, cut: Cut, prompts: Sequence[Sequence[int]]) -> Any:
+    return make(path, cut).top_logprobs(prompts, 8)
+
+
 def exported(path: Path, cut: Cut, target: Path) -> tuple[Arrays, str, int]:
     trainer = make(path, cut)
     trainer.save(target)

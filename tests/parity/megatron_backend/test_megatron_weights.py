@@ -19,6 +19,8 @@ from parity_cases import MegatronCut as Cut
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from offbeat.actors.trainers.torch_backend.logprobs import largest_logprobs
+from offbeat.weight_sync import canary
 from offbeat.weight_sync.receiver import ModuleReceiver
 
 Models = Callable[[str], Path]
@@ -61,6 +63,30 @@ def test_log_probabilities_are_those_of_transformers(
         for each in columns:
             np.testing.assert_allclose(each["policy_logprobs"], want, atol=2e-5)
             np.testing.assert_array_equal(each["policy_logprobs"], each["reference_logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("qwen3", Cut()),
+        ("qwen3", Cut(tensor=2, sequence=True)),
+        ("qwen3-tied", Cut(pipeline=2)),
+        ("moe", Cut(data=2, expert=2)),
+    ],
+    ids=lambda each: each if isinstance(each, str) else f"t{each.tensor}p{each.pipeline}",
+)
+def test_next_token_logprobs_are_those_of_transformers(
+    megatron_world: MegatronWorld, models: Models, name: str, cut: Cut
+) -> None:
+    path, prompts = models(name), canary.prompts(63)
+    with torch.no_grad():
+        logits = hf_model(path)(torch.tensor(prompts)).logits[:, -1]
+    tokens, logprobs = largest_logprobs(logits, 8)
+    for got in megatron_world.run(
+        cut.ranks, "top_logprobs", path=path, cut=replace(cut, dtype="float32"), prompts=prompts
+    ):
+        assert got[0] == tokens
+        np.testing.assert_allclose(got[1], logprobs, atol=2e-5)
 
 
 def plain_logprobs(model: Any, group: dict[str, Any], temperature: float) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from parity_cases import (
     BOUND,
@@ -24,6 +25,8 @@ from parity_cases import (
 )
 from parity_table import ParityTable
 from world import World
+
+from offbeat.weight_sync import canary
 
 Models = Callable[[str], Path]
 
@@ -191,6 +194,25 @@ def test_a_rank_without_a_group_computes_along_and_counts_nothing(
     (alone,) = world.run(1, "torch_jobs:chunk_of_one_group", **given)
     assert replies[0] == alone
     assert replies[1:] == [(0, 0, 0)] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_next_token_logprobs_are_those_of_one_rank_and_cost_an_open_step_nothing(
+    world: World, models: Models, step: Step, dtype: str
+) -> None:
+    given = {
+        "path": models("qwen3"),
+        "cut": Cut(dtype=dtype),
+        "step": step,
+        "prompts": canary.prompts(63),
+    }
+    ((alone, *_),) = world.run(1, "torch_jobs:top_logprobs", **given)
+    for (tokens, logprobs), disturbed, undisturbed in world.run(
+        2, "torch_jobs:top_logprobs", **given
+    ):
+        assert tokens == alone[0]
+        np.testing.assert_allclose(logprobs, alone[1], atol=1e-5)
+        assert disturbed == undisturbed
 
 
 def test_logprobs_are_each_groups_own_and_the_reference_stays(

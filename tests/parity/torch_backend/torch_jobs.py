@@ -123,6 +123,22 @@ def initial(peers: Peers, path: Path, cut: Cut) -> tuple[Arrays, str]:
     return as_arrays(dict(trainer.named_weights())), trainer.weights_digest()
 
 
+def top_logprobs(
+    peers: Peers, path: Path, cut: Cut, step: Step, prompts: Sequence[Sequence[int]]
+) -> tuple[Any, str, str]:
+    """In the midst of a step; digests of that step, and of one without them."""
+    digests = list[str]()
+    answer = None
+    for asks in (True, False):
+        trainer = make(peers, path, cut)
+        key = feed(trainer, step, LossSpec(), 1, StepKey(1, 1, 0))
+        if asks:
+            answer = trainer.top_logprobs(prompts, 8)
+        trainer.finish_train_step(key)
+        digests.append(trainer.weights_digest())
+    return answer, digests[0], digests[1]
+
+
 def logprobs(
     peers: Peers, path: Path, cut: Cut, step: Step, temperature: float
 ) -> dict[int, Arrays]:

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import msgspec
 from planted.planting import Planted, become
 
 from offbeat.controller.fleet import Engine, Fleet
@@ -9,6 +10,7 @@ from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.training import TrainPump
 from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.simulation.schedule import Strike
 
 
 class AnEngineIsHealthyOnceHeard(Planted):
@@ -67,6 +69,24 @@ class ADigestIsNotChecked(Planted):
                 state.ledger.served(ack)
             state.engine_moved(name)
             return ack
+
+    def plant(self) -> None:
+        become(self._sync, self.Sync)
+
+
+class ReleasesGoOutWithoutTheirCanary(Planted):
+    """An engine that computes other weights than it took is believed."""
+
+    breaks = frozenset({"I6"})
+    strikes = (
+        Strike("load_computes_other", "generator-0", at_step=2),
+        Strike("load_computes_other", "generator-1", at_step=4),
+    )
+
+    class Sync(WeightSync):
+        async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
+            self.release = msgspec.structs.replace(release, canary=None)
+            return await super()._sync(names, self.release)
 
     def plant(self) -> None:
         become(self._sync, self.Sync)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
-from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec, Taken
 from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.actors.generators.stub import StubEngine
 from offbeat.config.rollouts import GeneratorConfig
@@ -53,12 +53,12 @@ class Checking(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> float:
+    ) -> Taken:
         got = release_digest(manifest, [xxhash.xxh3_128_hexdigest(each.data) for each in chunks])
         if got != digest:
             raise WeightSyncFailed(self._name, epoch, version, f"digest {got}")
         await self.stub.set_version(version)
-        return 0.0
+        return Taken(0.0, None)
 
 
 def release(version: int, content: int = 0) -> WeightRelease:

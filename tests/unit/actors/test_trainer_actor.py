@@ -14,11 +14,12 @@ from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.actors.trainers.stub import StubTrainer
 from offbeat.actors.trainers.stub_actor import StubSource
 from offbeat.actors.trainers.trainer_actor import Advantages, TrainerActor
-from offbeat.config.run import ModelConfig, RunConfig, StubConfig
+from offbeat.config.run import RunConfig, StubConfig
 from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import Columns
+from offbeat.weight_sync.canary import invented
 from offbeat.weight_sync.manifest import release_digest
 
 FENCE = Fence("run", 1)
@@ -66,8 +67,8 @@ def trainer() -> Breakable:
     return Breakable(StubConfig(), groups_per_step=2, sleep=lambda _: None)
 
 
-def actor_of(trainer: StubTrainer, run_dir: Path) -> TrainerActor:
-    config = RunConfig(steps=5, model=ModelConfig(path="m"))
+def actor_of(trainer: StubTrainer, run_dir: Path, **overrides: Any) -> TrainerActor:
+    config = RunConfig.model_validate({"steps": 5, "model": {"path": "m"}, **overrides})
     spec = TrainerSpec(config, "m", str(run_dir))
     return TrainerActor(spec, lambda _: (trainer, StubSource(trainer)))
 
@@ -246,6 +247,7 @@ def test_what_is_published_is_the_weights_and_their_digest(
 ) -> None:
     step(actor, 1, (0,))
     (manifest, digest), *chunks = actor.publish_weights(FENCE, 1)
+    assert manifest.canary is not None
     assert len(chunks) == actor.about(FENCE)[1] == len(manifest.chunk_nbytes)
     assert b"".join(each.tobytes() for each in chunks) == bytes.fromhex(trainer.weights_digest())
     assert digest == release_digest(manifest, [each for _, each in StubSource(trainer).chunks()])
@@ -256,6 +258,23 @@ def test_a_snapshot_does_not_follow_the_next_step(actor: TrainerActor) -> None:
     kept = before.copy()
     step(actor, 1, (0,))
     assert np.array_equal(before, kept)
+
+
+def test_every_nth_release_of_a_process_has_a_canary_of_its_weights(
+    trainer: Breakable, tmp_path: Path
+) -> None:
+    for interval, expected in ((0, []), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4])):
+        actor = actor_of(trainer, tmp_path, sync={"canary_interval": interval})
+        published = [actor.publish_weights(FENCE, 0)[0][0] for _ in range(5)]
+        with_one = [place for place, manifest in enumerate(published) if manifest.canary]
+        assert with_one == expected
+        for place in with_one:
+            tokens, logprobs = invented(trainer.weights_digest())
+            assert (published[place].canary.tokens, published[place].canary.logprobs) == (
+                tokens,
+                logprobs,
+            )
+        actor.close()
 
 
 def test_a_version_it_does_not_hold_is_not_published(actor: TrainerActor) -> None:

@@ -1,11 +1,16 @@
 """What a run does about weights that do not change, and about engines that compute other weights."""
 
+import pickle
+import re
+from typing import Any
+
 import pytest
 from structlog.testing import capture_logs
 
 from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP
-from offbeat.controller.errors import LogprobGapTooLarge
-from offbeat.messages.failures import WeightsUnmoved
+from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
+from offbeat.controller.events import Dispatched
+from offbeat.messages.failures import CanaryFailed, WeightsUnmoved
 from tests.support.world import World
 
 
@@ -72,3 +77,77 @@ def test_a_gap_over_the_bound_of_the_recipe_ends_the_run_with_both_numbers() -> 
     assert isinstance(failure.causes[0], LogprobGapTooLarge)
     assert "0.31 nats" in str(failure) and "sync.max_logprob_gap=0.25" in str(failure)
     assert world.built.state.ledger.trainer_version == 4
+
+
+# --- canaries -------------------------------------------------------------------------------------
+
+
+def with_canaries(engines: int = 2, **overrides: Any) -> World:
+    world = World(overrides, engines=engines)
+    world.trainer.canaries = True
+    return world
+
+
+def test_an_engine_that_computes_other_weights_once_is_synced_again_and_then_serves() -> None:
+    world = with_canaries()
+    wrong = world.generators["generator-1"]
+    wrong.other_weights = 1
+    world.run()
+    world.assert_books_agree()
+    assert (wrong.restarts, wrong.version) == (0, 10)
+    assert wrong.loads[:2] == [0, 0]
+
+
+def test_an_engine_that_goes_on_computing_other_weights_is_replaced() -> None:
+    world = with_canaries()
+    wrong = world.generators["generator-1"]
+    wrong.other_weights = 2
+    world.run()
+    world.assert_books_agree()
+    assert (wrong.restarts, wrong.version) == (1, 10)
+
+
+def test_the_only_engine_is_replaced_once_before_the_run_ends() -> None:
+    world = with_canaries(engines=1)
+    world.generators["generator-0"].other_weights = 2
+    world.run()
+    assert world.generators["generator-0"].restarts == 1
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+def test_when_every_engine_computes_other_weights_the_run_ends_with_both_numbers(
+    engines: int,
+) -> None:
+    world = with_canaries(engines)
+    for each in world.generators.values():
+        each.other_weights = 100
+    failure = world.fail()
+    assert isinstance(failure.causes[0], EveryCanaryFailed)
+    assert re.search(
+        r"logprob of token \d+ is -[\d.]+ where the trainer's is -[\d.]+", str(failure)
+    )
+    assert not world.trained and not world.rollouts.started
+
+
+def test_no_group_goes_to_an_engine_that_skips_its_canary() -> None:
+    world = with_canaries(generator={"restart_budget": 2})
+    skips = world.generators["generator-1"]
+    skips.skips_canaries = True
+    failure = world.fail()
+    assert "acked without having computed the canary" in str(failure) or "restart" in str(failure)
+    served = {event.engine for event in world.events(Dispatched)}
+    assert served <= {"generator-0"}
+
+
+def test_a_release_without_a_canary_is_served_without_one() -> None:
+    world = World()
+    world.generators["generator-1"].other_weights = 5
+    world.run()
+    assert world.generators["generator-1"].restarts == 0
+
+
+def test_a_failed_canary_crosses_processes_with_its_numbers() -> None:
+    failure = CanaryFailed("generator-0", 3, 7, 42, -3.5, -0.25, 3.25, 0.02)
+    again = pickle.loads(pickle.dumps(failure))  # noqa: S301 -- our own bytes
+    assert (type(again), str(again), again.gap) == (CanaryFailed, str(failure), 3.25)
+    assert "-3.5" in str(failure) and "-0.25" in str(failure) and "version 7" in str(failure)

@@ -21,7 +21,9 @@ from offbeat.actors.generators.embedded.request import Limits, OpenRequest, Samp
 from offbeat.actors.generators.embedded.rows import RunningRows
 from offbeat.actors.generators.embedded.versions import VersionLog
 from offbeat.actors.generators.errors import InvalidRequest
+from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.weights import CanaryAnswer
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
 _PATIENCE_STEPS = 4  # a small prefill waits this long at most for others to join it
@@ -69,6 +71,7 @@ class EmbeddedEngine:
         self._open: dict[str, OpenRequest] = {}  # waiting and running
         self._running: list[OpenRequest] = []
         self._steps_held = 0  # steps a prefill has been put off
+        self._lost = ""  # why its weights are of no version
         self._versions = VersionLog(0)
         self._logprob_dtype = torch.promote_types(self._model.dtype, torch.float32)
         with torch.inference_mode():
@@ -106,14 +109,35 @@ class EmbeddedEngine:
 
         Running rows go on, over the keys and values the older weights made.
         """
+        self._lost = ""
         self._versions.change(self._cache.now + 1, version)
+
+    @torch.inference_mode()
+    def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
+        """The most probable next token after each prompt, as a prefill computes it. Nothing is kept."""
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts])
+        logits_PV, _ = self._model.prefill(prompts, lengths_P)
+        best = torch.log_softmax(logits_PV.to(self._logprob_dtype), -1).max(-1)
+        return list(map(CanaryAnswer, best.indices.tolist(), best.values.tolist()))
+
+    def lose(self, problem: str) -> None:
+        """Its weights are of no version: what is open is dropped, and what comes is refused.
+
+        ``set_version`` ends this.
+        """
+        self._lost = problem
+        for id_ in list(self._open):
+            self.drop(id_)
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request; ``step`` starts it in order of submission once all its samples fit.
 
         Raises:
             InvalidRequest: it can never be served, or its id is open already.
+            EngineUnavailable: Its weights are of no version.
         """
+        if self._lost:
+            raise EngineUnavailable(self.name, "generate", self._lost, "Sync it first")
         self._limits.check(request)
         if request.request_id in self._open:
             raise InvalidRequest(

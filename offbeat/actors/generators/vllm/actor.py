@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from offbeat.actors.generators.embedded.request import Limits
-from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec
+from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec, Taken
 from offbeat.actors.generators.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,
@@ -91,10 +91,10 @@ class VllmEngineActor(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> float:
+    ) -> Taken:
         await self._warmed_up()
         try:
-            return await self._updates.take(epoch, version, digest, manifest, chunks)
+            return Taken(*await self._updates.take(epoch, version, digest, manifest, chunks))
         except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
         finally:

@@ -26,6 +26,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_sequences,
+        "scheduling_policy": "priority",  # canaries before samples; among samples, first come
         "tensor_parallel_size": vllm.tensor_parallel,
         "pipeline_parallel_size": vllm.pipeline_parallel,
         "enable_expert_parallel": vllm.expert_parallel,

@@ -7,6 +7,7 @@ a request      its answer                     vLLM's output handler
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from offbeat.actors.generators.vllm.lazy_import import Library
 from offbeat.actors.generators.vllm.outputs import label_of, result_of, sampling_arguments
 from offbeat.config.rollouts import VllmConfig
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.weights import CanaryAnswer
 
 T = TypeVar("T")
 _WARM_UP_TOKENS: Final = 3
+_FIRST: Final = -1  # a priority: samples have 0
 _DIED: Final = "the engine core has died"
 
 
@@ -60,7 +63,7 @@ class VllmEngine:
         self._open: dict[str, _Open] = {}
         self._gate = asyncio.Event()
         self._gate.set()
-        self._salt = ""
+        self._salt, self._canaries = "", itertools.count()
         self._not_serving = "it holds no weights of this run"
         self._gone = ""  # why it serves no more, ever
         self._busy_s, self._busy_since = 0.0, 0.0
@@ -140,6 +143,36 @@ class VllmEngine:
         asked = self._params(n=1, max_tokens=_WARM_UP_TOKENS, detokenize=False, logprobs=0)
         await self._final({"prompt_token_ids": [0, 0]}, asked, "warm-up")
 
+    async def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
+        """The most probable next token after each prompt, as the model computes it now.
+
+        Past the gate, ahead of waiting samples, and without keys of the prefix cache: what it holds
+        may be of other weights.
+        """
+        asked = self._params(
+            n=1,
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
+        )
+        ids = [f"canary-{next(self._canaries)}" for _ in prompts]
+        replies = await asyncio.gather(
+            *(
+                self._final(
+                    {"prompt_token_ids": list(prompt), "cache_salt": id_}, asked, id_, _FIRST
+                )
+                for prompt, id_ in zip(prompts, ids, strict=True)
+            )
+        )
+        return [
+            CanaryAnswer(int(each.token_ids[0]), float(each.logprobs.logprobs[0]))
+            for (each,) in replies
+        ]
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """The finished samples of this request; a cancelled call takes it out of the engine.
 
@@ -172,6 +205,7 @@ class VllmEngine:
             self._check_serving()
             opened.fate = "aborted"
             completions = await self._completions(request)
+            await self._gate.wait()  # what ends before a canary has passed is nobody's yet
             if opened.fate == "lost":
                 self._check_serving()
                 problem = "a weight sync into it failed while this ran"
@@ -197,11 +231,17 @@ class VllmEngine:
         except (self._vllm.VLLMClientError, ValueError) as error:
             raise InvalidRequest(id_, str(error), "Change the request or the recipe") from error
 
-    async def _final(self, prompt: dict[str, Any], params: Any, id_: str) -> Sequence[Any]:  # noqa: ANN401
+    async def _final(
+        self,
+        prompt: dict[str, Any],
+        params: Any,  # noqa: ANN401 - vLLM may not be installed
+        id_: str,
+        priority: int = 0,
+    ) -> Sequence[Any]:
         last = None
         try:
             async for output in self.llm.generate(
-                self._vllm.TokensPrompt(**prompt), params, request_id=id_
+                self._vllm.TokensPrompt(**prompt), params, request_id=id_, priority=priority
             ):
                 last = output
         except (self._vllm.EngineDeadError, self._vllm.EngineGenerateError) as error:

@@ -12,7 +12,8 @@
     finish   layers closed                                                      failure: STALE
     and at last:
     name     version named, and read back                                       failure: STALE
-    resume   decoding goes on
+    resume   decoding goes on, nothing is answered yet                          failure: STALE
+    canary   it computes what the trainer computes                              failure: STALE
 
 STALE: layers that were open are put back, the engine lives and stays paused, its weights are a
 mixture of no version. A worker that cannot even do that takes the engine with it.
@@ -35,6 +36,8 @@ from offbeat.actors.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
 from offbeat.actors.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.config.rollouts import VllmConfig
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.weights import Canary
+from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.chunks import Chunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
@@ -80,14 +83,18 @@ class WeightUpdates:
 
     async def take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
-    ) -> float:
-        """Serve a release. How long decoding stood still, in seconds.
+    ) -> tuple[float, float | None]:
+        """Serve a release.
+
+        Returns:
+            How long decoding stood still, in seconds; nats from the release's canary, if it has one.
 
         Raises:
             TransferRefused: It does not fit, did not arrive as it was sent, or is overtaken.
             DeadlineExceeded: A call took longer than ``call_deadline_s``.
             CallRefused: vLLM raised.
             EngineUnavailable: The engine's processes are gone.
+            CanaryFailed: It computes something else from these weights than the trainer.
         """
         self._newest = max(self._newest, epoch)
         async with self._one_at_a_time:
@@ -95,7 +102,7 @@ class WeightUpdates:
                 raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._newest}")
             self._engine.check_usable("take weights")
             await self._stage(epoch, digest, manifest, chunks)
-            return await self._update(epoch, version)
+            return await self._update(epoch, version, manifest.canary)
 
     async def idle(self) -> None:
         """Return once no release is being taken."""
@@ -162,19 +169,27 @@ class WeightUpdates:
 
     # --- the update -------------------------------------------------------------------------------
 
-    async def _update(self, epoch: int, version: int) -> float:
+    async def _update(
+        self, epoch: int, version: int, canary: Canary | None
+    ) -> tuple[float, float | None]:
         self._reached = _Reached.STAGED
         try:
             if self._beside:
                 await self._prepare(epoch)
             pause_s = await self._swap(epoch, version)
+            canary_gap = None if canary is None else await self._check(canary, epoch, version)
         except BaseException as failure:
             await self._undo(str(failure) or type(failure).__name__)
             if isinstance(failure, Exception):
                 self._engine.check_not_gone("take weights")
             raise
         self._engine.open_gate()
-        return pause_s
+        return pause_s, canary_gap
+
+    async def _check(self, canary: Canary, epoch: int, version: int) -> float:
+        """Have the engine answer the canary, while new requests and finished samples wait."""
+        answers = await self._call("canary", self._engine.greedy(canary.prompts))
+        return check(canary, answers, engine=self._engine.name, epoch=epoch, version=version)
 
     async def _prepare(self, epoch: int) -> None:
         self._reached = _Reached.OPEN

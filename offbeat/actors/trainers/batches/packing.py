@@ -81,6 +81,23 @@ WORTHLESS: Final = Packed(
 """A microbatch of one token that is nobody's: for a rank that has to compute along with others."""
 
 
+def rows_of(prompts: Sequence[Sequence[int]]) -> Packed:
+    """Prompts of equal length, a row each; the last place of each row predicts, nothing is wanted."""
+    input_ids_RT = np.asarray(prompts, np.int64)
+    rows, tokens = input_ids_RT.shape
+    nothing_N = np.zeros(0, np.int64)
+    return Packed(
+        input_ids_RT=input_ids_RT,
+        positions_RT=np.tile(np.arange(tokens), (rows, 1)),
+        segments_RT=np.full((rows, tokens), PROMPT, np.int64),
+        predicts_U=np.arange(1, rows + 1) * tokens - 1,
+        which_N=nothing_N,
+        target_N=nothing_N,
+        source_N=nothing_N,
+        one_sample_a_row=True,
+    )
+
+
 def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -> Batch:
     """Lay groups end to end; wanted are the tokens under the loss mask, or all of them.
 

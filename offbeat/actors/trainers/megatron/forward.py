@@ -23,10 +23,13 @@ from offbeat.actors.trainers.batches.packing import Packed, visible
 from offbeat.actors.trainers.megatron.groups import tensor_group
 from offbeat.actors.trainers.megatron.layout import Layout
 from offbeat.actors.trainers.megatron.model import PackedRotary
-from offbeat.actors.trainers.megatron.vocabulary import vocabulary_logprobs
+from offbeat.actors.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
 
 Consume = Callable[[Packed, Tensor], Tensor]
 """(microbatch, log-probabilities [N]) -> a sum to differentiate. Called on the last stage only."""
+
+_Loss = Callable[[Packed, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
+"""(microbatch, this rank's logits [1, U, V]) -> what the library's schedules want of a loss."""
 
 
 class Forward:
@@ -60,11 +63,25 @@ class Forward:
         A microbatch without wanted tokens is computed like any other: its ranks meet others in
         collectives. Without microbatches nothing is called, and no other rank may call either.
         """
+        self._run(microbatches, partial(self._loss, consume, temperature), backward=backward)
+
+    def logits(self, microbatch: Packed) -> Tensor | None:
+        """Whole logits [U, V] of the places that predict; None on all stages but the last."""
+        kept = list[Tensor]()
+
+        def keep(_: Packed, logits_1UV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            kept.append(whole_logits(logits_1UV[0], self._vocabulary, tensor_group()))
+            return logits_1UV.sum(), torch.zeros((), dtype=torch.int, device=self._device), {}
+
+        self._run([microbatch], keep, backward=False)
+        return kept[0] if kept else None
+
+    def _run(self, microbatches: Sequence[Packed], loss: _Loss, *, backward: bool) -> None:
         if not microbatches:
             return
         rows, tokens = microbatches[0].input_ids_RT.shape
         get_forward_backward_func()(
-            forward_step_func=partial(self._step, consume, temperature),
+            forward_step_func=partial(self._step, loss),
             data_iterator=iter(microbatches),
             model=[self._wrapped],
             num_microbatches=len(microbatches),
@@ -74,7 +91,7 @@ class Forward:
         )
 
     def _step(
-        self, consume: Consume, temperature: float, source: Iterator[Packed], wrapped: nn.Module
+        self, loss: _Loss, source: Iterator[Packed], wrapped: nn.Module
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         packed = next(source)
         positions_RT = self._tensor(packed.positions_RT)
@@ -83,7 +100,7 @@ class Forward:
         places_U = packed.predicts_U if len(packed.predicts_U) else np.zeros(1, np.int64)
         with self._only_places(self._tensor(places_U)):
             output = wrapped(self._tensor(packed.input_ids_RT), positions_RT, self._mask(packed))
-        return output, partial(self._loss, consume, temperature, packed)
+        return output, partial(loss, packed)
 
     def _loss(
         self, consume: Consume, temperature: float, packed: Packed, logits_1UV: Tensor

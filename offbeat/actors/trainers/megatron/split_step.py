@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from offbeat.actors.trainers.batches.cutting import Cutting
 from offbeat.actors.trainers.batches.inputs import loss_tokens
-from offbeat.actors.trainers.batches.packing import Batch, Packed
+from offbeat.actors.trainers.batches.packing import Batch, Packed, rows_of
 from offbeat.actors.trainers.checkpoint_manifest import Identity
 from offbeat.actors.trainers.megatron.architecture import read_architecture
 from offbeat.actors.trainers.megatron.forward import Forward
@@ -40,8 +40,9 @@ from offbeat.actors.trainers.megatron.state import WEIGHTS, SavedShares, save_sh
 from offbeat.actors.trainers.movement import check_moved
 from offbeat.actors.trainers.peers import Alone, Peers, WorldBroken, line_of, together
 from offbeat.actors.trainers.schedule import learning_rate
-from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep
+from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, SplitStep, TopLogprobs
 from offbeat.actors.trainers.step_sums import RankSums, StepSums, StepTotals
+from offbeat.actors.trainers.torch_backend.logprobs import largest_logprobs
 from offbeat.actors.trainers.weights import torch_dtype, weights_digest
 from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.run import ModelConfig
@@ -50,6 +51,7 @@ from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
 
 T = TypeVar("T")
+_KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
 MakeTokens = Callable[[Packed, Tensor], LossTokens]
 _LEADER_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
 
@@ -159,6 +161,19 @@ class MegatronTrainer(SplitStep):
             last = dist.get_process_group_ranks(pipeline_group())[-1]
             dist.broadcast(values, src=last, group=pipeline_group())
         return values.cpu().numpy()
+
+    @property
+    def vocabulary(self) -> int:
+        return self.architecture.vocabulary
+
+    @torch.no_grad()
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        (rows,) = aligned([rows_of(prompts)], self.transformer)
+        with self._no_message_unread():
+            logits_PV = self._forward.logits(rows)
+        kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
+        told = self._peers.gathered(kept, _KEPT)  # the first rank need not be on the last stage
+        return next(each for each in told if each is not None)
 
     # --- weights in and out ----------------------------------------------------------------------
 

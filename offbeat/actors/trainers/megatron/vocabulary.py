@@ -38,6 +38,13 @@ def vocabulary_logprobs(
     return _Logprobs.apply(own_UV, which_N, target_N - first, temperature, group)  # pyright: ignore[reportReturnType]
 
 
+def whole_logits(logits_UV: Tensor, vocabulary: int, group: ProcessGroup) -> Tensor:
+    """Logits [U, vocabulary] from each rank's columns, the same on every rank of ``group``."""
+    parts = [torch.empty_like(logits_UV) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, logits_UV.contiguous(), group=group)
+    return torch.cat(parts, -1)[:, :vocabulary]
+
+
 class _Logprobs(torch.autograd.Function):
     @staticmethod
     def forward(

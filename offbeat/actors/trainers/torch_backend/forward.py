@@ -3,7 +3,7 @@
 Legend: R rows, T tokens of a row, U places that predict, N wanted tokens, H hidden, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from offbeat.actors.trainers.batches.packing import Packed, visible
 from offbeat.actors.trainers.errors import UnsupportedModel
-from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
+from offbeat.actors.trainers.torch_backend.logprobs import largest_logprobs, token_logprobs
+from offbeat.actors.trainers.torch_backend.sharding import settle
 
 
 def packed_logprobs(
@@ -32,10 +33,7 @@ def packed_logprobs(
     def tensor(values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
 
-    head = model.get_output_embeddings()
-    if head is None:
-        raise UnsupportedModel(type(model).__name__, "has no output head", "Use a causal LM")
-    with _only_places(head, tensor(packed.predicts_U)):
+    with _only_places(output_head(model), tensor(packed.predicts_U)):
         logits_UV = model(
             input_ids=tensor(packed.input_ids_RT),
             position_ids=None if packed.one_sample_a_row else tensor(packed.positions_RT),
@@ -44,6 +42,36 @@ def packed_logprobs(
         ).logits
     which_N, target_N = tensor(packed.which_N), tensor(packed.target_N)
     return token_logprobs(logits_UV, which_N, target_N, temperature)
+
+
+@torch.no_grad()
+def top_logprobs(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """The most probable tokens after prompts of equal length, by the model's plain forward pass."""
+    tokens_RT = torch.tensor(prompts, device=model.device)
+    rows, tokens = tokens_RT.shape
+    last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
+    try:
+        with _only_places(output_head(model), last_U):
+            logits_UV = model(input_ids=tokens_RT, use_cache=False).logits
+    except BaseException:
+        settle(model, failed=True)
+        raise
+    settle(model)
+    return largest_logprobs(logits_UV, count)
+
+
+def output_head(model: PreTrainedModel) -> nn.Module:
+    """What makes logits of hidden states.
+
+    Raises:
+        UnsupportedModel: There is none.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModel(type(model).__name__, "has no output head", "Use a causal LM")
+    return head
 
 
 def _mask(packed: Packed, device: torch.device, dtype: torch.dtype) -> Tensor | None:

@@ -26,6 +26,16 @@ def token_logprobs(
     return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature)  # pyright: ignore[reportReturnType]
 
 
+def largest_logprobs(
+    logits_UV: Tensor, count: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """The most probable tokens of each row and their natural logprobs, in falling order."""
+    wide_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
+    kept = torch.log_softmax(wide_UV, -1).topk(min(count, logits_UV.shape[-1]), -1)
+    tokens, logprobs = kept.indices.tolist(), kept.values.tolist()
+    return tuple(map(tuple, tokens)), tuple(map(tuple, logprobs))
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(

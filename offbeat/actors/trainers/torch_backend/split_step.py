@@ -30,9 +30,9 @@ from offbeat.actors.trainers.dispatch import evened
 from offbeat.actors.trainers.movement import check_moved
 from offbeat.actors.trainers.peers import Alone, Peers, agreed_most, together
 from offbeat.actors.trainers.schedule import learning_rate
-from offbeat.actors.trainers.split_step import Advantages, LogprobColumns
+from offbeat.actors.trainers.split_step import Advantages, LogprobColumns, TopLogprobs
 from offbeat.actors.trainers.step_sums import StepSums, StepTotals
-from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
+from offbeat.actors.trainers.torch_backend.forward import packed_logprobs, top_logprobs
 from offbeat.actors.trainers.torch_backend.loading import LoadedModel
 from offbeat.actors.trainers.torch_backend.model import (
     identity,
@@ -178,6 +178,13 @@ class TorchTrainer(LoadedModel):
                     values[packed.source_N] = logprobs_N.float().cpu().numpy()
             settle(model)
         return values
+
+    @property
+    def vocabulary(self) -> int:
+        return vocabulary(self._model)
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        return top_logprobs(self._model, prompts, count)
 
     # --- weights in and out ----------------------------------------------------------------------
 
@@ -326,16 +333,10 @@ class TorchTrainer(LoadedModel):
         if totals.refusal:
             return 0.0, totals.refusal
         update = self._optimizer.step(totals.denominator, rate)
-        if not update.applied:
-            return update.grad_norm, f"gradient norm is {update.grad_norm}"
-        check_moved(
-            self.peers,
-            update.movement,
-            step=self.steps_applied + 1,
-            learning_rate=rate,
-            grad_norm=update.grad_norm,
-        )
-        return update.grad_norm, ""
+        norm, step = update.grad_norm, self.steps_applied + 1
+        if update.applied:
+            check_moved(self.peers, update.movement, step=step, learning_rate=rate, grad_norm=norm)
+        return norm, "" if update.applied else f"gradient norm is {norm}"
 
     def _together(
         self, during: str, read: Callable[[], tuple[T, list[Packed]]]

@@ -1,0 +1,90 @@
+"""The canary of a release: does an engine compute what the trainer computes from the same weights?
+
+Digests prove that every byte arrived. They do not prove that the bytes reached the module that is
+computed with: a head that is tied to an embedding may keep its old values, an adapter may never be
+applied, a loader may put a layer where it does not belong. So the trainer computes a few next-token
+distributions with the weights that it publishes, and an engine has to come to the same ones before
+it serves them. Pure: no torch.
+
+Legend: P prompts, K tokens kept of each distribution.
+"""
+
+import functools
+import math
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from offbeat.messages.failures import CanaryFailed
+from offbeat.messages.weights import Canary, CanaryAnswer
+
+PROMPTS: Final = 4
+PROMPT_TOKENS: Final = 8
+KEPT: Final = 64  # tokens of each distribution; an engine's greedy token is one of the first few
+TOLERANCE_FLOAT32: Final = 0.02  # nats
+TOLERANCE_16_BIT: Final = 0.25  # nats: one token's logprob, where kernels round 8 bits differently
+
+
+def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
+    """The fixed prompts: tokens spread over the vocabulary, the same in every run of a model."""
+    dice = random.Random(vocabulary)
+    return tuple(
+        tuple(dice.randrange(vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(PROMPTS)
+    )
+
+
+def tolerance(*dtypes: str | None) -> float:
+    """Nats by which trainer and engine may differ, by the types in which weights are held and sent."""
+    is_16_bit = any(dtype is not None and "16" in dtype for dtype in dtypes)
+    return TOLERANCE_16_BIT if is_16_bit else TOLERANCE_FLOAT32
+
+
+def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
+    """Nats between one answer of an engine and the trainer's distribution; infinite if it is no number.
+
+    A distance ``e`` between the two distributions shows as up to ``e`` in the token's logprob, and as
+    up to ``2 e`` between the trainer's best token and the engine's. A token that the trainer did not
+    keep counts as its last one.
+    """
+    tokens, logprobs = canary.tokens[place], canary.logprobs[place]
+    held = dict(zip(tokens, logprobs, strict=True)).get(answer.token, logprobs[-1])
+    distance = max(abs(answer.logprob - held), (logprobs[0] - held) / 2)
+    return distance if math.isfinite(distance) and math.isfinite(answer.logprob) else math.inf
+
+
+def check(
+    canary: Canary, answers: Sequence[CanaryAnswer], *, engine: str, epoch: int, version: int
+) -> float:
+    """The largest gap over the prompts, in nats.
+
+    Raises:
+        CanaryFailed: It is over the tolerance: the engine computes with other weights.
+    """
+    gaps = [gap(canary, place, answer) for place, answer in enumerate(answers)]
+    worst = max(range(len(gaps)), key=gaps.__getitem__)
+    if gaps[worst] > canary.tolerance:
+        token, logprob = answers[worst]
+        kept = dict(zip(canary.tokens[worst], canary.logprobs[worst], strict=True))
+        trainer = kept.get(token, canary.logprobs[worst][-1])
+        raise CanaryFailed(
+            engine, epoch, version, token, logprob, trainer, gaps[worst], canary.tolerance
+        )
+    return gaps[worst]
+
+
+@functools.lru_cache(maxsize=8)
+def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """Tokens and logprobs [P, K] that follow from a digest: what stubs and fakes have for a model."""
+    tokens, logprobs = list[tuple[int, ...]](), list[tuple[float, ...]]()
+    for place in range(PROMPTS):
+        dice = random.Random(f"{digest}/{place}")
+        tokens.append(tuple(dice.sample(range(1000), KEPT)))
+        best = -dice.uniform(0.1, 2.0)
+        logprobs.append(tuple(best - 0.1 * rank for rank in range(KEPT)))
+    return tuple(tokens), tuple(logprobs)
+
+
+def invented_answers(digest: str) -> list[CanaryAnswer]:
+    """What an engine without a model answers when it holds the weights with this digest."""
+    tokens, logprobs = invented(digest)
+    return [CanaryAnswer(ids[0], values[0]) for ids, values in zip(tokens, logprobs, strict=True)]

@@ -1,0 +1,284 @@
+"""The canary of a release on the real embedded engine, and the bugs that digests do not see."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import structlog
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
+from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.config.training import TrainerConfig
+from offbeat.messages.failures import CanaryFailed, EngineUnavailable
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.weight_sync import canary
+from offbeat.weight_sync.manifest import release_digest
+from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget
+from offbeat.weight_sync.source import ModuleSource
+
+FENCE = Fence("run", 1)
+TOLERANCE = {"float32": canary.TOLERANCE_FLOAT32, "bfloat16": canary.TOLERANCE_16_BIT}
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose output head is its embedding."""
+    path = tmp_path_factory.mktemp("tied")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def trainer_of(path: Path, dtype: str = "float32") -> TorchTrainer:
+    model = ModelConfig.model_validate({"path": str(path), "dtype": dtype})
+    return TorchTrainer(
+        path, trainer=TrainerConfig(), model=model, total_steps=10, max_model_len=128
+    )
+
+
+@torch.no_grad()
+def train(trainer: TorchTrainer, seed: int, scale: float = 0.05) -> None:
+    """Move every weight, as steps do, a little more."""
+    torch.manual_seed(seed)
+    for each in trainer.module.parameters():
+        each.add_(scale * torch.randn_like(each))
+
+
+def release(trainer: TorchTrainer, version: int) -> WeightRelease:
+    """What a trainer's rank publishes."""
+    source = ModuleSource(trainer.module, chunk_bytes=200_000)
+    chunks, digests = zip(*source.chunks(), strict=True)
+    asked = canary.prompts(trainer.vocabulary)
+    dtype = str(trainer.module.dtype).removeprefix("torch.")
+    made = Canary(asked, *trainer.top_logprobs(asked, canary.KEPT), TOLERANCE[dtype])
+    manifest = msgspec.structs.replace(source.manifest.sealed(digests), canary=made)
+    digest = release_digest(manifest, digests)
+    return WeightRelease(version, digest, manifest, chunks, manifest.nbytes, made)
+
+
+async def load(actor: EmbeddedEngineActor, epoch: int, new: WeightRelease) -> WeightsAck:
+    return await actor.load_weights(
+        FENCE, epoch, new.version, new.digest, new.manifest, *new.chunks
+    )
+
+
+async def generate(actor: EmbeddedEngineActor, id_: str, tokens: int = 4) -> GenerateResult:
+    asked = GenerateRequest(id_, (1, 2, 3), 1, SamplingParams(max_new_tokens=tokens, seed=1))
+    (answer,) = await actor.exchange("worker", "life", [(abs(hash(id_)), asked)], [])
+    if answer.failure is not None:
+        raise answer.failure
+    assert answer.value is not None
+    return answer.value
+
+
+# --- the bugs -------------------------------------------------------------------------------------
+
+
+class AdapterNeverApplied(EmbeddedEngineActor):
+    """Weights reach a wrapper; the module that is computed with keeps those it was made with."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._module = type(self._module)(self._module.config)
+
+
+class ScalesOneLayer(ModuleTarget):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._layer = module.get_parameter("model.layers.0.mlp.down_proj.weight")
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        super().commit()
+        self._layer.mul_(2.0)
+
+
+class LoaderCorruptsOneLayer(EmbeddedEngineActor):
+    """All bytes arrive, and one layer is not what they say."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self.corrupts = True
+
+    async def _take(self, *given: Any) -> Any:
+        receiver = ModuleReceiver(self._module, self._name)
+        receiver._target = ScalesOneLayer(self._module)  # noqa: SLF001 -- the bug
+        self._receiver = receiver if self.corrupts else None
+        return await super()._take(*given)
+
+
+class OldHead(nn.Module):
+    """An output head with a copy of the embedding that nobody updates."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().clone(), persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden, self.get_buffer("weight"))
+
+
+class TiedHeadKeptOld(EmbeddedEngineActor):
+    """The embedding is updated, the head that was tied to it is not."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        model: PreTrainedModel = self._module
+        model.set_output_embeddings(OldHead(model.get_input_embeddings().get_parameter("weight")))
+
+
+@pytest.fixture
+def play(tied: Path, tmp_path: Path) -> Callable[..., None]:
+    def run(
+        kind: type[EmbeddedEngineActor],
+        use: Callable[[EmbeddedEngineActor], Awaitable[None]],
+        dtype: str = "float32",
+    ) -> None:
+        spec = EngineSpec(
+            name="generator-0",
+            model_path=str(tied),
+            model=ModelConfig.model_validate({"path": str(tied), "dtype": dtype}),
+            generator=GeneratorConfig(max_model_len=128),
+            stub=StubConfig(),
+            seed=0,
+            run_dir=str(tmp_path),
+        )
+
+        async def main() -> None:
+            actor = kind(spec)
+            try:
+                await use(actor)
+            finally:
+                await actor.close()
+                structlog.get_config()["logger_factory"]().close()  # its process would end here
+
+        asyncio.run(main())
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_that_computes_what_the_trainer_computes_passes_with_room_to_spare(
+    play: Callable[..., None], tied: Path, dtype: str
+) -> None:
+    trainer = trainer_of(tied, dtype)
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        for version in range(3):
+            ack = await load(actor, version + 1, release(trainer, version))
+            assert ack.canary_gap is not None
+            assert ack.canary_gap <= TOLERANCE[dtype] / 4
+            assert (await generate(actor, f"after {version}")).version_spans[0][0][0] == version
+            train(trainer, version)
+
+    play(EmbeddedEngineActor, use, dtype)
+
+
+@pytest.mark.parametrize(
+    "bug", [AdapterNeverApplied, LoaderCorruptsOneLayer, TiedHeadKeptOld], ids=lambda b: b.__name__
+)
+def test_a_bug_that_digests_do_not_see_is_caught_before_the_engine_serves(
+    play: Callable[..., None], tied: Path, bug: type[EmbeddedEngineActor]
+) -> None:
+    trainer = trainer_of(tied)
+    train(trainer, 7)
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        with pytest.raises(CanaryFailed, match="where the trainer's is"):
+            await load(actor, 1, release(trainer, 1))
+        state = await actor.state(FENCE)
+        assert (state.version, state.digest) == (None, None)
+        with pytest.raises(EngineUnavailable):
+            await generate(actor, "too early")
+
+    play(bug, use)
+
+
+def test_samples_that_run_when_a_canary_fails_are_lost_and_a_good_sync_heals_the_engine(
+    play: Callable[..., None], tied: Path
+) -> None:
+    trainer = trainer_of(tied)
+    good = release(trainer, 0)
+    train(trainer, 7)
+    new = release(trainer, 1)
+
+    async def use(actor: EmbeddedEngineActor) -> None:
+        assert isinstance(actor, LoaderCorruptsOneLayer)
+        actor.corrupts = False
+        await load(actor, 1, good)
+        running = asyncio.create_task(generate(actor, "running", tokens=120))
+        await asyncio.sleep(0)  # its turn: it is with the engine now
+        actor.corrupts = True
+        with pytest.raises(CanaryFailed):
+            await load(actor, 2, new)
+        with pytest.raises(EngineUnavailable, match="where the trainer's is"):
+            await running
+        actor.corrupts = False
+        assert (await load(actor, 3, new)).canary_gap is not None
+        after = await generate(actor, "after", tokens=3)
+        assert after.version_spans == (((1, len(after.token_ids)),),)
+        assert np.isfinite(after.logprobs).all()
+
+    play(LoaderCorruptsOneLayer, use)
+
+
+# --- the numbers ----------------------------------------------------------------------------------
+
+
+def two_tokens(tolerance: float = 0.1) -> Canary:
+    return Canary(((1, 2),), ((5, 6, 7),), ((-0.1, -3.0, -9.0),), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob", "gap"),
+    [
+        (5, -0.1, 0.0),
+        (5, -0.35, 0.25),
+        (6, -3.0, 1.45),  # its logprob is right, but it is not the trainer's best token
+        (9, -0.1, 8.9),  # not among those the trainer kept
+        (5, float("nan"), float("inf")),
+    ],
+)
+def test_a_gap_is_how_far_the_distributions_are_apart_at_least(
+    token: int, logprob: float, gap: float
+) -> None:
+    answer = canary.CanaryAnswer(token, logprob)
+    assert canary.gap(two_tokens(), 0, answer) == pytest.approx(gap)
+
+
+def test_the_tolerance_is_that_of_the_coarsest_type() -> None:
+    assert canary.tolerance("float32", None) == canary.TOLERANCE_FLOAT32
+    assert canary.tolerance("float32", "bfloat16") == canary.TOLERANCE_16_BIT
+    assert canary.tolerance("bfloat16", None) == canary.TOLERANCE_16_BIT
+
+
+def test_the_prompts_of_a_vocabulary_are_always_the_same_and_within_it() -> None:
+    for vocabulary in (13, 64, 151_936):
+        made = canary.prompts(vocabulary)
+        assert made == canary.prompts(vocabulary)
+        assert len(set(made)) == canary.PROMPTS
+        assert all(0 <= token < vocabulary for prompt in made for token in prompt)
