@@ -31,7 +31,7 @@ def plan_with(**changes: object) -> Plan:
         "trainer": {"step_deadline_s": 10.0, "start_deadline_s": 40.0, "restart_budget": 20},
         "rollout": {"deadline_s": 15.0, "drop_budget": 40, "data_retries": 3},
         "checkpoint": {"interval": 3, "keep": 2, "deadline_s": 10.0},
-        "sync": {"deadline_s": 8.0},
+        "sync": {"deadline_s": 8.0, "canary_interval": 1},
         "supervision": {"stall_timeout_s": 120.0, "controller_restart_budget": 12},
     }
     for section, values in quick.items():
