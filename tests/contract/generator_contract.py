@@ -143,6 +143,15 @@ class GeneratorContract:
 
         play(story)
 
+    def test_a_retired_engine_answers_no_more(self, play: Play) -> None:
+        async def story(on: Bench) -> None:
+            await on.load(7, 1)
+            await on.generator.retire()
+            with pytest.raises(ActorLost):
+                await on.generator.state(FENCE)
+
+        play(story)
+
     def test_a_transfer_into_an_engine_that_dies_is_lost_with_it(self, play: Play) -> None:
         async def story(on: Bench) -> None:
             before = await on.up()

@@ -99,7 +99,7 @@ class InProcessGenerator:
 
     def __init__(self, name: str, make: Callable[[], EngineActor]) -> None:
         self.name, self._make = name, make
-        self.engine, self._lives = make(), 1
+        self.engine, self._lives, self._is_retired = make(), 1, False
         self._open = set[asyncio.Future[Any]]()
 
     async def state(self, fence: Fence) -> EngineState:
@@ -119,16 +119,26 @@ class InProcessGenerator:
         return await self._reply(self.engine.exchange("environment-0", life, asked, cancelled))
 
     async def restart(self) -> None:
+        await self._kill()
+        self.engine = self._make()
+
+    async def retire(self) -> None:
+        self._is_retired = True
+        await self._kill()
+
+    async def _kill(self) -> None:
         self._lives += 1
         for call in self._open:
             call.cancel()
         await self.engine.close()
-        self.engine = self._make()
 
     async def close(self) -> None:
         await self.engine.close()
 
     async def _reply(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._is_retired:
+            work.close()
+            raise ActorLost(self.name, "a call", "its process was killed for good")
         life, call = self._lives, asyncio.ensure_future(work)
         self._open.add(call)
         try:

@@ -40,9 +40,10 @@ BODY: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
+HEAD: dict[str, Any] = {"head_dim": 8}  # the class takes it without declaring it
 CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config(**BODY, head_dim=8, tie_word_embeddings=True),
-    "qwen3_moe": Qwen3MoeConfig(**BODY, **EXPERTS, head_dim=8, num_experts=11),
+    "qwen3_moe": Qwen3MoeConfig(**BODY, **EXPERTS, **HEAD, num_experts=11),
     "olmoe": OlmoeConfig(**BODY, num_experts=4, num_experts_per_tok=2),
     "deepseek_v3": DeepseekV3Config(
         **BODY,
