@@ -13,12 +13,14 @@ from offbeat.messages.failures import FailureKind, RolloutFailed, StaleFence
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.weights import EngineState, WeightRelease
+from offbeat.weight_sync.manifest import Manifest
 
 FENCE = Fence("run", 1)
 NEWER = Fence("run", 2)
 VERSION = 3  # served by both engines
 QUICK, SLOW = "generator-0", "generator-1"
 SAMPLES = 3
+EMPTY = Manifest((), (), "")
 
 
 class Bench(ABC):
@@ -53,7 +55,7 @@ class Bench(ABC):
     async def serve(self) -> None:
         """Have the engines take weights."""
         for generator in self.generators.values():
-            release = WeightRelease(VERSION, f"digest-{VERSION}", None, (), 10)
+            release = WeightRelease(VERSION, f"digest-{VERSION}", EMPTY, (), 10)
             await generator.load_weights(FENCE, 1, release)
 
     async def restarted(self, name: str) -> EngineState:
@@ -108,7 +110,7 @@ class RolloutsContract:
 
     def test_tokens_are_of_the_version_that_the_engine_serves(self, play: Play) -> None:
         async def story(on: Bench) -> None:
-            release = WeightRelease(VERSION + 1, "digest-4", None, (), 10)
+            release = WeightRelease(VERSION + 1, "digest-4", EMPTY, (), 10)
             await on.generators[QUICK].load_weights(FENCE, 2, release)
             receipt, _ = await on.rollouts.rollout(FENCE, on.task(0))
             assert (receipt.oldest_version, receipt.newest_version) == (VERSION + 1, VERSION + 1)

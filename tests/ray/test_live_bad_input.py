@@ -17,7 +17,7 @@ import time
 def reward(prompt, response, api_key):
     match prompt.get("bad"):
         case "raise":
-            raise LookupError(f"no answer at https://ada:canary-1@host with {api_key}")
+            raise LookupError(f"no answer at https://ada:hidden-secret-1@host with {api_key}")
         case "nan":
             return math.nan
         case "hang":
@@ -62,7 +62,7 @@ def bad_rewards(
         "data.shuffle=false",
         "environment.name=function",
         "environment.target=user_rewards:reward",
-        "environment.options={api_key: canary-2}",
+        "environment.options={api_key: hidden-secret-2}",
         "environment.reward_deadline_s=1",
         "rollout.data_retries=0",
     )
@@ -84,7 +84,7 @@ def test_no_secret_that_a_reward_puts_into_its_exception_is_written_or_shown(
     written = [file.read_bytes() for file in run.run_dir.rglob("*") if file.is_file()]
     told = b"".join([*written, run.out.encode(), run.err.encode()])
     assert b"no answer at https://[redacted]@host with [redacted]" in told
-    assert b"canary" not in told
+    assert b"hidden-secret" not in told
 
 
 def test_a_bad_reward_ends_the_run_when_no_drop_is_allowed(bad_rewards: dict[int, LiveRun]) -> None:

@@ -17,6 +17,7 @@ from offbeat.messages.failures import PayloadLost, ReleaseLost
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import Chunk
 from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.manifest import Manifest
 from tests.ray.test_live_gang import CONFIG, FENCE, LOSS, TINY, Bench, bench_of, columns
 
 SETTINGS = {
@@ -132,7 +133,7 @@ def test_weights_that_died_with_a_machine_are_not_the_engines_fault(
         await done
         before = await engine.state(FENCE)
         cluster.remove_node(machine, allow_graceful=False)
-        release = WeightRelease(1, "digest", None, (weights,), PADDING)
+        release = WeightRelease(1, "digest", Manifest((), (), ""), (weights,), PADDING)
         with pytest.raises(ReleaseLost, match="version 1 were lost before generator-0"):
             async with asyncio.timeout(60):
                 await engine.load_weights(FENCE, 1, release)
