@@ -25,7 +25,8 @@ _ENDED: Final = frozenset({Phase.ABORTED, Phase.FAILED})
 _MOVES: Final[Mapping[Phase, frozenset[Phase]]] = {
     Phase.STARTING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
     Phase.RUNNING: _ENDED | {Phase.SYNCING, Phase.REWINDING, Phase.FINISHED},
-    Phase.SYNCING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
+    # The end of a run waits for no release that is made again because a machine took the last one.
+    Phase.SYNCING: _ENDED | {Phase.RUNNING, Phase.REWINDING, Phase.FINISHED},
     Phase.REWINDING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
 }
 
