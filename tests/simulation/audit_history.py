@@ -35,6 +35,7 @@ from offbeat.simulation.records import (
     ControllerLife,
     Ended,
     EngineServes,
+    Fault,
     Generated,
     PermitsUsed,
     Published,
@@ -236,6 +237,7 @@ class History:
         self.journal.append(Checkpointed(self.version, digest))
 
     def trainer_restored(self, to_version: int) -> None:
+        self.records.append(Fault(0.0, "trainer_killed", "trainer"))
         self.records.append(TrainerLife(0.0, 2))
         self.records.append(TrainerRestored(0.0, 2, to_version, self.digests[to_version]))
 

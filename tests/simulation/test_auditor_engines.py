@@ -43,7 +43,6 @@ def test_work_for_an_engine_that_acked_nothing_is_found() -> None:
 
 def test_work_for_an_engine_that_did_not_resync_after_a_rewind_is_found() -> None:
     history = started()
-    history.records.append(Fault(0.0, "trainer_killed", "trainer"))
     history.rewind(0)
     history.dispatch(history.admit())
     assert broken(killed(history)) == {"I6"}

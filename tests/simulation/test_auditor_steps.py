@@ -18,6 +18,7 @@ from offbeat.simulation.records import (
     Closed,
     ControllerEnd,
     EngineServes,
+    Fault,
     TrainerApplied,
     TrainerLife,
     TrainerRestored,
@@ -339,7 +340,11 @@ def test_a_trainer_that_is_started_anew_is_missed_unless_its_run_was_over(
 ) -> None:
     history = whole_run()
     at = next(i for i, record in enumerate(history.records) if isinstance(record, ControllerEnd))
-    history.records[at:at] = [Closed(0.0, "trainer")] * told + [TrainerLife(0.0, 2)]
+    history.records[at:at] = [
+        *[Closed(0.0, "trainer")] * told,
+        Fault(0.0, "trainer_killed", "trainer"),
+        TrainerLife(0.0, 2),
+    ]
     assert broken(history) == found
 
 

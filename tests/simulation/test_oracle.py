@@ -139,6 +139,7 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
                 "data_retries": data_retries,
                 "on_dropped_prompt": policy,
                 "drop_budget": 100,
+                "outage_failures": 1000,  # the reference counts each failure
             },
             filters={**BOTH_FILTERS, "zero_variance": seed % 3 == 0},
         )
