@@ -34,12 +34,15 @@ class ControllerActor:
         self._build = build
         self._hosted: Hosted | None = None
         self._abort_reason: str | None = None
+        self._early_commands = list[bytes]()  # received while the run was being built
 
     async def run(self) -> bytes:
         """Build the controller on this actor's loop and let it run to its end."""
         self._hosted = await self._build()
         if self._abort_reason is not None:
             self._hosted.abort(self._abort_reason)
+        for command in self._early_commands:
+            self._hosted.control(command)
         return await self._hosted.run()
 
     async def status(self) -> bytes | None:
@@ -53,6 +56,8 @@ class ControllerActor:
             self._hosted.abort(reason)
 
     async def control(self, command: bytes) -> None:
-        """Pause, resume, stop or abort; ignored before the run was built."""
-        if self._hosted is not None:
+        """Pause, resume, stop or abort. A command that comes before the run is built begins with it."""
+        if self._hosted is None:
+            self._early_commands.append(command)
+        else:
             self._hosted.control(command)

@@ -1,6 +1,7 @@
 """What an operator does to a run while it goes on, and what is found out about it, then and after."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ def test_a_finished_run_is_replayed_and_its_groups_explained(stopped: LiveRun) -
     assert "summary.json  agrees: finished" in text and "incarnation 2 from 20" in text
     code, text = offbeat("why", stopped.run_dir, "g-000000")
     assert code == 0
-    assert "now: trained in step 1, which made version 1" in text
+    assert re.search(r"now: trained in step (\d+), which made version \1\b", text)
 
 
 def test_the_timeline_has_lanes_for_pumps_engines_ranks_and_groups(stopped: LiveRun) -> None:
@@ -138,7 +139,7 @@ def test_a_crashed_run_is_replayed_and_its_groups_explained(crashed: Path) -> No
     assert "summary.json  not written" in text
     code, text = offbeat("why", crashed, 0)
     assert code == 0, text
-    assert "now: trained in step 1" in text
+    assert re.search(r"now: trained in step \d+", text)
 
 
 def test_a_crashed_run_obeys_nobody_and_says_how_to_go_on(crashed: Path) -> None:

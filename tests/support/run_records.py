@@ -95,4 +95,5 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def temporary_files(run_dir: Path) -> list[Path]:
     """Files that writing atomically puts beside the real one and that must not stay."""
-    return [path for path in run_dir.rglob(".*") if path.is_file()]
+    hidden = (path for path in run_dir.rglob(".*") if path.is_file())
+    return [path for path in hidden if path.name != ".metadata"]  # a checkpoint's table of contents
