@@ -107,6 +107,7 @@ def lost_step(failures: list[BaseException]) -> TrainerLost | None:
             return failure
         if isinstance(failure, TrainStepFailed) and failure.during == "finish":
             return TrainerLost("finish", str(failure))
-    if failures and all(isinstance(failure, StepOutOfOrder) for failure in failures):
+    unknown = [failure for failure in failures if type(failure) is StepOutOfOrder]
+    if failures and len(unknown) == len(failures):
         return TrainerLost("a step", f"it knows nothing of the step: {failures[0]}")
     return None

@@ -181,7 +181,7 @@ class TrainPump:
             try:
                 result = await self._one_step.attempt(key, measures)
             except BaseExceptionGroup as group:
-                failure = _repairable(group)
+                failure = _repairable(group, step)
                 if failure is None:
                     raise
                 log.warning("step.aborted", step=step, attempt=key.attempt, error=str(failure))
@@ -259,7 +259,7 @@ class TrainPump:
         await self._sync.settled()
 
 
-def _repairable(group: BaseExceptionGroup[BaseException]) -> Repairable | None:
+def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairable | None:
     """The failure an abort and a retry may heal; None when anything else went wrong too.
 
     Raises:
@@ -271,6 +271,8 @@ def _repairable(group: BaseExceptionGroup[BaseException]) -> Repairable | None:
     if lost := lost_step(failures):
         raise lost from group
     repairable = [each for each in failures if isinstance(each, Repairable)]
+    if not repairable:  # the answer of the call that failed was overtaken by refusals of later ones
+        return TrainStepFailed(0, step, "an earlier call", str(failures[0]))
     # A retry of the step cannot heal what is wrong with a group.
     return next(
         (each for each in repairable if not isinstance(each, TrainStepFailed)), repairable[0]

@@ -136,6 +136,13 @@ class StepOutOfOrder(OffbeatError):
         return f"train step call {self.got} is out of order: expected {self.expected}"
 
 
+class StepBroken(StepOutOfOrder):
+    """A call of a step of which an earlier call has failed: only an abort is accepted.
+
+    It may arrive before the answer of the call that failed.
+    """
+
+
 class TrainStepFailed(OffbeatError):
     """A call of a train step raised on a rank that is still alive: abort and retry may help."""
 

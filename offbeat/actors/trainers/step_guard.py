@@ -17,7 +17,7 @@ import enum
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from offbeat.messages.failures import StepAlreadyOpen, StepOutOfOrder
+from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
 
 T = TypeVar("T")
@@ -66,7 +66,9 @@ class StepGuard:
         if call is Call.BEGIN:
             self._open(key)
         elif self._state is not _State.OPEN or key != self._next_key():
-            raise StepOutOfOrder(_text(key, call), self._expected())
+            is_broken = self._state is _State.BROKEN and key.attempt_id == self._last
+            refusal = StepBroken if is_broken else StepOutOfOrder
+            raise refusal(_text(key, call), self._expected())
         self._state = _State.BROKEN
         reply = work()
         self._state = _State.CLOSED if call is Call.FINISH else _State.OPEN
