@@ -20,9 +20,11 @@ def with_old_head(old: Weights, new: Weights) -> WeightRelease:
 
     An engine that takes it whole is where one is whose head was tied, and is no more.
     """
-    head = new.model.get_output_embeddings().weight
+    own, older = new.model.get_output_embeddings(), old.model.get_output_embeddings()
+    assert own is not None and older is not None
+    head = own.weight
     kept = head.detach().clone()
-    head.data.copy_(old.model.get_output_embeddings().weight)
+    head.data.copy_(older.weight)
     source = ModuleSource(new.model, CHUNK_BYTES)
     chunks = [chunk.copy() for chunk, _ in source.chunks()]
     head.data.copy_(kept)
