@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from offbeat.actors.trainers.step_guard import Call, StepGuard
-from offbeat.messages.failures import StepAlreadyOpen, StepOutOfOrder
+from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
 
 
@@ -183,3 +183,13 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
 
 
 TestAnyOrderOfCalls = AnyOrderOfCalls.TestCase
+
+
+def test_calls_behind_a_failed_one_are_refused_as_of_a_broken_step(guard: StepGuard) -> None:
+    with pytest.raises(ZeroDivisionError):
+        guard.once(key(1, 1, 2), Call.MICROBATCH, lambda: 1 // 0)
+    with pytest.raises(StepBroken):
+        guard.once(key(1, 1, 3), Call.MICROBATCH, never)
+    with pytest.raises(StepOutOfOrder) as refused:
+        guard.once(key(2, 1, 1), Call.MICROBATCH, never)
+    assert type(refused.value) is StepOutOfOrder, "of a step that it does not know"
