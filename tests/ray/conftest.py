@@ -1,7 +1,8 @@
 """Starting the real command; every test here runs real actors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -31,8 +32,14 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
         *overrides: str,
         command: str = "train",
         cwd: Path = directory,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> LiveRun:
         given = [] if recipe is None else [str(recipe), "wandb.mode=disabled"]
-        return LiveRun([command, *given, *overrides], run_dir=directory / name, cwd=cwd)
+        return LiveRun(
+            [command, *given, *overrides],
+            run_dir=directory / name,
+            cwd=cwd,
+            environment=environment,
+        )
 
     return begin

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TypeVar
 
 import psutil
@@ -44,8 +45,18 @@ class LiveRun:
     A context manager: whatever is left of it is killed at the end, so a failed test leaves nothing.
     """
 
-    def __init__(self, arguments: Sequence[str], *, run_dir: Path, cwd: Path) -> None:
-        """Start the command, as the leader of a process group of its own."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        run_dir: Path,
+        cwd: Path,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Start the command, as the leader of a process group of its own.
+
+        ``environment`` is set for it beside what this process has.
+        """
         self.run_dir = run_dir
         self._texts = {1: cwd / f"{run_dir.name}.out", 2: cwd / f"{run_dir.name}.err"}
         self._seen = set[psutil.Process]()
@@ -55,7 +66,12 @@ class LiveRun:
         self.started_at = time.monotonic()
         with self._texts[1].open("wb") as out, self._texts[2].open("wb") as err:
             self._driver = subprocess.Popen(
-                command, stdout=out, stderr=err, cwd=cwd, start_new_session=True
+                command,
+                stdout=out,
+                stderr=err,
+                cwd=cwd,
+                env={**os.environ, **environment},
+                start_new_session=True,
             )
         self._process = psutil.Process(self._driver.pid)
 
