@@ -6,8 +6,8 @@ The whole controller on no-op ports, a real event loop and a real journal, witho
 trainer could only start over, so every step could still be undone. ``--ledger-only`` makes the same
 moves on ledger and journal without the pumps, several times as fast. Resident memory and the bytes of
 the journal are printed at 1 %, 2 %, 5 %, 10 % and each further tenth of the run; then what a new
-process needs to take over from that journal, and to find the steps that a rewind to the initial
-model would undo.
+process needs to take over from that journal, to find the steps that a rewind to the initial model
+undoes, and to give their groups back.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from offbeat.controller.controller import Controller
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
+from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.training import LossSpec
@@ -194,6 +195,19 @@ async def _take_over(directory: Path) -> None:
     took_s = time.perf_counter() - began_s
     print(
         f"the steps that a rewind to the initial model undoes: {len(after.undone):,} in {took_s:.1f} s, "
+        f"{resident_mib() - before:.0f} MiB",
+        flush=True,
+    )
+    turns_s = list[float]()
+    parts = ledger.rewind_in_parts(0, "measured", after, groups_per_part=GROUPS_PER_TURN)
+    began_s = time.perf_counter()
+    while next(parts, None) is not None:
+        turns_s.append(time.perf_counter() - began_s)
+        await asyncio.sleep(0)
+        began_s = time.perf_counter()
+    print(
+        f"that rewind: {ledger.outstanding:,} groups given back in {len(turns_s):,} turns of the event "
+        f"loop, {sum(turns_s):.2f} s; the longest {1e3 * max(turns_s, default=0):.0f} ms; "
         f"{resident_mib() - before:.0f} MiB",
         flush=True,
     )

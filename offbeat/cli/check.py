@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from offbeat.cli.checks.checkpoints import check_checkpoints
 from offbeat.cli.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.cli.checks.finding import Finding, Level, ok
 from offbeat.cli.checks.machine import check_cores, check_memory, check_shared_memory, this_machine
@@ -58,6 +59,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_model_proof(config) if model else (),
         check_vllm_positions(config) if model else (),
         check_prompts(config),
+        check_checkpoints(config),
         check_targets(config, Path.cwd()),
         check_cores(config, machine),
         check_memory(config, machine, model) if model else (),

@@ -96,7 +96,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.groups['drawn']} drawn = {' + '.join(rest)}"
 
     def _lineage(self) -> str:
-        back = [f"to version {each.to_version} ({each.reason})" for each in self.rewinds]
+        back = [f"to version {each.target} ({each.reason})" for each in self.rewinds]
         return f"{self.lineage}" + ("".join(f"; rewound {each}" for each in back))
 
 
@@ -162,7 +162,10 @@ class _Story:
                 )
                 self._driver = event.driver
             case Rewound():
-                brief = msgspec.structs.replace(event, undone=(), rewards=())  # may be every group
+                if self.rewinds and self.rewinds[-1].lineage == event.lineage:
+                    self.rewinds.pop()  # the same rewind, in parts
+                # What it undoes may be every group.
+                brief = msgspec.structs.replace(event, undone=(), rewards=())
                 self.rewinds.append(brief)
             case Checkpointed():
                 self.checkpoints.append(event.version)

@@ -194,7 +194,7 @@ class _Teller:
 
     def _rewound(self, event: Rewound, was: Place | None) -> Iterator[tuple[str, str]]:
         """A rewind brings back what was trained since, and a ready group with abandoned tokens."""
-        back = f"to version {event.to_version}, lineage {event.lineage}: {event.reason}"
+        back = f"to version {event.target}, lineage {event.lineage}: {event.reason}"
         if was is None and self._was is not None:
             self._trained_in = 0
             yield "rewound", f"{back}; it was trained since, and is to be rolled out again"

@@ -2,10 +2,10 @@
 
 import enum
 from collections import OrderedDict
-from typing import Final, TypeVar
 
 import msgspec
 
+from offbeat.controller.counts import count, count_reason
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -33,12 +33,6 @@ from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
 from offbeat.telemetry.standing import StandingSteps
 
-K = TypeVar("K")
-MOST_REASONS: Final = 100
-"""Distinct reasons that are counted apart; a reason may come from a user's code."""
-OTHER_REASON: Final = "other"
-"""What the reasons beyond those are counted as."""
-
 
 class Place(enum.StrEnum):
     """The places of a group that is neither trained nor dropped."""
@@ -49,8 +43,12 @@ class Place(enum.StrEnum):
     TRAINING = "training"
 
 
-class Group(msgspec.Struct):
-    """One prompt group between admission and its end."""
+class Group(msgspec.Struct, gc=False):
+    """One prompt group between admission and its end.
+
+    It can be part of no cycle, and after a long rewind there are millions: the collector would stop
+    the event loop to look at them.
+    """
 
     ordinal: int
     stamp: int  # target step, or NEVER
@@ -98,6 +96,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     steps: StandingSteps
     groups: list[Group]  # training, ready, in flight, each in its order; then the others
     checkpoint_digests: dict[int, str] = {}
+    rewinding_to: int | None = None
 
 
 Held = OrderedDict[int, Group]
@@ -122,6 +121,7 @@ class Books:
         self.run_id = ""
         self.incarnation = 0
         self.lineage = 0
+        self.rewinding_to: int | None = None  # a rewind to this version is recorded in part
         self.groups: dict[int, Group] = {}
         self.ready: Held = OrderedDict()  # in arrival order
         self.training: dict[int, Group] = {}  # in claim order
@@ -187,12 +187,14 @@ class Books:
             steps=self.steps,
             groups=[*first.values(), *rest],
             checkpoint_digests=self.checkpoint_digests,
+            rewinding_to=self.rewinding_to,
         )
 
     def load(self, snapshot: Snapshot) -> None:
         """Take over a decoded snapshot; these books must be empty."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
+        self.rewinding_to = snapshot.rewinding_to
         self.digest, self.intent = snapshot.digest, snapshot.intent
         self.checkpoints, self.shrunk = snapshot.checkpoints, snapshot.shrunk
         self.checkpoint_digests = snapshot.checkpoint_digests
@@ -231,7 +233,7 @@ class Books:
             case StepApplied():
                 self._applied(event)
             case StepRefused():
-                _count_reason(self.totals.dropped, event.reason, len(self.training))
+                count_reason(self.totals.dropped, event.reason, len(self.training))
                 self._end_step()
             case Checkpointed():
                 self._checkpointed(event.version, event.digest)
@@ -248,12 +250,12 @@ class Books:
 
     def _returned(self, event: Returned) -> None:
         group = self.groups[event.ordinal]
-        _count(group.failures, event.kind, 1)
+        count(group.failures, event.kind, 1)
         group.last_failure = event.kind
         if event.kind == "evicted":
             self.totals.evicted += 1
         else:
-            _count_reason(self.totals.retried, event.reason, 1)
+            count_reason(self.totals.retried, event.reason, 1)
             self.totals.cancelled += event.kind == "cancelled"
         self._readmit(group)
 
@@ -261,13 +263,13 @@ class Books:
         group = self.groups.pop(event.ordinal)
         self._leave(group)
         self.totals.cancelled += group.place is Place.IN_FLIGHT and event.reason == "stale"
-        _count_reason(self.totals.dropped, event.reason, 1)
+        count_reason(self.totals.dropped, event.reason, 1)
         if group.last_failure == FailureKind.INFRASTRUCTURE:
             self.totals.given_up_infrastructure += not event.filtered
         else:
             self.totals.given_up += not event.filtered
         if event.shrinks:
-            _count(self.shrunk, event.shrinks, 1)
+            count(self.shrunk, event.shrinks, 1)
 
     def _applied(self, event: StepApplied) -> None:
         self.totals.trained += len(self.training)
@@ -292,6 +294,7 @@ class Books:
             self._undo(step)
         self.steps.cut(to_version, event.rewards)
         self.trainer_version, self.lineage = to_version, event.lineage
+        self.rewinding_to = event.rewinding_to
         self.checkpoints = [version for version in self.checkpoints if version <= to_version]
         known = self.checkpoint_digests
         self.checkpoint_digests = {made: known[made] for made in known if made <= to_version}
@@ -300,7 +303,7 @@ class Books:
         self.totals.trained -= len(step.ordinals)
         self.steps.take_back(step.staleness)
         if step.shrunk:
-            _count(self.shrunk, step.version, step.shrunk)
+            count(self.shrunk, step.version, step.shrunk)
         stamp = step.version if step.stamped else NEVER
         for ordinal, attempt in zip(step.ordinals, step.attempts, strict=True):
             self._add(Group(ordinal, stamp, attempt=attempt))
@@ -342,18 +345,18 @@ class Books:
                 self.admitted -= 1
             case Place.IN_FLIGHT:
                 self.in_flight -= 1
-                _count(self.versions, group.bound_version, -1)
+                count(self.versions, group.bound_version, -1)
                 _take(self.in_flight_at, group.bound_version, group.ordinal)
             case Place.READY:
                 del self.ready[group.ordinal]
                 self.ready_tokens -= group.tokens
-                _count(self.versions, group.bound_version, -1)
+                count(self.versions, group.bound_version, -1)
                 _take(self.ready_at, group.bound_version, group.ordinal)
                 _take(self.ready_for, group.stamp, group.ordinal)
             case Place.TRAINING:
                 del self.training[group.ordinal]
                 return
-        _count(self.stamped, group.stamp, -1)
+        count(self.stamped, group.stamp, -1)
 
     def _enter(self, group: Group) -> None:
         match group.place:
@@ -361,35 +364,20 @@ class Books:
                 self.admitted += 1
             case Place.IN_FLIGHT:
                 self.in_flight += 1
-                _count(self.versions, group.bound_version, 1)
+                count(self.versions, group.bound_version, 1)
                 self.in_flight_at.setdefault(group.bound_version, OrderedDict())[group.ordinal] = (
                     group
                 )
             case Place.READY:
                 self.ready[group.ordinal] = group
                 self.ready_tokens += group.tokens
-                _count(self.versions, group.bound_version, 1)
+                count(self.versions, group.bound_version, 1)
                 self.ready_at.setdefault(group.bound_version, OrderedDict())[group.ordinal] = group
                 self.ready_for.setdefault(group.stamp, OrderedDict())[group.ordinal] = group
             case Place.TRAINING:
                 self.training[group.ordinal] = group
                 return
-        _count(self.stamped, group.stamp, 1)
-
-
-def _count(counts: dict[K, int], key: K, change: int) -> None:
-    """Count, keeping no zeros: the dictionaries stay as small as what they describe."""
-    total = counts.get(key, 0) + change
-    if total:
-        counts[key] = total
-    else:
-        counts.pop(key, None)
-
-
-def _count_reason(counts: dict[str, int], reason: str, groups: int) -> None:
-    """Count, keeping a bounded number of reasons."""
-    known = reason in counts or len(counts) < MOST_REASONS
-    _count(counts, reason if known else OTHER_REASON, groups)
+        count(self.stamped, group.stamp, 1)
 
 
 def _take(groups_at: dict[int, Held], key: int, ordinal: int) -> None:

@@ -48,7 +48,7 @@ from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.ports import Generator, Ports, Rollouts, Trainer
 from offbeat.controller.progress import Progress
-from offbeat.controller.recovery import Recovery
+from offbeat.controller.recovery import GROUPS_PER_TURN, Recovery
 from offbeat.controller.retries import RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
@@ -87,6 +87,7 @@ class Controller:
         rng: random.Random,
         ledger: Ledger | None = None,
         driver: str = "",
+        groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
         """Make it on the event loop that will run it; the loop's clock is the run's.
 
@@ -101,6 +102,7 @@ class Controller:
             rng: Jitter of back-offs.
             ledger: The fold of the journal, when the run has had a controller before.
             driver: Names the process that started this life, for the journal.
+            groups_per_turn: Groups given back between two turns of the event loop, in a rewind.
         """
         self._config, self._ports, self._driver = config, ports, driver
         clock = asyncio.get_running_loop().time
@@ -136,6 +138,7 @@ class Controller:
             self._rollout_pump,
             ports.payloads,
             on_taken=self.progress.taken_over,
+            groups_per_turn=groups_per_turn,
         )
         self._train_pump = TrainPump(
             state,

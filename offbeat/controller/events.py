@@ -48,6 +48,10 @@ class Rewound(Event, frozen=True):
     What was trained since goes back to admitted. So does a ready group with a token of an abandoned
     version: the number will mean other weights. The record says itself what it undoes, so that
     neither the books nor a snapshot remember which groups each step has trained.
+
+    A long rewind is several of these records, newest steps first and all of one lineage, so that
+    none of them takes the controller long. A controller that dies between them is followed by one
+    that goes on.
     """
 
     to_version: int
@@ -55,6 +59,14 @@ class Rewound(Event, frozen=True):
     reason: str
     undone: tuple[UndoneStep, ...] = ()  # by version, rising
     rewards: tuple[float, ...] = ()  # mean rewards of the last steps that stand, oldest first
+    rewinding_to: int | None = (
+        None  # what the trainer holds, where this is only a part: more follow
+    )
+
+    @property
+    def target(self) -> int:
+        """Version that the whole rewind ends at."""
+        return self.to_version if self.rewinding_to is None else self.rewinding_to
 
 
 # --- prompt groups ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Failpoint(enum.StrEnum):
     CHECKPOINTED = "checkpointed"
     ABORTING = "aborting"  # a step failed on a living rank
     REWINDING = "rewinding"  # the gang is about to be replaced
+    UNDOING = "undoing"  # a part of a rewind is in the ledger, the next one is not
     REWOUND = "rewound"  # the ledger is back, weights not yet served
     RECOVERED = "recovered"  # a new incarnation has sorted out its groups
 

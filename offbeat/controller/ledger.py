@@ -1,8 +1,9 @@
 """Where every prompt group is, and the only moves between the places. Pure: no I/O, clock, asyncio."""
 
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
 from offbeat.controller.books import Books, Group, Place, Snapshot
@@ -26,6 +27,7 @@ from offbeat.controller.events import (
     StepRefused,
     TrainerReplaced,
     Unclaimed,
+    UndoneStep,
 )
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.failures import OffbeatError
@@ -121,6 +123,27 @@ class Ledger(Books):
         Raises:
             CannotRewind: It is older than the last checkpoint but one, or ``after`` is not of it.
         """
+        parts = self.rewind_in_parts(to_version, reason, after, groups_per_part=sys.maxsize)
+        return sorted(ordinal for part in parts for ordinal in part)
+
+    def rewind_in_parts(
+        self, to_version: int, reason: str, after: StepsAfter, *, groups_per_part: int
+    ) -> Iterator[list[int]]:
+        """Rewind as ``rewind`` does, part by part; yields the ordinals to be rolled out again.
+
+        After each part these books are those of a rewind to a version in between, so other tasks
+        may run. Nobody may dispatch, claim or apply before the last one: the trainer holds
+        ``to_version``. The last life's rewind, where it was cut short, is continued.
+
+        Args:
+            to_version: What the trainer holds.
+            reason: For people.
+            after: The steps that the journal has after that version.
+            groups_per_part: Trained groups that one part gives back, but at least one step's.
+
+        Raises:
+            CannotRewind: It is older than the last checkpoint but one, or ``after`` is not of it.
+        """
         made = [step.version for step in after.undone]
         if (
             self.in_flight
@@ -128,9 +151,23 @@ class Ledger(Books):
             or made != list(range(to_version + 1, self.trainer_version + 1))
         ):
             raise CannotRewind(self.trainer_version, to_version, self.in_flight)
-        waiting = set(self.groups_at(Place.ADMITTED))
-        self._do(Rewound(to_version, self.lineage + 1, reason, *after))
-        return [ordinal for ordinal in self.groups_at(Place.ADMITTED) if ordinal not in waiting]
+        lineage = self.lineage + (self.rewinding_to is None)
+        parts = _newest_first(after.undone, groups_per_part)
+        for part in parts[:-1]:
+            between = part[0].version - 1
+            yield self._rewind(
+                Rewound(between, lineage, reason, part, rewinding_to=to_version), part
+            )
+        yield self._rewind(
+            Rewound(to_version, lineage, reason, parts[-1], after.rewards), parts[-1]
+        )
+
+    def _rewind(self, event: Rewound, undone: Iterable[UndoneStep]) -> list[int]:
+        """Record one part of a rewind; returns the ordinals to be rolled out again."""
+        held = [*self.training.values(), *self.ready.values()]
+        self._do(event)
+        again = [group.ordinal for group in held if group.place is Place.ADMITTED]
+        return [*again, *(ordinal for step in undone for ordinal in step.ordinals)]
 
     # --- prompt groups ---------------------------------------------------------------------------
 
@@ -259,3 +296,17 @@ class Ledger(Books):
     def _do(self, event: AnyEvent) -> None:
         self.apply(event)
         self.record(event)
+
+
+def _newest_first(
+    steps: Sequence[UndoneStep], groups_per_part: int
+) -> list[tuple[UndoneStep, ...]]:
+    """Cut steps into parts of so many groups, from the last step on; at least one part."""
+    parts, part, groups = list[tuple[UndoneStep, ...]](), list[UndoneStep](), 0
+    for step in reversed(steps):
+        if part and groups + len(step.ordinals) > groups_per_part:
+            parts.append(tuple(reversed(part)))
+            part, groups = [], 0
+        part.append(step)
+        groups += len(step.ordinals)
+    return [*parts, tuple(reversed(part))]

@@ -4,6 +4,7 @@ The journal says what was meant and done, the trainer what it holds. Whether an 
 happened is asked, not guessed.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -25,6 +26,8 @@ from offbeat.messages.groups import Receipt
 from offbeat.messages.training import TrainerState
 
 _READ_DEADLINE_S: Final = 900.0  # for a journal of ten million groups, on a slow disk
+GROUPS_PER_TURN: Final = 4000
+"""Groups that are given back between two turns of the event loop; some 20 ms of it."""
 log = structlog.stdlib.get_logger()
 _SEARCH_S: Final = 30.0  # a local look at what the store of this machine knows
 
@@ -41,8 +44,13 @@ class Recovery:
         payloads: Payloads,
         *,
         on_taken: Callable[[Sequence[Receipt]], None],
+        groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
-        """``on_taken`` gets the groups of a step whose end the trainer knows and the journal does not."""
+        """``on_taken`` gets the groups of a step whose end the trainer knows and the journal does not.
+
+        ``groups_per_turn``: a run of millions of steps gives back no more of them at a time.
+        """
+        self._groups_per_turn = groups_per_turn
         self._state, self._gang, self._sync = state, gang, sync
         self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
         self._sampling = sampling_identity(state.config)
@@ -60,14 +68,14 @@ class Recovery:
         found = ledger.counts()
         self._return(ledger.groups_at(Place.IN_FLIGHT), "controller_lost")
         self._readmit(self._take_payloads(), "payload_lost")
-        for ordinal in ledger.groups_at(Place.ADMITTED):
-            self._rollouts.again(ordinal)
+        await self._again(ledger.groups_at(Place.ADMITTED))
         answer = await self._gang.first_answer()
         if state.fence.incarnation > 1 or answer.version:
             await self._sort_out_step(answer)
             if answer.version < ledger.trainer_version:
                 anew = "the trainer was started anew"
-                state.count(TrainerReplaced(reason=anew, found=True))
+                if answer.version != ledger.rewinding_to:  # else counted when the rewind began
+                    state.count(TrainerReplaced(reason=anew, found=True))
                 await self.rewind(anew, taking_over=True)
             self._readmit(self._take_payloads(), "payload_lost")
             log.info("run.recovered", found=found, now=ledger.counts())
@@ -96,15 +104,13 @@ class Recovery:
             raise OtherWeights(restored.version, restored.digest, str(known))
         before = ledger.trainer_version
         whole = taking_over and known is not None and not ledger.training
-        undone = restored.version < before or not whole
-        ordinals = await self._undone(restored.version, reason) if undone else []
-        state.queue.clear(ordinals)
+        is_cut_short = ledger.rewinding_to is not None  # by the death of a former controller
+        undone = restored.version < before or not whole or is_cut_short
         state.fleet.rewound(restored.version)
         for engine in state.fleet.engines:
             state.engine_moved(engine)
+        groups = await self._undo(restored.version, reason) if undone else 0
         self._readmit(self._take_payloads(), "payload_lost")
-        for ordinal in ordinals:
-            self._rollouts.again(ordinal)
         self._rollouts.make_room()
         self._rollouts.sweep(foreseen=False)
         if undone:
@@ -112,7 +118,7 @@ class Recovery:
                 "run.rewound",
                 version=restored.version,
                 lost_steps=before - restored.version,
-                groups=len(ordinals),
+                groups=groups,
                 reason=reason,
             )
         else:
@@ -120,15 +126,37 @@ class Recovery:
         state.moved()
         state.reached(Failpoint.REWOUND)
 
-    async def _undone(self, to_version: int, reason: str) -> list[int]:
-        """Undo the steps after ``to_version``; returns the ordinals to be rolled out again."""
+    async def _undo(self, to_version: int, reason: str) -> int:
+        """Undo the steps after ``to_version``; returns how many groups are rolled out again.
+
+        Other tasks get their turn meanwhile. No engine serves and no step is open, so that nobody
+        dispatches or trains.
+        """
         after = await self._state.call(
             f"rewind to version {to_version}",
             on="the journal, for the steps since",
             deadline_s=_READ_DEADLINE_S,
             reply=self._state.journal.steps_after(to_version),
         )
-        return self._state.ledger.rewind(to_version, reason, after)
+        parts = self._state.ledger.rewind_in_parts(
+            to_version, reason, after, groups_per_part=self._groups_per_turn
+        )
+        groups = 0
+        for ordinals in parts:
+            groups += len(ordinals)
+            self._state.queue.clear(ordinals)
+            await self._again(ordinals)
+            if self._state.ledger.rewinding_to is not None:
+                self._state.reached(Failpoint.UNDOING)
+        return groups
+
+    async def _again(self, ordinals: Sequence[int]) -> None:
+        """Have these groups dispatched once more; other tasks get their turn after each part."""
+        for begin in range(0, len(ordinals), self._groups_per_turn):
+            for ordinal in ordinals[begin : begin + self._groups_per_turn]:
+                self._rollouts.again(ordinal)
+            self._state.moved()
+            await asyncio.sleep(0)
 
     async def payloads_lost(self, failure: PayloadLost) -> None:
         """Replace the columns of ready groups that died with a machine. No step is open.

@@ -52,6 +52,7 @@ class Steps:
         self.short: tuple[int, str] | None = None  # the newest step that was not full, and how
         self.rewinds = 0
         self._lineage = 0
+        self._rewinding_to: int | None = None  # a rewind is recorded in part
         self._training: list[int] = []  # in claim order
         self._intents: dict[tuple[int, int], Intent] = {}
         self._trained: list[tuple[int, ...]] = []  # ordinals of versions 1, 2, ...
@@ -61,6 +62,8 @@ class Steps:
 
     def claimed(self, event: Claimed) -> None:
         findings, groups, key = self._findings, self._groups, (event.step, event.attempt)
+        if self._rewinding_to is not None:
+            findings.add("I7", f"step {event.step} begins in a rewind to {self._rewinding_to}")
         if event.step != groups.version + 1:
             findings.add(
                 "I7", f"step {event.step} claims groups while the trainer is at {groups.version}"
@@ -133,26 +136,17 @@ class Steps:
         self._leave(DROPPED)
 
     def rewound(self, event: Rewound) -> None:
-        findings, groups = self._findings, self._groups
-        if event.to_version > groups.version or event.lineage != self._lineage + 1:
-            findings.add(
-                "I5",
-                f"version {groups.version} of lineage {self._lineage} is rewound to "
-                f"{event.to_version} of lineage {event.lineage}",
-            )
-        if event.to_version not in self._world.restored:
-            findings.add("I2", f"the trainer was never restored to version {event.to_version}")
-        if groups.counts[IN_FLIGHT]:
-            findings.add("I1", f"{groups.counts[IN_FLIGHT]} groups are in flight over a rewind")
-        self._lineage = event.lineage
-        self.rewinds += 1
+        groups = self._groups
+        self._check_rewind(event)
+        self.rewinds += event.lineage != self._lineage
+        self._lineage, self._rewinding_to = event.lineage, event.rewinding_to
         self._leave(READY)
         for ordinal, row in groups.rows.items():
             if row.place == READY and row.newest > event.to_version:
                 groups.move(ordinal, ADMITTED).receipt = None
         undone = [step.ordinals for step in event.undone]
         if undone != self._trained[event.to_version :]:
-            findings.add(
+            self._findings.add(
                 "I1",
                 f"a rewind to version {event.to_version} undoes groups {undone}; trained since were "
                 f"{self._trained[event.to_version :]}",
@@ -164,6 +158,24 @@ class Steps:
         groups.rewound(len(self.stack))
         if self.short is not None and self.short[0] > groups.version:
             self.short = None
+
+    def _check_rewind(self, event: Rewound) -> None:
+        findings, groups = self._findings, self._groups
+        lineage = self._lineage + (self._rewinding_to is None)
+        if event.to_version > groups.version or event.lineage != lineage:
+            findings.add(
+                "I5",
+                f"version {groups.version} of lineage {self._lineage} is rewound to "
+                f"{event.to_version} of lineage {event.lineage}",
+            )
+        if event.target not in self._world.restored:
+            findings.add("I2", f"the trainer was never restored to version {event.target}")
+        if event.target > event.to_version:
+            findings.add(
+                "I5", f"version {event.to_version} is below the {event.target} it is to be"
+            )
+        if groups.counts[IN_FLIGHT]:
+            findings.add("I1", f"{groups.counts[IN_FLIGHT]} groups are in flight over a rewind")
 
     def checkpointed(self, event: Checkpointed) -> None:
         self.last_checkpoint = event.version
@@ -259,6 +271,8 @@ class Steps:
         anew by then, and hold nothing.
         """
         held, counted = self._world.held, tuple(self.stack)
+        if finished and self._rewinding_to is not None:
+            self._findings.add("I5", f"a rewind to {self._rewinding_to} was never finished")
         if held == counted or (finished and not held and not self._config.checkpoint.final):
             return
         if not finished:

@@ -157,6 +157,7 @@ class Cluster:
             max_group_bytes=max_group_bytes(config),
             rng=random.Random(f"{config.seed}/{life.incarnation}"),
             ledger=Ledger.fold(self.events) if self.events else None,  # type: ignore[arg-type]
+            groups_per_turn=self._plan.groups_per_turn,
         )
         return life.controller
 

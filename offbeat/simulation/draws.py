@@ -6,7 +6,13 @@ from typing import Any, Final
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.simulation.faults import draw_machine_strikes, draw_step_end_crash, draw_strikes
+from offbeat.controller.recovery import GROUPS_PER_TURN
+from offbeat.simulation.faults import (
+    draw_machine_strikes,
+    draw_rewind_crash,
+    draw_step_end_crash,
+    draw_strikes,
+)
 from offbeat.simulation.machines import FIRST
 from offbeat.simulation.schedule import Strike
 
@@ -33,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     workers: int
     spool_loss: float = SPOOL_LOSS  # share of the finished groups that never reach the disk
     machines: dict[str, str] = {}  # of the actors that do not live on the controller's machine
+    groups_per_turn: int = GROUPS_PER_TURN  # that a rewind gives back at a time
 
 
 def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None) -> Plan:
@@ -65,9 +72,11 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
             # Few others beside it: a rewind or a lost engine empties the buffer.
             strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
         strikes += draw_machine_strikes(dice, profile, steps=config.steps, machines=machines)
+        strikes += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
-    return Plan(config, strikes, prompts, spools, workers, spool_loss, machines)
+    groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
+    return Plan(config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn)
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:

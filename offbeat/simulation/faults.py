@@ -214,7 +214,7 @@ def draw_strikes(
     }
     victims["any"] = [*victims["engine"], *victims["trainer"], *victims["worker"], ""]
     free = [name for name in names if name in FREE]
-    points = list(Failpoint)
+    points = [point for point in Failpoint if point is not Failpoint.UNDOING]  # drawn by itself
     strikes = list[Strike]()
     for _ in range(rng.randint(3, 6)):
         if free and rng.random() < 0.2:  # noqa: PLR2004 - a fifth strikes at a failpoint
@@ -247,6 +247,14 @@ def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
     earliest = rng.choice((1, steps // 2, max(1, steps - 4)))
     nth = rng.randint(earliest, steps - 1)
     return Strike("controller_killed", "controller", failpoint=rng.choice(STEP_END), nth=nth)
+
+
+def draw_rewind_crash(rng: random.Random, profile: str) -> list[Strike]:
+    """Kill the controller between two parts of a rewind, in an episode of five that comes to one."""
+    if profile not in ("all", "controller") or rng.random() >= 0.2:  # noqa: PLR2004
+        return []
+    nth = rng.choice((1, 1, 2))
+    return [Strike("controller_killed", "controller", failpoint=Failpoint.UNDOING, nth=nth)]
 
 
 def draw_machine_strikes(

@@ -12,6 +12,7 @@ from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports
+from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
@@ -46,6 +47,7 @@ class World:
     payloads: Payloads = field(default_factory=NoPayloads)
     scored: FakePrompts | None = None  # prompts of evaluations
     reached: Failpoints = no_failpoints
+    groups_per_turn: int = GROUPS_PER_TURN
 
     def __post_init__(self) -> None:
         names = [f"generator-{index}" for index in range(self.engines)]
@@ -86,6 +88,7 @@ class World:
             max_group_bytes=1000,
             rng=random.Random(0),
             ledger=self.ledger,
+            groups_per_turn=self.groups_per_turn,
         )
         return self.built
 

@@ -45,6 +45,8 @@ def contradiction(books: Books, event: AnyEvent) -> str | None:  # noqa: C901, P
         case Claimed():
             problems = (_group(books, each, None, (Place.READY,)) for each in event.ordinals)
             return next((problem for problem in problems if problem), None)
+        case StepIntent() | StepApplied() if books.rewinding_to is not None:
+            return f"step {event.step} is taken during a rewind to version {books.rewinding_to}"
         case StepIntent():
             return _step(books, event.step, event.ordinals)
         case StepApplied():
@@ -86,6 +88,8 @@ def _rewind(books: Books, event: Rewound) -> str | None:
     now, to_version = books.trainer_version, event.to_version
     if to_version > now:
         return f"version {now} is rewound to {to_version}"
+    if event.target > to_version:
+        return f"a rewind to version {event.target} goes through version {to_version}"
     if [step.version for step in event.undone] != list(range(to_version + 1, now + 1)):
         return f"it undoes {len(event.undone)} steps from version {now} back to {to_version}"
     undone = (ordinal for step in event.undone for ordinal in step.ordinals)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from offbeat.cli.check import summary
+from offbeat.cli.checks.checkpoints import check_checkpoints
 from offbeat.cli.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.cli.checks.finding import Finding, Level, ok, size
 from offbeat.cli.checks.machine import (
@@ -375,6 +376,13 @@ def test_so_are_those_that_an_environment_makes() -> None:
     finding = one(check_prompts(config(data={"epochs": 1}, steps=10**6)))
     assert finding.level is Level.WARNING and "in 1 epochs end after" in finding.message
     assert one(check_prompts(config(steps=10**6))).level is Level.OK
+
+
+def test_a_run_without_checkpoints_is_warned_of_what_a_restart_costs() -> None:
+    finding = one(check_checkpoints(config(checkpoint={"interval": 0}, steps=5000)))
+    assert finding.level is Level.WARNING and "up to 5,000 with" in finding.message
+    finding = one(check_checkpoints(config(checkpoint={"interval": 50}, steps=5000)))
+    assert finding.level is Level.OK and "at most 50 steps" in finding.message
 
 
 def test_a_missing_prompt_file_is_an_error(tmp_path: Path) -> None:

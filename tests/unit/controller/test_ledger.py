@@ -5,7 +5,8 @@ import pickle
 import msgspec
 import pytest
 
-from offbeat.controller.books import MOST_REASONS, OTHER_REASON, Place, Snapshot
+from offbeat.controller.books import Place, Snapshot
+from offbeat.controller.counts import MOST_REASONS, OTHER_REASON
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.sampler.policy import NEVER

@@ -293,6 +293,10 @@ class LedgerMoves(RuleBasedStateMachine):
     def rewind_to_anywhere(self, to_version: int) -> None:
         self._rewind(to_version)
 
+    @rule(to_version=st.integers(0, 12), groups=st.integers(1, 5))
+    def rewind_in_parts(self, to_version: int, groups: int) -> None:
+        self._rewind(to_version, groups)
+
     @rule(by=st.integers(0, 2))
     def cancel_all_and_rewind(self, by: int) -> None:
         for ordinal in self._all("in_flight"):
@@ -301,14 +305,19 @@ class LedgerMoves(RuleBasedStateMachine):
             self.retried["rewound"] += 1
         self._rewind(self.ledger.trainer_version - by)
 
-    def _rewind(self, to_version: int) -> None:
+    def _rewind(self, to_version: int, groups_per_part: int = 10**9) -> None:
         version, given_back = self.ledger.trainer_version, list[int]()
         within = self.forgotten <= to_version <= version
         if not self._expect(
             lambda: given_back.extend(
-                self.ledger.rewind(
-                    to_version, "rank_lost", steps_after(to_version, reversed(self.events))
+                ordinal
+                for part in self.ledger.rewind_in_parts(
+                    to_version,
+                    "rank_lost",
+                    steps_after(to_version, reversed(self.events)),
+                    groups_per_part=groups_per_part,
                 )
+                for ordinal in part
             ),
             legal=within and not self._all("in_flight"),
         ):
@@ -316,7 +325,8 @@ class LedgerMoves(RuleBasedStateMachine):
         undone = [o for made, groups in self.made_of.items() if made > to_version for o in groups]
         held = self._all("ready") + self._all("training")
         newer = [ordinal for ordinal in held if self.newest[ordinal] > to_version]
-        assert given_back == sorted(undone + newer)
+        assert sorted(given_back) == sorted(undone + newer)
+        assert self.ledger.rewinding_to is None
         for ordinal in held:
             self.place[ordinal] = "ready"
         for ordinal in given_back:
