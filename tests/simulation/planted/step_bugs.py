@@ -12,6 +12,7 @@ from offbeat.controller.lifecycle import Phase
 from offbeat.controller.measures import StepMeasures
 from offbeat.controller.recovery import Recovery
 from offbeat.controller.rollouts import RolloutPump
+from offbeat.controller.steps_after import StepsAfter
 from offbeat.controller.train_step import TrainStep
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import StepResult, TrainerState
@@ -116,6 +117,28 @@ class ARewindGuessesTheVersion(Planted):
             for ordinal in ordinals:
                 self._rollouts.again(ordinal)
             state.moved()
+
+    def plant(self) -> None:
+        become(self._recovery, self.Start)
+
+
+class EachPartOfARewindIsOneOfItsOwn(Planted):
+    """The books say that the trainer was restored to versions in between."""
+
+    breaks = frozenset({"I2"})
+    profile = "trainer"
+    settings: ClassVar = {"checkpoint": {"interval": 6}}
+
+    class Start(Recovery):
+        async def _undo(self, to_version: int, reason: str) -> int:
+            ledger, groups = self._state.ledger, 0
+            after = await self._state.journal.steps_after(to_version)
+            for step in reversed(after.undone):
+                ordinals = ledger.rewind(step.version - 1, reason, StepsAfter((step,), ()))
+                self._state.queue.clear(ordinals)
+                await self._again(ordinals)
+                groups += len(ordinals)
+            return groups
 
     def plant(self) -> None:
         become(self._recovery, self.Start)
