@@ -11,6 +11,7 @@ from offbeat.cli.past_run import clock_time, folded, journal_of
 from offbeat.cli.run_directory import SUMMARY
 from offbeat.controller.books import Group
 from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
+from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.text import printable
@@ -50,6 +51,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]  # by reason
     retried: dict[str, int]  # by reason
     evicted: int
+    restarts: dict[str, int]  # of engines, workers and the trainer, over all lives
+    engines_retired: list[str]
     summary: Literal["agrees", "differs", "of an earlier life", "not written"]
     ended: str  # by the summary: outcome, and the error if there is one
     differences: list[str]  # one line each
@@ -72,6 +75,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
             "dropped": _listed(self.dropped),
             "retried": _listed(self.retried) + (f"; {self.evicted} evicted" * bool(self.evicted)),
             "steps": f"{self.trainer_version} applied, {self.steps_refused} refused",
+            "restarts": _listed(self.restarts)
+            + (f"; retired: {', '.join(self.engines_retired)}" * bool(self.engines_retired)),
             "lineage": self._lineage(),
             "checkpoints": f"versions {_joined(self.checkpoints)}" if self.checkpoints else "none",
             "weights": self.weights_digest or "none published",
@@ -131,6 +136,8 @@ def replay(run_dir: Path) -> Replay:
         dropped=ledger.totals.dropped,
         retried=ledger.totals.retried,
         evicted=ledger.totals.evicted,
+        restarts=story.history.tally.restarts,
+        engines_retired=sorted(story.history.tally.retired),
         summary=state,
         ended=ended,
         differences=[*differences, *found],
@@ -142,6 +149,7 @@ class _Story:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.history = History()
         self.kinds = Counter[str]()
         self.lives = list[ControllerLife]()
         self._driver = ""
@@ -155,7 +163,7 @@ class _Story:
         match event:
             case Opened():
                 if self.lives:
-                    self.at_ends.append(_told(self.ledger))
+                    self.at_ends.append(self.told())
                 resumed = bool(self.lives) and event.driver != self._driver
                 self.lives.append(
                     ControllerLife(event.incarnation, resumed, event.unix_s, event.unix_s)
@@ -171,8 +179,23 @@ class _Story:
                 self.checkpoints.append(event.version)
             case _:
                 pass
+        self.history.take(event)
         if self.lives:
             self.lives[-1].ended_unix_s = event.unix_s
+
+    def told(self) -> dict[str, Any]:
+        """What a summary at the end of the last life says."""
+        tally = self.history.tally
+        return {
+            **_told(self.ledger),
+            "restarts": tally.restarts.get("engine", 0),
+            "worker_restarts": tally.restarts.get("worker", 0),
+            "trainer_restarts": tally.restarts.get("trainer", 0),
+            "engines_retired": sorted(tally.retired),
+            "rewinds": self.ledger.lineage,
+            "controller_lives": len(self.lives),
+            "resumes": self.history.resumes,
+        }
 
 
 # --- two folds -----------------------------------------------------------------------------------
@@ -227,12 +250,19 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]
         "run_id": summary.run_id,
         "trainer_version": summary.trainer_version,
         "weights_digest": summary.weights_digest,
+        "restarts": summary.restarts,
+        "worker_restarts": summary.worker_restarts,
+        "trainer_restarts": summary.trainer_restarts,
+        "engines_retired": sorted(summary.engines_retired),
+        "rewinds": summary.rewinds,
+        "controller_lives": summary.controller_lives,
+        "resumes": summary.resumes,
         **{
             f"groups.{name}": value
             for name, value in msgspec.structs.asdict(summary.groups).items()
         },
     }
-    found = _told(story.ledger)
+    found = story.told()
     if said == found:
         return "agrees", ended, []
     if said in story.at_ends:

@@ -105,6 +105,7 @@ def journalled_summary(
         restarts=tally.restarts.get("engine", 0),
         worker_restarts=tally.restarts.get("worker", 0),
         trainer_restarts=tally.restarts.get("trainer", 0),
+        engines_retired=sorted(tally.retired),
         rewinds=ledger.lineage,
         controller_lives=max(1, ledger.incarnation),
         resumes=history.resumes,

@@ -17,6 +17,7 @@ from offbeat.controller.events import (
     Joined,
     Opened,
     Released,
+    Retired,
     Returned,
     Rewound,
     Served,
@@ -243,7 +244,7 @@ class Books:
                 self.digest = event.digest
             case Opened():
                 self.run_id, self.incarnation = event.run_id, event.incarnation
-            case Served() | Joined() | TrainerReplaced() | Spent():
+            case Served() | Joined() | Retired() | TrainerReplaced() | Spent():
                 pass  # the fleet's business, and the tally's; a reader of the journal wants to know
 
     # --- moves -----------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ class Controller:
         raised: BaseException | None = None
         try:
             await self._open()
+            self._leave_out_retired_engines()
             async with asyncio.TaskGroup() as pumps:
                 helpers = [
                     pumps.create_task(self._recorded(pump), name=name)
@@ -216,6 +217,15 @@ class Controller:
         state.moved()
         state.ledger.open(state.fence.run_id, state.fence.incarnation, self._driver)
         await state.durable(f"beginning of incarnation {state.fence.incarnation}")
+
+    def _leave_out_retired_engines(self) -> None:
+        """Go on without the engines that a former controller has retired."""
+        fleet = self.state.fleet
+        for name in self.state.tally.retired:
+            fleet.dead(name)
+            fleet.retire(name)
+            self._sync.canaries.retired(name)
+            self.state.engine_moved(name)
 
     # --- pumps -----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from offbeat.controller.errors import BudgetSpent, EngineNotStarted
+from offbeat.controller.events import Retired
 from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
 from offbeat.controller.state import RunState
@@ -36,16 +37,20 @@ class EnginePump:
         self._state, self._generator, self._sync = state, generator, sync
         self._name = generator.name
         self._gone = False  # the process ended by itself: its owner starts a new one unasked
+        self._last_failure = ""
         self._config, fleet_size = state.config.generator, len(state.fleet.engines)
         self._probe_interval_s = max(self._config.probe_interval_s, fleet_size / _PROBES_PER_S)
 
     async def run(self) -> None:
-        """Return once the engine is retired.
+        """Return once the engine is retired; at once where a former controller has retired it.
 
         Raises:
             BudgetSpent: It needs a restart more than the budget allows, and cannot be spared.
             EngineNotStarted: It does not start, and no other engine is alive.
         """
+        if self._name in self._state.tally.retired:
+            await self._generator.retire()  # that controller may have died before it did
+            return
         while True:
             if await self._join() and await self._catch_up():
                 await self._until_lost()
@@ -68,6 +73,7 @@ class EnginePump:
             if not self._state.fleet.is_another_alive(self._name):
                 raise EngineNotStarted(late.who, late.on, late.deadline_s) from late
             log.warning("engine.start_late", engine=self._name, error=str(late))
+            self._last_failure = str(late)
             return False
         return True
 
@@ -166,6 +172,7 @@ class EnginePump:
 
     def _lost(self, failure: ActorLost | DeadlineExceeded | EngineUnavailable) -> bool:
         self._gone = isinstance(failure, ActorLost)
+        self._last_failure = str(failure)
         log.warning("engine.lost", engine=self._name, error=str(failure))
         return False
 
@@ -224,6 +231,7 @@ class EnginePump:
         fleet.retire(self._name)
         self._sync.canaries.retired(self._name)
         self._mark("retired")
+        state.count(Retired(engine=self._name, reason=self._last_failure))
         log.warning(
             "engine.retired",
             engine=self._name,
@@ -232,6 +240,8 @@ class EnginePump:
             fix="what failed is in the lines engine.lost before this one; a resumed run starts it again",
         )
         state.engine_moved(self._name)
+        # The next controller must know it before the process is gone: it would wait for its start.
+        await state.durable(f"retirement of {self._name}")
         await self._generator.retire()
 
     async def _restart(self) -> None:

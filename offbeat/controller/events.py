@@ -213,6 +213,13 @@ class Joined(Event, frozen=True):
     incarnation: str  # of the process: another one than before took its place
 
 
+class Retired(Event, frozen=True):
+    """An engine is given up: nobody starts another process until the run is resumed."""
+
+    engine: str
+    reason: str  # its last failure
+
+
 class TrainerReplaced(Event, frozen=True):
     """The trainer's ranks were lost, and others take their place."""
 
@@ -233,6 +240,7 @@ class Spent(Event, frozen=True):
 AnyEvent = (
     Opened
     | Joined
+    | Retired
     | TrainerReplaced
     | Spent
     | Rewound

@@ -15,7 +15,7 @@ class Health(enum.StrEnum):
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # a request failed: a probe decides
     DEAD = "dead"  # given up; nothing it still says is listened to
-    RETIRED = "retired"  # given up for the rest of this controller's incarnation
+    RETIRED = "retired"  # given up until the run is resumed
 
 
 MOVES: Final[Mapping[Health, frozenset[Health]]] = {

@@ -18,6 +18,7 @@ from offbeat.controller.events import (
     Joined,
     Opened,
     Released,
+    Retired,
     Returned,
     Rewound,
     Served,
@@ -277,7 +278,7 @@ class Ledger(Books):
         """An engine verified a release and serves it."""
         self._do(Served(ack.engine, ack.incarnation, ack.epoch, ack.version, ack.digest))
 
-    def note(self, event: Joined | TrainerReplaced | Spent) -> None:
+    def note(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
         """Record what moves no group: what the run costs."""
         self._do(event)
 

@@ -138,7 +138,7 @@ class Progress:
             restarts=restarts.get("engine", 0),
             worker_restarts=restarts.get("worker", 0),
             trainer_restarts=restarts.get("trainer", 0),
-            engines_retired=state.fleet.retired,
+            engines_retired=sorted(state.tally.retired),
             rewinds=ledger.lineage,
             controller_lives=state.fence.incarnation,
             resumes=self._before.resumes,

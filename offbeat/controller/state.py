@@ -9,7 +9,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.awaits import Awaits
 from offbeat.controller.busy import Busy
 from offbeat.controller.errors import TrainerLost
-from offbeat.controller.events import Joined, Spent, TrainerReplaced
+from offbeat.controller.events import Joined, Retired, Spent, TrainerReplaced
 from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
@@ -100,7 +100,7 @@ class RunState:
         if self.tally.is_new(name, incarnation):
             self.count(Joined(component=component, name=name, incarnation=incarnation))
 
-    def count(self, event: Joined | TrainerReplaced | Spent) -> None:
+    def count(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
         """Count what the run costs, in this life and for the lives after it."""
         self.tally.take(event)
         self.ledger.note(event)

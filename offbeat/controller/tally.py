@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from offbeat.controller.events import Event, Joined, Spent, TrainerReplaced
+from offbeat.controller.events import Event, Joined, Retired, Spent, TrainerReplaced
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
 
 Component = Literal["engine", "worker", "trainer"]
@@ -32,6 +32,8 @@ class Tally(msgspec.Struct):
     """The same in environment and reward."""
     syncs: int = 0
     """Weight syncs that an engine took."""
+    retired: dict[str, str] = {}
+    """Engines given up since the run was started, or resumed last, with the last failure of each."""
     resumed: bool = False
     """The actors are new: another driver made them, and none has answered yet."""
 
@@ -44,6 +46,8 @@ class Tally(msgspec.Struct):
                 if before is not None and before != event.incarnation:
                     self._count(event.component)
                 self.processes[event.name] = event.incarnation
+            case Retired():
+                self.retired[event.engine] = event.reason
             case TrainerReplaced():
                 if not (event.found and self.resumed):
                     self._count(_TRAINER)
@@ -57,8 +61,8 @@ class Tally(msgspec.Struct):
                 pass
 
     def forget_processes(self) -> None:
-        """All actors are new: what answers next replaces nobody."""
-        self.processes, self.resumed = {}, True
+        """All actors are new: what answers next replaces nobody, and no engine is retired."""
+        self.processes, self.retired, self.resumed = {}, {}, True
 
     def is_new(self, name: str, incarnation: str) -> bool:
         """Another process answered under this name last, or none."""

@@ -26,7 +26,8 @@ class Actor:
         self._begin_life()
 
     def _begin_life(self) -> None:
-        if self.is_retired:  # while its next process was about to start
+        is_there = self.life > 0 and self.process.alive
+        if self.is_retired or is_there:  # decided while this process was about to start
             return
         self.life += 1
         self.process = Process(f"{self.name} life {self.life}")
@@ -63,6 +64,16 @@ class Actor:
         """SIGKILL, and the owner starts no other process."""
         self.is_retired = True
         self.die()
+
+    def belong_to_another_driver(self) -> None:
+        """The owner is gone; the next one starts a process under this name, retired or not."""
+        was_retired, self.is_retired = self.is_retired, False
+        if was_retired and not self.process.alive:
+            loop = self.around.loop
+            start_s = self.around.rng.uniform(*START_S)
+            loop.at(loop.time() + start_s, OUTSIDE, self._begin_life)
+        else:
+            self.die()
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
         """Run it in this process, if it still lives by then."""

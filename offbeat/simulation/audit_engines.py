@@ -1,6 +1,14 @@
 """What the journal says of weights and engines, held against the engines' own word: I5, I6."""
 
-from offbeat.controller.events import Committed, Dispatched, Opened, Released, Rewound, Served
+from offbeat.controller.events import (
+    Committed,
+    Dispatched,
+    Opened,
+    Released,
+    Retired,
+    Rewound,
+    Served,
+)
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_groups import Groups, Row
 from offbeat.simulation.audit_world import World
@@ -14,6 +22,7 @@ class Engines:
         self._served: dict[str, Served] = {}  # the last ack of each engine
         self._lives: set[tuple[str, str]] = set()  # that acked
         self._released: dict[int, str] = {}  # digest by version
+        self._retired: set[str] = set()
 
     def opened(self, event: Opened) -> None:
         del event
@@ -23,6 +32,16 @@ class Engines:
         self._forget()
         kept = {v: digest for v, digest in self._released.items() if v <= event.to_version}
         self._released = kept
+
+    def retired(self, event: Retired) -> None:
+        self._served.pop(event.engine, None)
+        self._retired.add(event.engine)
+
+    def check_retired(self) -> None:
+        """A controller that takes over knows of each engine that was ended for good."""
+        if unknown := self._world.retired - self._retired:
+            names = ", ".join(sorted(unknown))
+            self._findings.add("I9", f"retired, and the journal does not know: {names}")
 
     def _forget(self) -> None:
         """Whatever an engine served before: it has to ack again before it is given work."""

@@ -20,6 +20,7 @@ from offbeat.simulation.records import (
     ControllerLife,
     Ended,
     EngineComputesOther,
+    EngineRetired,
     EngineServes,
     Fault,
     FenceObeyed,
@@ -77,6 +78,7 @@ class World:
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
         self.steps: dict[tuple[int, int], Moment] = {}
+        self.retired: set[str] = set()  # engines whose process was ended for good
         self.lost_payloads: set[tuple[int, int]] = (
             set()
         )  # ordinal and attempt, with no copy on disk
@@ -112,6 +114,7 @@ class World:
             Closed: self._close,
             Generated: self._generated,
             MachineLost: self._machine_lost,
+            EngineRetired: self._engine_retired,
             Scored: self._scored,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
@@ -139,6 +142,9 @@ class World:
     def _machine_lost(self, record: MachineLost) -> None:
         self.lost_payloads |= self._only_on.pop(record.machine, set())
         self._trainer_was_struck |= "trainer" in record.actors
+
+    def _engine_retired(self, record: EngineRetired) -> None:
+        self.retired.add(record.engine)
 
     def _ended(self, record: Ended) -> None:
         self.ended = record

@@ -26,6 +26,7 @@ from offbeat.controller.events import (
     Joined,
     Opened,
     Released,
+    Retired,
     Returned,
     Rewound,
     Served,
@@ -70,6 +71,7 @@ def audit(
     steps = Steps(config, groups, world, findings)
     engines = Engines(groups, world, findings)
     _read_journal(journals, groups, steps, engines, Losses(world, findings), findings)
+    engines.check_retired()
     steps.check_trainer()
     findings.source, findings.index = "end", len(records)
     End(config, groups, steps, world, findings).check()
@@ -119,6 +121,7 @@ def _read_journal(
         Checkpointed: steps.checkpointed,
         Released: engines.released,
         Served: engines.served,
+        Retired: engines.retired,
         Joined: _skip,
         TrainerReplaced: _skip,
         Spent: _skip,

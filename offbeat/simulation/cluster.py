@@ -10,6 +10,8 @@ from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
+from offbeat.controller.events import Opened
+from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoTrace, Ports
 from offbeat.messages.fences import Fence
@@ -95,6 +97,7 @@ class Cluster:
         self.actors = {actor.name: actor for actor in actors}
         self.events: list[msgspec.Struct] = []  # of the journal, as far as it survived
         self.lives: list[Life] = []
+        self._drivers = 1
         self.over: asyncio.Future[ControllerEnd] = self._loop.create_future()
         around.faults.strike = self.strike
 
@@ -158,8 +161,22 @@ class Cluster:
             rng=random.Random(f"{config.seed}/{life.incarnation}"),
             ledger=Ledger.fold(self.events) if self.events else None,  # type: ignore[arg-type]
             groups_per_turn=self._plan.groups_per_turn,
+            driver=self._driver,
         )
+        if self.events:
+            life.controller.progress.go_on_from(self._history(life))
         return life.controller
+
+    @property
+    def _driver(self) -> str:
+        return f"driver {self._drivers}"
+
+    def _history(self, life: Life) -> History:
+        """What the journal says of the lives before this one."""
+        past = History()
+        for event in (*self.events, Opened(RUN_ID, life.incarnation, self._driver)):
+            past.take(event)  # type: ignore[arg-type]
+        return past
 
     def _kill_controller(self) -> bool:
         """SIGKILL, and a new one a little later."""
@@ -252,7 +269,8 @@ class Cluster:
         if not self._end_controller():
             return False
         for actor in self.actors.values():
-            actor.die()
+            actor.belong_to_another_driver()
+        self._drivers += 1
         delay_s = 2 * self._rng.uniform(*_REPLACED_S)
         self._loop.at(self._loop.time() + delay_s, OUTSIDE, self.start_controller)
         return True

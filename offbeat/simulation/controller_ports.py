@@ -26,7 +26,7 @@ from offbeat.simulation.actor import Actor
 from offbeat.simulation.faults import Moment
 from offbeat.simulation.network import Call
 from offbeat.simulation.processes import Process
-from offbeat.simulation.records import Closed, PermitsUsed
+from offbeat.simulation.records import Closed, EngineRetired, PermitsUsed
 from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.worker import FakeWorker
 
@@ -66,6 +66,7 @@ class Caller:
 
     def retire(self, host: Actor) -> None:
         if self.process.alive:
+            self.around.record(EngineRetired(self.around.loop.time(), host.name))
             host.retire()
 
 

@@ -170,6 +170,12 @@ class PermitsUsed(Record, frozen=True):
     held_bytes: int
 
 
+class EngineRetired(Record, frozen=True):
+    """An engine's process was ended for good, as its controller asked."""
+
+    engine: str
+
+
 class Closed(Record, frozen=True):
     """An actor was told to close by the controller that ended."""
 

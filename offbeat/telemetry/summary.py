@@ -60,7 +60,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0  # of engines
     worker_restarts: int = 0
     trainer_restarts: int = 0  # of all its ranks together
-    engines_retired: list[str] = []  # given up for good in the last life
+    engines_retired: list[str] = []  # given up since the start, or the last resume
     rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
     controller_lives: int = 1
     resumes: int = 0  # of the lives, those that offbeat train --resume began

@@ -10,6 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoints, no_failpoints
+from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports
 from offbeat.controller.recovery import GROUPS_PER_TURN
@@ -44,6 +45,7 @@ class World:
     loss: LossSpec = field(default_factory=LossSpec)
     ledger: Ledger | None = None  # of a former controller
     incarnation: int = 1
+    past: History | None = None  # what the journal says of the former controllers
     payloads: Payloads = field(default_factory=NoPayloads)
     scored: FakePrompts | None = None  # prompts of evaluations
     reached: Failpoints = no_failpoints
@@ -90,6 +92,8 @@ class World:
             ledger=self.ledger,
             groups_per_turn=self.groups_per_turn,
         )
+        if self.past is not None:
+            self.built.progress.go_on_from(self.past)
         return self.built
 
     async def go(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.journal import FileJournal, open_journal, recover_with_history
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
@@ -50,6 +50,8 @@ class RecordedRun:
 
     def summarise(self, **changes: object) -> None:
         ledger = self.ledger
+        self.journal.flush_now()
+        _, history = recover_with_history(self.run_dir / "journal")
         facts = {
             "run_id": ledger.run_id,
             "name": "tiny",
@@ -59,6 +61,13 @@ class RecordedRun:
             "groups": Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
             "wall_s": 1.0,
             "weights_digest": ledger.digest,
+            "restarts": history.tally.restarts.get("engine", 0),
+            "worker_restarts": history.tally.restarts.get("worker", 0),
+            "trainer_restarts": history.tally.restarts.get("trainer", 0),
+            "engines_retired": list(history.tally.retired),
+            "rewinds": ledger.lineage,
+            "controller_lives": ledger.incarnation,
+            "resumes": history.resumes,
         }
         Summary(**{**facts, **changes}).write(self.run_dir / "summary.json")  # pyright: ignore[reportArgumentType]
 

@@ -14,7 +14,15 @@ from typer.testing import CliRunner, Result
 from offbeat.cli.main import app
 from offbeat.cli.past_run import NotARun
 from offbeat.cli.replay import replay
-from offbeat.controller.events import Admitted, Dispatched, Event, Opened
+from offbeat.controller.events import (
+    Admitted,
+    Dispatched,
+    Event,
+    Joined,
+    Opened,
+    Retired,
+    TrainerReplaced,
+)
 
 
 def offbeat(*args: object) -> Result:
@@ -106,6 +114,37 @@ def test_a_summary_that_says_something_else_is_told_line_by_line(run: RecordedRu
     assert "2 differences:" in result.stdout
     assert "trainer_version: 7 in summary.json, 1 in the journal\n" in result.stdout
     assert "weights_digest: d0 in summary.json, d1 in the journal\n" in result.stdout
+
+
+def has_lost_processes(run: RecordedRun) -> None:
+    for life in "abc":
+        run.ledger.note(Joined("engine", "generator-0", life))
+        run.ledger.note(Joined("worker", "environment-0", life))
+    run.ledger.note(TrainerReplaced("rank 0 was lost"))
+    run.ledger.note(Retired("generator-1", "it died at every start"))
+
+
+def test_restarts_by_the_summary_are_held_against_the_journal(run: RecordedRun) -> None:
+    has_lost_processes(run)
+    run.summarise(restarts=1, rewinds=0, engines_retired=[])
+    run.close()
+    assert replay(run.run_dir).differences == [
+        "restarts: 1 in summary.json, 2 in the journal",
+        "engines_retired: [] in summary.json, ['generator-1'] in the journal",
+        "rewinds: 0 in summary.json, 1 in the journal",
+    ]
+
+
+def test_a_summary_that_counts_all_lives_agrees(run: RecordedRun) -> None:
+    has_lost_processes(run)
+    run.close()
+    again = RecordedRun(run.run_dir, incarnation=2)
+    again.ledger.note(Joined("engine", "generator-0", "d"))
+    again.summarise()
+    again.close()
+    result = offbeat("replay", run.run_dir)
+    assert result.exit_code == 0
+    assert "3 engine, 1 trainer, 2 worker; retired: generator-1\n" in result.stdout
 
 
 def test_a_summary_that_is_none_is_a_difference(run: RecordedRun) -> None:

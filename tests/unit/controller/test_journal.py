@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -23,6 +24,7 @@ from offbeat.controller.events import (
     Joined,
     Opened,
     Released,
+    Retired,
     Returned,
     Rewound,
     Served,
@@ -68,6 +70,7 @@ RECEIPT = Receipt(
 EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
     Joined("engine", "generator-0", "life-1"),
+    Retired("generator-1", "it died at every start"),
     TrainerReplaced("killed", found=True),
     Spent({"compute": 1.5}, {"compute": 2.5}, 0.5, 0.25, 1),
     Served("generator-0", "life-1", 1, 0, "digest"),
@@ -380,3 +383,15 @@ def test_an_unfinished_snapshot_is_cleared_away_by_the_next_life(tmp_path: Path)
     (tmp_path / "snapshot-000004.bin.tmp").write_bytes(b"half of")
     opened(tmp_path)[1].close()
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_page_of_the_journal_lists_every_record_with_all_its_fields() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "journal.md").read_text()
+    listed = {
+        match["kind"]: set(re.findall(r"`(\w+)`", match["fields"]))
+        for match in re.finditer(
+            r"^\| `(?P<kind>\w+)` \|[^|]*\|(?P<fields>.*)\|$", page, re.MULTILINE
+        )
+    }
+    kinds = {kind.__name__: set(kind.__struct_fields__) - {"unix_s"} for kind in get_args(AnyEvent)}
+    assert listed == kinds
