@@ -14,6 +14,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease
+from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
 
 log = structlog.stdlib.get_logger()
 WARN_FROM_UNCHANGED: Final = 3  # releases in a row: one or two updates may round away in 16 bits
@@ -115,8 +116,9 @@ class LogprobGapGuard:
 
     def __init__(self, config: RunConfig) -> None:
         self._bound = config.sync.max_logprob_gap
-        is_16_bit = "16" in f"{config.model.dtype} {config.sync.wire_dtype}"
-        self._warn_from = WARN_GAP_16_BIT if is_16_bit else WARN_GAP_FLOAT32
+        narrowest = narrowest_bytes(config.model.dtype, config.sync.wire_dtype)
+        is_rounded = narrowest < ITEMSIZE["float32"]
+        self._warn_from = WARN_GAP_16_BIT if is_rounded else WARN_GAP_FLOAT32
         self._is_warned = False
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import Canary, CanaryAnswer
+from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
 
 PROMPTS: Final = 4
 PROMPT_TOKENS: Final = 8
@@ -35,8 +36,8 @@ def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
 
 def tolerance(*dtypes: str | None) -> float:
     """Nats by which trainer and engine may differ, by the types in which weights are held and sent."""
-    is_16_bit = any(dtype is not None and "16" in dtype for dtype in dtypes)
-    return TOLERANCE_16_BIT if is_16_bit else TOLERANCE_FLOAT32
+    is_rounded = narrowest_bytes(*dtypes) < ITEMSIZE["float32"]
+    return TOLERANCE_16_BIT if is_rounded else TOLERANCE_FLOAT32
 
 
 def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:

@@ -16,6 +16,18 @@ _ROUNDED: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 PRESERVED: Final = ("e_score_correction_bias",)
 
 
+def narrowest_bytes(*dtypes: str | None) -> int:
+    """Bytes of an element of the narrowest of these types, which decides how much is rounded.
+
+    Args:
+        dtypes: Names without ``torch.``; None: as another one of them says.
+
+    Raises:
+        KeyError: A type that is not in ``ITEMSIZE``.
+    """
+    return min(ITEMSIZE[dtype] for dtype in dtypes if dtype is not None)
+
+
 class WirePolicy(msgspec.Struct, frozen=True):
     """Which types are changed on the way."""
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -18,12 +18,13 @@ from offbeat.actors.generators.engine_actor import EngineSpec
 from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.training import SyncConfig, TrainerConfig
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
 from offbeat.weight_sync import canary
+from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.receiver import ModuleReceiver, ModuleTarget
 from offbeat.weight_sync.source import ModuleSource
@@ -274,6 +275,25 @@ def test_the_tolerance_is_that_of_the_coarsest_type() -> None:
     assert canary.tolerance("float32", None) == canary.TOLERANCE_FLOAT32
     assert canary.tolerance("float32", "bfloat16") == canary.TOLERANCE_16_BIT
     assert canary.tolerance("bfloat16", None) == canary.TOLERANCE_16_BIT
+    assert canary.tolerance("float8_e4m3fn", "float32") == canary.TOLERANCE_16_BIT
+
+
+@pytest.mark.parametrize("key", ["model.dtype", "sync.wire_dtype"])
+def test_every_type_that_a_recipe_can_name_has_a_tolerance(key: str) -> None:
+    section, name = key.split(".")
+    allowed = {"model": ModelConfig, "sync": SyncConfig}[section].model_fields[name].annotation
+    names = [each for part in (allowed, *get_args(allowed)) for each in get_args(part)]
+    dtypes = [each for each in names if isinstance(each, str)]
+    assert "bfloat16" in dtypes
+    for dtype in dtypes:
+        rounded = torch.finfo(getattr(torch, dtype)).bits < torch.finfo(torch.float32).bits
+        expected = canary.TOLERANCE_16_BIT if rounded else canary.TOLERANCE_FLOAT32
+        assert canary.tolerance(dtype, None) == expected
+
+
+def test_the_sizes_of_types_are_those_of_torch() -> None:
+    for dtype, size in ITEMSIZE.items():
+        assert getattr(torch, dtype).itemsize == size
 
 
 def test_the_prompts_of_a_vocabulary_are_always_the_same_and_within_it() -> None:
