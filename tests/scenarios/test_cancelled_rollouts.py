@@ -85,8 +85,10 @@ def test_a_run_that_fails_while_a_clean_up_fails_names_its_own_cause_only() -> N
 LONG = range(5, 4000, 10)  # a tenth of the prompts
 
 
-def windowed_run(on_evicted: str, long_s: float, steps: int = 60) -> tuple[World, float]:
-    """Play a run over rollouts of a second, a tenth of them of ``long_s``; returns how long it took."""
+def windowed_run(
+    on_evicted: str, long_s: float, steps: int = 60, long: range = LONG
+) -> tuple[World, float]:
+    """Play a run over rollouts of a second, some of them of ``long_s``; returns how long it took."""
     sampler = {
         "name": "windowed",
         "max_staleness": 1,
@@ -94,7 +96,7 @@ def windowed_run(on_evicted: str, long_s: float, steps: int = 60) -> tuple[World
         "on_evicted": on_evicted,
     }
     world = World({"steps": steps, "sampler": sampler}, engines=4)
-    world.rollouts.slow = {**dict.fromkeys(range(4000), 1.0), **dict.fromkeys(LONG, long_s)}
+    world.rollouts.slow = {**dict.fromkeys(range(4000), 1.0), **dict.fromkeys(long, long_s)}
     took_s = play(world)
     world.assert_books_agree()
     return world, took_s
@@ -114,6 +116,24 @@ def test_dropped_rollouts_that_are_longer_than_the_window_do_not_starve_the_run(
     _, quick_s = windowed_run("drop", 1.0)
     _, long_s = windowed_run("drop", 15.0)
     assert long_s < 2 * quick_s
+
+
+def ready_first_run(long: range) -> float:
+    """Play the same rollouts under ``ready_first``; returns how long it took."""
+    sampler = {"name": "ready_first", "max_staleness": 1}
+    world = World({"steps": 60, "sampler": sampler}, engines=4)
+    world.rollouts.slow = {**dict.fromkeys(range(4000), 1.0), **dict.fromkeys(long, 15.0)}
+    return play(world)
+
+
+def test_windowed_is_the_faster_policy_with_long_rollouts_only() -> None:
+    """A twentieth of them; the figures of docs/decisions/0001."""
+    few = range(5, 4000, 20)
+    _, drop_s = windowed_run("drop", 15.0, long=few)
+    _, readmit_s = windowed_run("readmit", 15.0, long=few)
+    assert drop_s < readmit_s < ready_first_run(few)
+    _, without_s = windowed_run("drop", 1.0)
+    assert ready_first_run(range(0)) < without_s
 
 
 def test_a_prompt_longer_than_the_window_is_given_up_after_one_attempt() -> None:
