@@ -108,10 +108,10 @@ class UnmarkedMatrices(ShardedAdamW):
 class DecaysVectors(ShardedAdamW):
     """Weight decay as the library's optimizer has it without the library's scheduler."""
 
-    def step(self, grad_norm: float, learning_rate: float) -> None:
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
         for group in self._library.param_groups:
             group["wd_mult"] = 1.0
-        super().step(grad_norm, learning_rate)
+        return super().step(grad_norm, learning_rate)
 
 
 class StatesOfParts(ShardedAdamW):
