@@ -206,9 +206,9 @@ class Served(Event, frozen=True):
 
 
 class Joined(Event, frozen=True):
-    """A process of an engine or a worker answered for the first time."""
+    """A process of an engine, a worker or the trainer answered for the first time."""
 
-    component: str  # engine | worker
+    component: str  # engine | worker | trainer
     name: str
     incarnation: str  # of the process: another one than before took its place
 

@@ -71,6 +71,7 @@ class Gang:
             reply=self._until_up(),
         )
         log.info("trainer.ready", ranks=answer.ranks, version=answer.version)
+        self._state.joined("trainer", "trainer", answer.incarnation)
         return answer
 
     async def replace(self) -> None:

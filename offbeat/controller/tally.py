@@ -4,22 +4,21 @@ The journal tells it, so a controller that is killed keeps what it counted up to
 """
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
-from offbeat.controller.events import Event, Joined, Retired, Spent, TrainerReplaced
+from offbeat.controller.events import Event, Joined, Retired, Spent
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
 
 Component = Literal["engine", "worker", "trainer"]
-_TRAINER: Final = "trainer"
 
 
 class Tally(msgspec.Struct):
     """The fold of a journal's events as far as costs go. Its size does not grow with the run."""
 
     processes: dict[str, str] = {}
-    """Incarnation of each engine and worker that answered last, of the actors that live now."""
+    """Incarnation of each engine, worker and trainer that answered last, of the actors that live now."""
     restarts: dict[str, int] = {}
     """Processes that took the place of a lost one, by component; the trainer's ranks are one."""
     trainer_s: dict[str, float] = {}
@@ -34,23 +33,17 @@ class Tally(msgspec.Struct):
     """Weight syncs that an engine took."""
     retired: dict[str, str] = {}
     """Engines given up since the run was started, or resumed last, with the last failure of each."""
-    resumed: bool = False
-    """The actors are new: another driver made them, and none has answered yet."""
 
     def take(self, event: Event) -> None:
         """Take in the next event."""
         match event:
             case Joined():
-                self.resumed = False
                 before = self.processes.get(event.name)
                 if before is not None and before != event.incarnation:
-                    self._count(event.component)
+                    self.restarts[event.component] = self.restarts.get(event.component, 0) + 1
                 self.processes[event.name] = event.incarnation
             case Retired():
                 self.retired[event.engine] = event.reason
-            case TrainerReplaced():
-                if not (event.found and self.resumed):
-                    self._count(_TRAINER)
             case Spent():
                 add(self.trainer_s, event.trainer)
                 add(self.engine_s, event.engines)
@@ -62,7 +55,7 @@ class Tally(msgspec.Struct):
 
     def forget_processes(self) -> None:
         """All actors are new: what answers next replaces nobody, and no engine is retired."""
-        self.processes, self.retired, self.resumed = {}, {}, True
+        self.processes, self.retired = {}, {}
 
     def is_new(self, name: str, incarnation: str) -> bool:
         """Another process answered under this name last, or none."""
@@ -79,9 +72,6 @@ class Tally(msgspec.Struct):
         """What held the run up."""
         trainer, engines = self.shares()
         return verdict(trainer, engines, generate_s=self.generate_s, reward_s=self.reward_s)
-
-    def _count(self, component: str) -> None:
-        self.restarts[component] = self.restarts.get(component, 0) + 1
 
 
 def add(total: dict[str, float], seconds: Mapping[str, float]) -> None:

@@ -89,6 +89,7 @@ class TrainerState(msgspec.Struct, frozen=True):
     last_attempt: int
     parameters: int
     digest: str  # of the weights
+    incarnation: str = ""  # of the first rank's process; the ranks are replaced together
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

@@ -159,7 +159,15 @@ class FakeTrainer(Actor):
         return PreparedColumns(("policy_logprobs",), (64,) * groups, (None,) * groups)
 
     def _state(self) -> TrainerState:
-        return TrainerState(1, self._version, self._last_step, self._last_attempt, 10, self._digest)
+        return TrainerState(
+            ranks=1,
+            version=self._version,
+            last_step=self._last_step,
+            last_attempt=self._last_attempt,
+            parameters=10,
+            digest=self._digest,
+            incarnation=f"trainer-{self.life}",
+        )
 
     # --- a step ----------------------------------------------------------------------------------
 

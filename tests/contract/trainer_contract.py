@@ -356,8 +356,11 @@ class TrainerContract:
             after = await on.step(2, (1,))
             await on.feed(await on.open(3), on.chunk(2))
             await trainer.restart()
-            assert await on.up() == initial
-            assert await trainer.restore(FENCE, 9) == kept
+            fresh = await on.up()
+            assert fresh.incarnation != initial.incarnation
+            assert fresh == msgspec.structs.replace(initial, incarnation=fresh.incarnation)
+            restored = msgspec.structs.replace(kept, incarnation=fresh.incarnation)
+            assert await trainer.restore(FENCE, 9) == restored
             assert weights(await on.step(2, (1,))) == weights(after)
 
         play(story)

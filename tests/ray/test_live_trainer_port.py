@@ -36,6 +36,11 @@ async def up(trainer: RayTrainer) -> TrainerState:
                 await asyncio.sleep(0.05)  # a real process is starting
 
 
+def held(state: TrainerState) -> tuple[int, str]:
+    """What the process holds, whichever process it is."""
+    return state.version, state.digest
+
+
 @pytest.mark.usefixtures("_ray")
 def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> None:
     config = RunConfig(steps=5, model=ModelConfig(path="m"))
@@ -52,21 +57,21 @@ def test_a_rank_that_was_killed_comes_back_and_is_restored(tmp_path: Path) -> No
 
     async def story() -> None:
         trainer = RayTrainer([rank])
-        initial = await up(trainer)
+        initial = held(await up(trainer))
         kept = await trainer.save_checkpoint(FENCE, 0)
-        assert kept.digest == initial.digest
+        assert kept.digest == initial[-1]
         pids = [await process()]
         for stopped in (False, True):
             if stopped:
                 os.kill(pids[-1], signal.SIGSTOP)
             await trainer.restart()
-            assert await up(trainer) == initial
+            assert held(await up(trainer)) == initial
             pids.append(await process())
         os.kill(pids[-1], signal.SIGKILL)
         with pytest.raises(ActorLost):
             await trainer.restore(FENCE, 0)
-        assert await up(trainer) == initial
-        assert await trainer.restore(FENCE, 0) == initial
+        assert held(await up(trainer)) == initial
+        assert held(await trainer.restore(FENCE, 0)) == initial
         assert (await trainer.publish_weights(FENCE, 0)).version == 0
         pids.append(await process())
         assert len(set(pids)) == 4

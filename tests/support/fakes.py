@@ -308,7 +308,8 @@ class FakeTrainer:
 
     async def state(self, fence: Fence) -> TrainerState:
         self._admit(fence, "state")
-        return TrainerState(1, len(self.steps), *self.last, 10, self._digest())
+        life = f"trainer-{self.lives}"
+        return TrainerState(1, len(self.steps), *self.last, 10, self._digest(), life)
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         self._admit(fence, "prepare_logprobs")

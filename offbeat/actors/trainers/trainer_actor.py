@@ -160,6 +160,7 @@ class TrainerActor:
             last_attempt=last.attempt,
             parameters=self._split.parameters,
             digest=self._split.weights_digest(),
+            incarnation=self._life,
         )
 
     def about(self, fence: Fence) -> tuple[str, int]:

@@ -21,7 +21,6 @@ from offbeat.controller.events import (
     Joined,
     Opened,
     Retired,
-    TrainerReplaced,
 )
 
 
@@ -120,7 +119,8 @@ def has_lost_processes(run: RecordedRun) -> None:
     for life in "abc":
         run.ledger.note(Joined("engine", "generator-0", life))
         run.ledger.note(Joined("worker", "environment-0", life))
-    run.ledger.note(TrainerReplaced("rank 0 was lost"))
+    for life in "ab":
+        run.ledger.note(Joined("trainer", "trainer", life))
     run.ledger.note(Retired("generator-1", "it died at every start"))
 
 

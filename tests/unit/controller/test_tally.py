@@ -17,6 +17,10 @@ def engine(index: int, life: int) -> Joined:
     return Joined("engine", f"generator-{index}", f"life-{life}")
 
 
+def trainer(life: int) -> Joined:
+    return Joined("trainer", "trainer", f"life-{life}")
+
+
 def history_of(*events: Event) -> History:
     history = History()
     for event in events:
@@ -41,14 +45,18 @@ def test_a_process_that_takes_the_place_of_another_is_a_restart() -> None:
 def test_a_process_that_was_lost_while_no_controller_was_there_is_counted_by_the_next_one() -> None:
     assert restarts(FIRST, engine(0, 1), SECOND, engine(0, 2)) == {"engine": 1}
     assert restarts(FIRST, engine(0, 1), SECOND, engine(0, 1)) == {}
+    assert restarts(FIRST, trainer(1), SECOND, trainer(2)) == {"trainer": 1}
+
+
+def test_a_trainer_whose_replacement_a_controller_did_not_live_to_see_is_counted_once() -> None:
+    lost = TrainerReplaced("killed")
     found = TrainerReplaced("the trainer was started anew", found=True)
-    assert restarts(FIRST, engine(0, 1), SECOND, found) == {"trainer": 1}
+    assert restarts(FIRST, trainer(1), lost, SECOND, found, trainer(2)) == {"trainer": 1}
 
 
 def test_the_actors_of_a_resumed_run_are_new_and_replace_nobody() -> None:
-    before = FIRST, engine(0, 1), engine(0, 2), TrainerReplaced("killed")
-    found = TrainerReplaced("the trainer was started anew", found=True)
-    resumed = RESUMED, found, engine(0, 7), engine(0, 8), TrainerReplaced("killed")
+    before = FIRST, trainer(1), engine(0, 1), engine(0, 2), trainer(2)
+    resumed = RESUMED, trainer(7), engine(0, 7), engine(0, 8), trainer(8)
     assert restarts(*before, *resumed) == {"engine": 2, "trainer": 2}
 
 
