@@ -17,12 +17,12 @@ import ray
 from offbeat.actors.ray_ports import Packed
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.trainers.spec import TrainerSpec
-from offbeat.actors.trainers.torch_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, LossSpec, StepResult, TrainerState
 from tests.ray.conftest import ROOT
+from tests.support.faulty_trainer import FaultyTrainerActor
 
 FENCE, LOSS = Fence("run", 1), LossSpec(old_logprobs="policy")
 TINY = ROOT / "models" / "tiny-addition"
@@ -76,16 +76,13 @@ class Bench:
         self,
         number: int,
         *ordinals: int,
-        spoil: str = "",
-        unknown_token: bool = False,
+        spoil: Callable[[dict[str, Any]], object] = lambda columns: None,
         begun: Callable[[], None] = lambda: None,
     ) -> StepResult:
-        """One step in one chunk; ``spoil`` takes this column from the first group."""
+        """One step in one chunk; ``spoil`` changes the columns of the first group."""
         key = StepKey(number, next(self._attempts), 0)
         groups = [columns(each) for each in ordinals]
-        groups[0].pop(spoil, None)
-        if unknown_token:
-            groups[0]["response_ids"][0] = 10_000
+        spoil(groups[0])
         chunk = chunk_of(groups, ordinals)
         await self.trainer.begin_train_step(FENCE, key, LOSS)
         begun()
@@ -123,7 +120,7 @@ def chunk_of(groups: list[dict[str, Any]], ordinals: tuple[int, ...]) -> Chunk:
 
 def bench_of(ranks: int, run_dir: Path, resources: dict[str, float] | None = None) -> Bench:
     """Ranks on a machine that has these resources."""
-    cls = ray.remote(TorchTrainerActor).options(
+    cls = ray.remote(FaultyTrainerActor).options(
         num_cpus=0, max_restarts=-1, resources=resources or {}
     )
     handles = [
@@ -164,16 +161,31 @@ def test_two_ranks_take_the_steps_of_one(gang: Bench, tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("spoil", ["response_ids", "loss_mask"])
+def without(column: str) -> Callable[[dict[str, Any]], object]:
+    return lambda columns: columns.pop(column)
+
+
+def with_an_unknown_token(columns: dict[str, Any]) -> None:
+    columns["response_ids"][0] = 10_000
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (without("response_ids"), "'response_ids' is missing"),
+        (without("loss_mask"), "'loss_mask' is missing"),
+        (with_an_unknown_token, "10000 at index 0"),
+    ],
+)
 def test_a_group_that_one_rank_cannot_read_is_named_and_the_step_aborted_on_all(
-    gang: Bench, spoil: str
+    gang: Bench, spoil: Callable[[dict[str, Any]], object], named: str
 ) -> None:
     """When logprobs are prepared, or when it is trained."""
 
     async def story() -> None:
         await gang.up()
         await gang.trainer.restore(FENCE, 0)
-        with pytest.raises(UnfitGroup, match=spoil):
+        with pytest.raises(UnfitGroup, match=named):
             await gang.step(1, 0, 1, 2, spoil=spoil)
         assert (await gang.step(1, 0, 1, 2)).applied
 
@@ -181,14 +193,15 @@ def test_a_group_that_one_rank_cannot_read_is_named_and_the_step_aborted_on_all(
 
 
 def test_a_rank_that_raises_while_the_others_compute_costs_all_ranks(gang: Bench) -> None:
-    """A token that no model has is found by one rank, in the midst of its forward pass."""
+    """One rank fails in the midst of its forward pass; the other waits for it in a collective."""
 
     async def story() -> None:
         await gang.up()
         await gang.trainer.restore(FENCE, 0)
-        with pytest.raises(ActorLost, match="index out of range"):
+        await gang.ranks[1].fail_in_forward.remote(FENCE)
+        with pytest.raises(ActorLost, match="planted in the first layer"):
             async with asyncio.timeout(DEADLINE_S):
-                await gang.step(1, 0, 1, 2, unknown_token=True)
+                await gang.step(1, 0, 1, 2)
         await gang.trainer.restart()
         await gang.up()
         await gang.trainer.restore(FENCE, 0)
