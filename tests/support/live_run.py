@@ -1,6 +1,7 @@
 """A run of the real command in a process of its own, seen as its operator sees it: from outside."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -14,8 +15,11 @@ from typing import Self, TypeVar
 
 import psutil
 
+from offbeat.cli.control import leave
+
 T = TypeVar("T")
-_LOOK_S = 0.02  # between two looks at something that has no way to call
+_LOOK_S = 0.05  # between two looks, each of which reads the whole process table
+_SILENT_S = 120.0  # a run that has written nothing for so long goes on no more
 
 
 class NeverHappened(AssertionError):
@@ -115,15 +119,33 @@ class LiveRun:
 
         return until(what, look, within_s=within_s, explain=self._story)
 
-    def exit_code(self, *, within_s: float = 120) -> int:
-        """Of the command, once it has ended."""
+    def exit_code(self, *, within_s: float | None = None) -> int:
+        """Wait for the end of the command and return its exit code.
+
+        ``within_s`` None: however long it takes, as long as the run writes something now and then.
+        """
+        written, changed_at = -1, time.monotonic()
 
         def look() -> bool:
+            nonlocal written, changed_at
             self._look()
-            return self._driver.poll() is not None
+            if (now := self._written()) != written:
+                written, changed_at = now, time.monotonic()
+            silent = within_s is None and time.monotonic() > changed_at + _SILENT_S
+            return silent or self._driver.poll() is not None
 
-        until("the command ends", look, within_s=within_s, explain=self._story)
+        until("the command ends", look, within_s=within_s or math.inf, explain=self._story)
+        if self._driver.poll() is None:
+            raise NeverHappened(f"the run wrote nothing for {_SILENT_S:g} s\n{self._story()}")
         return self._driver.returncode
+
+    def _written(self) -> int:
+        """Bytes of logs and journal."""
+        written = 0
+        for file in chain(self.run_dir.glob("logs/*"), self.run_dir.glob("journal/*")):
+            with contextlib.suppress(FileNotFoundError):  # a segment that is needed no more
+                written += file.stat().st_size
+        return written
 
     @property
     def steps_so_far(self) -> int:
@@ -135,6 +157,13 @@ class LiveRun:
         """Wait until the trainer has applied this many steps."""
         self.until(f"{steps} trained steps", lambda: self.steps_so_far >= steps, within_s=within_s)
         self._shared_memory |= set(chain.from_iterable(map(_shared_memory, self._seen)))
+
+    def trains_on(self, steps: int = 4, *, within_s: float = 60) -> None:
+        """Wait until the trainer has applied so many steps more than it has by now.
+
+        With a staleness bound below that, these have groups that were rolled out from now on.
+        """
+        self.trained_steps(self.steps_so_far + steps, within_s=within_s)
 
     def logged(self, event: str, *, within_s: float = 60) -> str:
         """Wait for a line of this event in the controller's log."""
@@ -171,6 +200,10 @@ class LiveRun:
             return next((p for p in self._seen if _title(p) and path in _open_files(p)), None)
 
         return self.until(f"a process that writes {log}", look)
+
+    def stop(self) -> None:
+        """Have the run end after the step in progress, as ``offbeat control RUN_DIR stop`` does."""
+        leave(self.run_dir, "stop")
 
     def interrupt(self, number: signal.Signals, *, whole_group: bool = False) -> None:
         """Signal the driver alone, as ``kill`` does, or its whole group, as a terminal does."""
