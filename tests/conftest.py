@@ -10,12 +10,14 @@ import pytest
 HERE: Final = Path(__file__).parent
 LONG: Final = (
     "parity",
+    "ray/test_live_determinism.py",
     "ray/test_live_dry_recipes.py",
     "ray/test_live_gang.py",
     "ray/test_live_gang_run.py",
     "ray/test_live_gloo_sync.py",
     "ray/test_live_lost_processes.py",
     "ray/test_live_oracle.py",
+    "ray/test_live_random_faults.py",
     "ray/test_live_schedule.py",
     "ray/test_live_spool.py",
     "ray_jobs/test_two_machines.py",
@@ -24,11 +26,12 @@ LONG: Final = (
 """What ``make test-long`` runs and ``make test`` leaves out: whole runs under faults, the long matrices."""
 
 
+@pytest.hookimpl(tryfirst=True)  # a folder of Ray tests sets a shorter timeout where there is none
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(HERE / each) for each in LONG):
             item.add_marker(pytest.mark.long)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def pytest_configure(config: pytest.Config) -> None:

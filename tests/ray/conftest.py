@@ -18,7 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(180))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(180))
 
 
 @pytest.fixture(scope="module")
