@@ -126,8 +126,8 @@ def test_nearly_all_time_of_trainer_and_engines_is_attributed(stopped: LiveRun) 
 
 @pytest.fixture(scope="module")
 def crashed(start: Start) -> Path:
-    """The directory of a run of 30 steps all of whose processes died at once."""
-    with start("crashed", STUB, "steps=30", "checkpoint.interval=4") as run:
+    """The directory of a run of 60 steps all of whose processes died at once."""
+    with start("crashed", STUB, "steps=60", "checkpoint.interval=4") as run:
         run.trained_steps(9)
         run.kill_everything()
         return run.run_dir
@@ -158,14 +158,14 @@ def test_a_crashed_run_does_not_go_on_with_another_seed(crashed: Path) -> None:
 def test_a_crashed_run_goes_on_to_more_steps_than_it_was_to_have(
     crashed: Path, start: Start
 ) -> None:
-    with start("crashed", None, "steps=40", "--resume", str(crashed)) as run:
+    with start("crashed", None, "steps=64", "--resume", str(crashed)) as run:
         assert run.exit_code() == 0
         run.nothing_is_left()
     records = RunRecords.read(crashed)
     records.agree()
-    assert records.summary.trainer_version == 40
-    assert records.summary.groups.trained == records.summary.groups.drawn == 160
-    assert sum(records.summary.staleness_histogram.values()) == 160 * 4
+    assert records.summary.trainer_version == 64
+    assert records.summary.groups.trained == records.summary.groups.drawn == 256
+    assert sum(records.summary.staleness_histogram.values()) == 256 * 4
     code, text = offbeat("replay", crashed)
     assert code == 0, text
-    assert "steps: 40" in (crashed / "config.yaml").read_text()
+    assert "steps: 64" in (crashed / "config.yaml").read_text()

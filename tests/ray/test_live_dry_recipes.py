@@ -1,5 +1,7 @@
 """Recipes for other machines: the whole run on stubs, whatever this machine lacks."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.ray.conftest import ROOT, Start
@@ -12,4 +14,14 @@ def test_a_recipe_runs_dry_without_its_model_data_and_devices(start: Start, name
     recipe = ROOT / "recipes" / f"{name}.yaml"
     with start(name, recipe, *absent, "steps=2", command="dry-run") as run:
         assert run.exit_code() == 0, run.err
+        RunRecords.read(run.run_dir).agree()
+
+
+def test_a_dry_run_takes_half_a_minute_at_most(
+    start: Start, record_property: Callable[[str, object], None]
+) -> None:
+    with start("dry", ROOT / "recipes" / "quickstart.yaml", command="dry-run") as run:
+        assert run.exit_code() == 0
+        record_property("dry_run_s", run.wall_s)
+        assert run.wall_s < 60  # half of it on a machine that does nothing else
         RunRecords.read(run.run_dir).agree()

@@ -1,6 +1,6 @@
 """A run that ends as it should: what it left on disk, and what it did not leave behind."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -51,13 +51,3 @@ def test_a_second_run_is_refused_the_directory(finished: LiveRun, start: Start) 
         assert second.exit_code() == 2
         assert f"{finished.run_dir} holds another run" in second.err
         assert "--run-dir" in second.err
-
-
-def test_a_dry_run_takes_half_a_minute_at_most(
-    start: Start, record_property: Callable[[str, object], None]
-) -> None:
-    with start("dry", QUICKSTART, command="dry-run") as run:
-        assert run.exit_code() == 0
-        record_property("dry_run_s", run.wall_s)
-        assert run.wall_s < 60  # half of it on a machine that does nothing else
-        RunRecords.read(run.run_dir).agree()

@@ -12,7 +12,7 @@ from tests.support.run_records import RunRecords
 @pytest.mark.parametrize(
     ("number", "whole_group", "code"),
     [
-        (signal.SIGINT, False, 130),
+        pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.long),
         (signal.SIGINT, True, 130),  # as a terminal does it
         (signal.SIGTERM, False, 143),
     ],

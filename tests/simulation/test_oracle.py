@@ -25,6 +25,7 @@ from offbeat.simulation.episode import EpisodeResult, play
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.schedule import Strike
 
+LONG = pytest.mark.long
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
 SYNCHRONOUS = {
     "sampler": {"name": "in_order", "max_staleness": 0, "max_lookahead": 0},
@@ -70,24 +71,27 @@ def without_versions(steps: list[Step]) -> list[Step]:
 # --- nothing is dropped for a fault -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", range(0, 200, 50))
-def test_without_faults_every_step_is_the_references_to_the_last_bit(base: int) -> None:
-    for seed in range(base, base + 50):
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 200), marks=LONG)], ids=str)
+def test_without_faults_every_step_is_the_references_to_the_last_bit(seeds: range) -> None:
+    for seed in seeds:
         plan = plan_of(seed, "none")
         expected = reference(plan.config, prompts=plan.prompts)
         assert steps_of(played(seed, plan)) == expected, f"seed {seed}"
 
 
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=LONG)], ids=str)
 @pytest.mark.parametrize("profile", ["engines", "network", "data", "controller", "trainer", "all"])
-def test_what_is_killed_late_or_lost_changes_nothing_of_what_is_trained(profile: str) -> None:
+def test_what_is_killed_late_or_lost_changes_nothing_of_what_is_trained(
+    profile: str, seeds: range
+) -> None:
     fired = 0
-    for seed in range(35):
+    for seed in seeds:
         plan = plan_of(seed, profile, rollout={"data_retries": 8})
         result = played(seed, plan)
         fired += len(result.fired)
         expected = reference(plan.config, prompts=plan.prompts)
         assert steps_of(result) == expected, f"seed {seed}"
-    assert fired > 100
+    assert fired > 2 * len(seeds)
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 3])
