@@ -7,7 +7,7 @@ import random
 import structlog
 
 from offbeat.controller.errors import BudgetSpent
-from offbeat.controller.ledger import Group, Place
+from offbeat.controller.ledger import Group
 from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
@@ -180,9 +180,11 @@ class RetryPolicy:
         if (task.ordinal, task.attempt) in self._counted_with:
             return
         self._failures_in_row += 1
-        groups = self._state.ledger.groups
-        in_flight = self._state.ledger.groups_at(Place.IN_FLIGHT)
-        self._counted_with = {(ordinal, groups[ordinal].attempt) for ordinal in in_flight}
+        # Not by looking at all groups: after a long rewind there are millions.
+        in_flight = self._state.ledger.in_flight_at.values()
+        self._counted_with = {
+            (ordinal, group.attempt) for held in in_flight for ordinal, group in held.items()
+        }
 
     def _drop(self, group: Group, reason: str) -> None:
         state = self._state

@@ -29,6 +29,7 @@ TRAINING: Final = "training"
 TRAINED: Final = "trained"
 DROPPED: Final = "dropped"
 UNKNOWN: Final = "never drawn"
+OUTAGE_REASON: Final = "environment_unavailable"
 ENDLESS: Final = 2**63
 PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
 
@@ -248,6 +249,8 @@ class Groups:
     def dropped(self, event: Dropped) -> None:
         row = self.expect("a drop", event.ordinal, ADMITTED, IN_FLIGHT, READY)
         self.check_reason(event.ordinal, event.reason)
+        if event.reason == OUTAGE_REASON:
+            self._findings.add("I3", f"an outage of the environments cost prompt {event.ordinal}")
         if event.reason == "stale":
             self._check_too_old("dropped as stale", event.ordinal, row)
         elif not event.filtered and row.returned == "infrastructure":

@@ -27,6 +27,7 @@ from offbeat.simulation.records import (
     Generated,
     MachineLost,
     PermitsUsed,
+    PoisonTaken,
     Published,
     Record,
     Scored,
@@ -78,6 +79,7 @@ class World:
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
         self.steps: dict[tuple[int, int], Moment] = {}
+        self.poisoned: dict[int, set[int]] = {}  # attempts in which a prompt struck, by ordinal
         self.retired: set[str] = set()  # engines whose process was ended for good
         self.lost_payloads: set[tuple[int, int]] = (
             set()
@@ -115,6 +117,7 @@ class World:
             Generated: self._generated,
             MachineLost: self._machine_lost,
             EngineRetired: self._engine_retired,
+            PoisonTaken: self._poison_taken,
             Scored: self._scored,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
@@ -142,6 +145,9 @@ class World:
     def _machine_lost(self, record: MachineLost) -> None:
         self.lost_payloads |= self._only_on.pop(record.machine, set())
         self._trainer_was_struck |= "trainer" in record.actors
+
+    def _poison_taken(self, record: PoisonTaken) -> None:
+        self.poisoned.setdefault(record.ordinal, set()).add(record.attempt)
 
     def _engine_retired(self, record: EngineRetired) -> None:
         self.retired.add(record.engine)

@@ -42,6 +42,7 @@ from offbeat.simulation.audit_engines import Engines
 from offbeat.simulation.audit_findings import Findings, Violation
 from offbeat.simulation.audit_groups import Groups
 from offbeat.simulation.audit_losses import Losses
+from offbeat.simulation.audit_poison import Poison
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
 from offbeat.simulation.records import Record
@@ -70,7 +71,9 @@ def audit(
     groups = Groups(config, prompts, findings)
     steps = Steps(config, groups, world, findings)
     engines = Engines(groups, world, findings)
-    _read_journal(journals, groups, steps, engines, Losses(world, findings), findings)
+    losses, poison = Losses(world, findings), Poison(config, world, findings)
+    _read_journal(journals, groups, steps, engines, losses, poison, findings)
+    poison.check()
     engines.check_retired()
     steps.check_trainer()
     findings.source, findings.index = "end", len(records)
@@ -84,11 +87,13 @@ def _read_journal(
     steps: Steps,
     engines: Engines,
     losses: Losses,
+    poison: Poison,
     findings: Findings,
 ) -> None:
     def returned(event: Returned) -> None:
         groups.returned(event)
         losses.returned(event)
+        poison.returned(event)
 
     def opened(event: Opened) -> None:
         groups.opened(event)

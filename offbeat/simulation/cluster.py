@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,7 +11,7 @@ from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
-from offbeat.controller.events import Opened
+from offbeat.controller.events import Admitted, Opened
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoTrace, Ports
@@ -42,6 +43,7 @@ from offbeat.simulation.worker import FakeWorker
 RUN_ID: Final = "simulated"
 PARTITION_S: Final = 30.0
 _CUT_OFF_S: Final = (1.0, 5.0)  # until a machine that is cut off is given up
+_OUTAGE_S: Final = (5.0, 60.0)  # what all environments stand on is out of service
 _FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor is thawed, if nobody replaces it before
 _SILENT_S: Final = 8.0  # a controller that answers nothing for so long is killed by its driver
 _REPLACED_S: Final = (0.5, 4.0)  # from the death of a controller to the next one
@@ -206,6 +208,9 @@ class Cluster:
             "controller_killed": self._kill_controller,
             "controller_frozen": self._freeze_controller,
             "cluster_lost": self._lose_cluster,
+            "outage": self._begin_outage,
+            "prompt_hangs": partial(self._poison_a_prompt, "prompt_hangs"),
+            "prompt_kills": partial(self._poison_a_prompt, "prompt_kills"),
         }
         if kind in whole:
             return whole[kind]()
@@ -223,6 +228,16 @@ class Cluster:
         else:
             self._hamper(self.engines[actor.name], kind)
         return actor.process.alive
+
+    def _begin_outage(self) -> bool:
+        self._around.out_of_service_until = self._loop.time() + self._rng.uniform(*_OUTAGE_S)
+        return True
+
+    def _poison_a_prompt(self, kind: str) -> bool:
+        """One of the next prompts does the same to each engine that it is sent to."""
+        drawn = sum(isinstance(event, Admitted) for event in self.events)
+        self._around.poison[drawn + self._rng.randrange(self._plan.config.groups_per_step)] = kind
+        return True
 
     def _victim(self, kind: str, target: str) -> Actor:
         """The actor of this name; without one, any that this kind of fault strikes."""

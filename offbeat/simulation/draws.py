@@ -9,6 +9,8 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.simulation.faults import (
     draw_machine_strikes,
+    draw_outage,
+    draw_poison,
     draw_rewind_crash,
     draw_step_end_crash,
     draw_strikes,
@@ -20,6 +22,8 @@ MIN_STEPS: Final = 12
 MIN_GROUPS_PER_STEP: Final = 8
 MIN_ENGINES: Final = 3
 SPOOL_LOSS: Final = 0.2
+POISON_RETRIES: Final = 4
+"""Retries of a group where a prompt is poison: with many the episode would be about nothing else."""
 SURPLUS_SHARE: Final = 0.2
 """Share of the episodes in which engines are far faster than the trainer.
 
@@ -56,6 +60,9 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
     surplus = rng.random() < SURPLUS_SHARE
     if surplus:
         changes = _merged(changes, _surplus(rng, changes["sampler"]["max_staleness"]))
+    poison = draw_poison(random.Random(f"{seed}/poison"), profile, steps=MIN_STEPS)
+    if poison and strikes is None:
+        changes["rollout"]["infrastructure_retries"] = POISON_RETRIES
     config = RunConfig.model_validate(_merged(base.model_dump(), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
@@ -73,6 +80,9 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
             strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
         strikes += draw_machine_strikes(dice, profile, steps=config.steps, machines=machines)
         strikes += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
+        # Not both: with few retries the trials of a long outage spend those of a prompt.
+        outage = draw_outage(random.Random(f"{seed}/outage"), profile, steps=config.steps)
+        strikes += poison or outage
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))

@@ -90,6 +90,9 @@ def _kinds() -> dict[str, Kind]:
         "answer_lost": Kind("network", "any", Moment.ANSWER, "never arrives", "the caller's deadline"),
         "answer_late": Kind("network", "any", Moment.ANSWER, "arrives seconds later", at_once),
         "partition": Kind("network", "engine", now, "no message passes", "30 s"),
+        "outage": Kind("data", "all", now, "every environment fails for want of a service", "it is back"),
+        "prompt_hangs": Kind("data", "all", now, "a prompt never ends on any engine", "it is dropped"),
+        "prompt_kills": Kind("data", "all", now, "a prompt kills each engine it is sent to", "it is dropped"),
         "reward_nan": Kind("data", "worker", roll, "a reward is NaN", retry),
         "reward_raises": Kind("data", "worker", roll, "RolloutFailed, by the data", retry),
         "group_short": Kind("data", "worker", roll, "a sample is missing", retry),
@@ -106,6 +109,8 @@ def _kinds() -> dict[str, Kind]:
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(_kinds())
 PROFILES: Final = ("none", "engines", "trainer", "machines", "controller", "network", "data", "all")
+OUTAGE: Final = "outage"
+POISON: Final = ("prompt_hangs", "prompt_kills")
 MACHINES: Final = ("machine_lost", "machine_cut_off")
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
 """What may strike at a failpoint."""
@@ -201,7 +206,9 @@ def draw_strikes(
     """What will strike one episode. The last steps are left in peace, so that it can end."""
     if profile == "none":
         return []
-    drawn = [name for name in KINDS if name not in MACHINES]
+    drawn = [
+        name for name in KINDS if name not in (*MACHINES, *POISON, OUTAGE)
+    ]  # those have own dice
     names = [name for name in drawn if profile in ("all", KINDS[name].profile)]
     if not names:
         return []
@@ -255,6 +262,24 @@ def draw_rewind_crash(rng: random.Random, profile: str) -> list[Strike]:
         return []
     nth = rng.choice((1, 1, 2))
     return [Strike("controller_killed", "controller", failpoint=Failpoint.UNDOING, nth=nth)]
+
+
+def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
+    """A prompt or two that hang on, or kill, every engine: in one episode of ten, or in two of five."""
+    chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
+    if rng.random() >= chance:
+        return []
+    at_steps = [rng.randint(0, max(0, steps - 6)) for _ in range(rng.randint(1, 2))]
+    return [Strike(rng.choice(POISON), "", at_step=at_step) for at_step in at_steps]
+
+
+def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
+    """An outage of all environments, in one episode of ten, or in two of five that are about data."""
+    chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
+    if rng.random() >= chance:
+        return []
+    at_step, delay_s = rng.randint(0, max(0, steps - 4)), round(rng.uniform(0.0, 2.0), 3)
+    return [Strike(OUTAGE, "", at_step=at_step, delay_s=delay_s)]
 
 
 def draw_machine_strikes(

@@ -170,6 +170,14 @@ class PermitsUsed(Record, frozen=True):
     held_bytes: int
 
 
+class PoisonTaken(Record, frozen=True):
+    """An engine was given a prompt that hangs there, or kills it."""
+
+    ordinal: int
+    attempt: int
+    engine: str
+
+
 class EngineRetired(Record, frozen=True):
     """An engine's process was ended for good, as its controller asked."""
 

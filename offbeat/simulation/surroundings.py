@@ -30,6 +30,8 @@ class Surroundings:
         self.faults, self.network, self.records = faults, network, records
         self.record = records.append
         self.disk = Disk(records, config.checkpoint.keep)
+        self.out_of_service_until = 0.0  # what all environments stand on
+        self.poison: dict[int, str] = {}  # what a prompt does to its engine, by ordinal
         self.lost_controllers: set[int] = set()  # incarnations whose memory is gone
 
     def is_gone(self, payload: Payload) -> bool:

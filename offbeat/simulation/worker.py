@@ -11,10 +11,13 @@ from offbeat.simulation.faults import Moment
 from offbeat.simulation.groups import Content, poisoned, receipt_of
 from offbeat.simulation.network import DEATH_NOTICED_S, Call
 from offbeat.simulation.payloads import Payload
-from offbeat.simulation.records import Generated, Scored
+from offbeat.simulation.records import Generated, PoisonTaken, Scored
 from offbeat.simulation.surroundings import Surroundings
 
+_DEADLY_AFTER_S: Final = 0.1  # from its arrival to the death of the engine
+_ENDLESS_S: Final = 1e5  # longer than any episode
 REWARD_S: Final = 0.02
+OUTAGE_REASON: Final = "environment_unavailable"
 
 
 class FakeWorker(Actor):
@@ -63,6 +66,17 @@ class FakeWorker(Actor):
             call.fail(lost(task, "engine_answer"))
         else:
             _Rollout(self, call, task, engine)
+            self._strike_with(task, engine)
+
+    def _strike_with(self, task: RolloutTask, engine: FakeEngine) -> None:
+        """A poison prompt takes its engine along; one that hangs was given no end (``opened``)."""
+        kind = "" if task.evaluation else self.around.poison.get(task.ordinal, "")
+        if not kind:
+            return
+        loop = self.around.loop
+        self.around.record(PoisonTaken(loop.time(), task.ordinal, task.attempt, task.engine))
+        if kind == "prompt_kills":
+            loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
 
     def drop(self, call: Call) -> None:
         """Nobody waits for it any more."""
@@ -75,6 +89,9 @@ class FakeWorker(Actor):
         """Returns how long its engine decodes, in seconds."""
         self._open[call] = rollout
         call.on_cancel = rollout.drop
+        task = rollout.content.task
+        if not task.evaluation and task.ordinal in self.around.poison:
+            return _ENDLESS_S
         return math.exp(self.around.rng.gauss(self._mu, self._sigma))
 
     def is_open(self, call: Call) -> bool:
@@ -141,6 +158,9 @@ class _Rollout:
         if kind == "rollout_hangs" or call.cancelled:
             return
         self.deadline.cancel()
+        if around.loop.time() < around.out_of_service_until:
+            call.fail(unavailable(task))
+            return
         if kind == "reward_raises":
             call.fail(
                 RolloutFailed(
@@ -174,6 +194,18 @@ class _Rollout:
             where = memory.machine, spooled
             around.record(Generated(now, task.ordinal, task.attempt, *made_by, spans, kind, *where))
         call.answer((receipt, payload))
+
+
+def unavailable(task: RolloutTask) -> RolloutFailed:
+    """What the environment stands on is out of service; another moment will do."""
+    return RolloutFailed(
+        FailureKind.INFRASTRUCTURE,
+        task.ordinal,
+        task.attempt,
+        OUTAGE_REASON,
+        "refused",
+        FailureSource.ENVIRONMENT,
+    )
 
 
 def lost(task: RolloutTask, reason: str) -> RolloutFailed:

@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from planted.planting import DEEP, LOST, Planted, become
 
+from offbeat.controller.ledger import Group
+from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
@@ -183,3 +185,18 @@ class GroupsStayInFlightOverARewind(Planted):
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)
+
+
+class APoisonPromptIsTriedForEver(Planted):
+    """Sooner or later it will work, it is believed."""
+
+    breaks = frozenset({"I3"})
+    profile = "data"
+
+    class Patient(RetryPolicy):
+        def _has_retries_left(self, group: Group, reason: str, failure: Failure) -> bool:
+            del group, reason, failure
+            return True
+
+    def plant(self) -> None:
+        become(self._rollout_pump._retries, self.Patient)  # noqa: SLF001 - there is no other way in
