@@ -22,7 +22,7 @@ from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.simulation.campaign import violations_of
 from offbeat.simulation.draws import Plan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play
-from offbeat.simulation.faults import KINDS
+from offbeat.simulation.faults import KINDS, POISON
 from offbeat.simulation.schedule import Strike
 
 LONG = pytest.mark.long
@@ -54,7 +54,9 @@ def plan_of(seed: int, profile: str, **settings: Any) -> Plan:
     whole = plan.config.model_dump()
     for name, section in {**SYNCHRONOUS, **settings}.items():
         whole[name] = section if name == "sampler" else {**whole[name], **section}
-    strikes = [strike for strike in plan.strikes if strike.action != "gradient_nan"]
+    whole["rollout"]["infrastructure_retries"] = 40  # nothing is given up for want of an engine
+    dropping = ("gradient_nan", *POISON)
+    strikes = [strike for strike in plan.strikes if strike.action not in dropping]
     return msgspec.structs.replace(plan, config=RunConfig.model_validate(whole), strikes=strikes)
 
 
