@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.actors.generators.embedded import EmbeddedEngine, load_model
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
+from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-addition"

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from offbeat.actors.environment_worker.calls import Generate
-from offbeat.actors.environment_worker.group import run_group
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.prompts import ArithmeticPrompts
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.rollouts.calls import Generate
+from offbeat.rollouts.group import run_group
 
 SAMPLES, TOKENS, GROUPS = 16, 3, 6000
 MODEL = Path(__file__).parents[1] / "models" / "tiny-addition"

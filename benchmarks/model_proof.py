@@ -14,9 +14,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from offbeat.actors.generators.embedded import proof as decoding
-from offbeat.actors.generators.embedded.model import DecodedModel
-from offbeat.actors.trainers.torch_backend import proof as rows
+from offbeat.generators.embedded import proof as decoding
+from offbeat.generators.embedded.model import DecodedModel
+from offbeat.trainers.torch import proof as rows
 
 MAX_MODEL_LEN = 2048
 

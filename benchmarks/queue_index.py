@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from offbeat.transfer_queue.core import ColumnSpec, Limits, QueueCore, Schema
+from offbeat.queue_service.core import ColumnSpec, Limits, QueueCore, Schema
 from offbeat.transfer_queue.index import QueueIndex
 
 BAR = 200_000

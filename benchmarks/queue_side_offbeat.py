@@ -10,10 +10,10 @@ import ray
 
 from benchmarks.queue_payloads import Columns, joined
 from benchmarks.queue_sides import Handle, Prepared, Taken
-from offbeat.transfer_queue.core import ColumnSpec, Limits
-from offbeat.transfer_queue.service import actor
-from offbeat.transfer_queue.service.client import TransferQueueClient
-from offbeat.transfer_queue.service.lease import Lease
+from offbeat.queue_service import ray_actor as actor
+from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
+from offbeat.queue_service.clients.lease import Lease
+from offbeat.queue_service.core import ColumnSpec, Limits
 
 T = TypeVar("T")
 TASK: Final = "train"

@@ -40,9 +40,9 @@ from benchmarks.queue_soak_actors import (
     put_logged,
 )
 from benchmarks.queue_soak_audit import Event, Kind, Put, read_log, unfinished, violations
-from offbeat.transfer_queue.core import Limits
-from offbeat.transfer_queue.service.actor import Handle, connect, start
-from offbeat.transfer_queue.service.wire import ServiceStats
+from offbeat.queue_service.core import Limits
+from offbeat.queue_service.ray_actor import Handle, connect, start
+from offbeat.queue_service.wire import ServiceStats
 
 PRODUCERS: Final = 8
 CONSUMERS_A_TASK: Final = 4

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.actors.environment_worker.spooling import Spooling
 from offbeat.messages.groups import Receipt
+from offbeat.rollouts.spooling import Spooling
 from offbeat.transfer_queue import schema
 from offbeat.transfer_queue.codec import pack
 from offbeat.transfer_queue.spool import SpoolWriter, read, sweep

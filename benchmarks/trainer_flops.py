@@ -9,9 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.trainer_cases import Groups
-from offbeat.actors.trainers.batches.cutting import Cutting
-from offbeat.actors.trainers.batches.packing import PADDING, Packed, visible
-from offbeat.actors.trainers.torch_backend.model import linear_to_pair_ratio, vocabulary
+from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.batches.packing import PADDING, Packed, visible
+from offbeat.trainers.torch.model import linear_to_pair_ratio, vocabulary
 
 PEAKS: Final = (
     ("H200", "bfloat16", 989e12),

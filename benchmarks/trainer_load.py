@@ -25,13 +25,13 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from offbeat.actors.trainers.peers import Alone
-from offbeat.actors.trainers.spec import Rendezvous
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
+from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.spec import Rendezvous
+from offbeat.trainers.torch import TorchTrainer
 
 HOST: Final = "127.0.0.1"
 _MIB: Final = 2**20
@@ -104,7 +104,7 @@ def rank_main(rank: int, at: Rendezvous, path: Path, dtype: str, told: Connectio
     if at.size == 1:
         peers = Alone()
     else:
-        from offbeat.actors.trainers.process_group import join  # noqa: PLC0415 -- ranks only
+        from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- ranks only
 
         peers = join(at, rank, "cpu", HOST)
     before = own_mib()

@@ -34,9 +34,9 @@ from benchmarks.trainer_cases import (
     sampled_with,
 )
 from benchmarks.trainer_sides import LOSS, Plain, Setting, Split
-from offbeat.actors.trainers.memory import CudaMeter, ResidentMeter
-from offbeat.actors.trainers.split_step import LogprobColumns
 from offbeat.config.training import SyncConfig
+from offbeat.trainers.memory import CudaMeter, ResidentMeter
+from offbeat.trainers.split_step import LogprobColumns
 from offbeat.weight_sync.source import ModuleSource
 
 SIDES: Final = ("plain", "padded", "shared")

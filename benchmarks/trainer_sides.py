@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.trainer_cases import Advantages, Groups
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.torch import TorchTrainer
 
 LOSS = LossSpec()
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)

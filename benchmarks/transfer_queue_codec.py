@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from offbeat.queue_service.storage.blocks import Blocks
 from offbeat.transfer_queue.codec import (
     Column,
     Ragged,
@@ -24,7 +25,6 @@ from offbeat.transfer_queue.codec import (
     packed_size,
     unpack,
 )
-from offbeat.transfer_queue.storage.blocks import Blocks
 
 SAMPLES = 16
 Calls = Mapping[str, Callable[[], Any]]

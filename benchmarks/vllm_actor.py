@@ -21,9 +21,9 @@ from typing import Any
 import ray
 
 from offbeat.actors.call import reply_of
-from offbeat.actors.coalesce import Coalescer
-from offbeat.actors.generators.engine_actor import EngineSpec
-from offbeat.actors.generators.vllm.actor import VllmEngineActor
+from offbeat.actors.call_batching import Coalescer
+from offbeat.actors.engine_actor import EngineSpec
+from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams

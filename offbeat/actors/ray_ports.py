@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from offbeat.actors.call import ArgumentLost, reply_of
-from offbeat.actors.coalesce import Answer, Coalescer, Exchange
+from offbeat.actors.call_batching import Answer, Coalescer, Exchange
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_worker import OnJoined, RayWorker
 from offbeat.messages.failures import ActorLost, ReleaseLost

@@ -12,15 +12,15 @@ from ray.exceptions import GetTimeoutError, RayError
 from offbeat.actors.call import first_line, raised_line
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import prepare
-from offbeat.actors.run_files import Files, Fingerprint, RunFiles
-from offbeat.actors.run_place import (
+from offbeat.config.run import RunConfig
+from offbeat.run_files.files import Files, Fingerprint, RunFiles
+from offbeat.run_files.place import (
     RunDirNotShared,
     Token,
     is_shared,
     machine,
     place_of_its_own,
 )
-from offbeat.config.run import RunConfig
 
 _CALL_S: Final = 60.0  # one call carries 8 MiB at most
 PIN_FIX: Final = "Start offbeat train on a machine of the cluster, as offbeat submit does"

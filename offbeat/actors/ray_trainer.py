@@ -20,11 +20,6 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import Packed, Places, flat
-from offbeat.actors.trainers.dispatch import Replicas, shares
-from offbeat.actors.trainers.errors import ColumnsMissing, UnfitColumns
-from offbeat.actors.trainers.memory import with_highest
-from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
-from offbeat.actors.trainers.spec import Rendezvous
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
@@ -38,6 +33,11 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import WeightRelease
+from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
+from offbeat.trainers.memory import with_highest
+from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
+from offbeat.trainers.spec import Rendezvous
 
 T = TypeVar("T")
 _GRACE_S: Final = 5.0

@@ -108,11 +108,11 @@ def _launch(
     dry_run: bool,
     resume: Path | None = None,
 ) -> None:
-    from offbeat.cli.reading import read_or_exit
+    from offbeat.cli.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides, dry_run=dry_run)
 
-    from offbeat.cli.launch import launch
+    from offbeat.launch.launch import launch
 
     raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, resume=resume))
 
@@ -122,11 +122,11 @@ def check(
     recipe: RecipeArgument, overrides: OverridesArgument = None, run_dir: RunDirOption = None
 ) -> None:
     """Check a recipe, and this machine for it: every problem in one report."""
-    from offbeat.cli.reading import read_or_exit
+    from offbeat.cli.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides)
 
-    from offbeat.cli.check import check_machine
+    from offbeat.launch.checks.report import check_machine
 
     raise SystemExit(check_machine(loaded, run_dir))
 
@@ -144,11 +144,11 @@ def submit(
     ] = None,
 ) -> None:
     """Pack the working directory and train on a Ray cluster."""
-    from offbeat.cli.reading import read_or_exit
+    from offbeat.cli.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides)
 
-    from offbeat.cli.submit import submit_job
+    from offbeat.launch.submit import submit_job
 
     raise SystemExit(submit_job(loaded, overrides or [], address, python))
 
@@ -174,7 +174,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Run the controller in the deterministic simulator, and audit every episode."""
-    from offbeat.cli.reading import read_or_exit
+    from offbeat.cli.recipes import read_or_exit
 
     loaded = read_or_exit(recipe, overrides, dry_run=True)
 
@@ -194,8 +194,8 @@ def control(
     ] = 15.0,
 ) -> None:
     """Pause, resume, stop or abort a live run. 1: it did not notice, and never will."""
-    from offbeat.cli.control import COMMANDS, leave, was_taken
-    from offbeat.cli.run_directory import RunDirUnusable
+    from offbeat.launch.control import COMMANDS, leave, was_taken
+    from offbeat.runs.directory import RunDirUnusable
 
     if command not in COMMANDS:
         typer.echo(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.", err=True)
@@ -240,7 +240,7 @@ def config_show(
     ] = False,
 ) -> None:
     """The recipe with overrides and defaults filled in."""
-    from offbeat.cli.reading import read_or_exit, show
+    from offbeat.cli.recipes import read_or_exit, show
 
     typer.echo(show(read_or_exit(recipe, overrides), origins=origins), nl=False)
 
@@ -252,8 +252,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 @app.command()
 def replay(run: RunArgument, as_json: JsonOption = False) -> None:
     """Fold a run's journal again, and hold it against what the run wrote. 1: they differ."""
-    from offbeat.cli.past_run import told_in_one_line
-    from offbeat.cli.replay import replay as replayed
+    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.replay import replay as replayed
 
     with told_in_one_line():
         found = replayed(run)
@@ -268,8 +268,8 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Tell the life of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
-    from offbeat.cli.past_run import told_in_one_line
-    from offbeat.cli.why import why as told
+    from offbeat.runs.past_run import told_in_one_line
+    from offbeat.runs.why import why as told
 
     with told_in_one_line():
         life = told(run, group)

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from offbeat.actors.trainers.step_guard import Call as StepCall
-from offbeat.actors.trainers.step_guard import StepGuard
 from offbeat.messages.failures import (
     CheckpointFailed,
     OffbeatError,
@@ -35,6 +33,8 @@ from offbeat.simulation.network import Call
 from offbeat.simulation.payloads import Payload
 from offbeat.simulation.records import Published, TrainerApplied, TrainerLife, TrainerRestored
 from offbeat.simulation.surroundings import Surroundings
+from offbeat.trainers.step_guard import Call as StepCall
+from offbeat.trainers.step_guard import StepGuard
 from offbeat.weight_sync.canary import invented, tolerance
 
 _NBYTES: Final = 1000

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from offbeat.actors.coalesce import Answer, Coalescer
-from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
-from offbeat.actors.generators.engine_actor import EngineActor
-from offbeat.actors.trainers.errors import UnfitColumns
-from offbeat.actors.trainers.trainer_actor import TrainerActor
+from offbeat.actors.call_batching import Answer, Coalescer
+from offbeat.actors.engine_actor import EngineActor
+from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.trainer_actor import TrainerActor
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.generation import GenerateRequest, GenerateResult
@@ -26,6 +25,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
+from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import Columns
 
 T = TypeVar("T")

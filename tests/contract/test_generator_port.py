@@ -16,11 +16,11 @@ from in_process import InProcessGenerator
 from simulated import simulate
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
-from offbeat.actors.generators.engine_actor import EngineSpec
-from offbeat.actors.generators.stub_actor import StubEngineActor
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
+from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.messages.weights import WeightRelease

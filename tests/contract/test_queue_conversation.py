@@ -6,12 +6,13 @@ from contextlib import suppress
 
 import pytest
 
-from offbeat.transfer_queue.core import records
-from offbeat.transfer_queue.core.records import Receipt
-from offbeat.transfer_queue.errors import PayloadLost
-from offbeat.transfer_queue.service.conversation import TOLD_AT_ONCE_BYTES, Conversation
-from offbeat.transfer_queue.service.lease import Lease
-from offbeat.transfer_queue.service.wire import (
+from offbeat.queue_service.clients.lease import Lease
+from offbeat.queue_service.clients.protocol import TOLD_AT_ONCE_BYTES, Conversation
+from offbeat.queue_service.core import records
+from offbeat.queue_service.core.records import Receipt
+from offbeat.queue_service.errors import PayloadLost
+from offbeat.queue_service.storage.arenas import Arena, Keeper, Slot
+from offbeat.queue_service.wire import (
     Claim,
     Delivery,
     Parcels,
@@ -19,7 +20,6 @@ from offbeat.transfer_queue.service.wire import (
     Piece,
     ReportLost,
 )
-from offbeat.transfer_queue.storage.arenas import Arena, Keeper, Slot
 
 NO_PROCESS = 1 << 30
 RECEIPT = Receipt("train", "a", 2, 7, 4, 4096, {})

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, SchemaError
+from offbeat.queue_service import wire
+from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
+from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.clients.lease import Lease
+from offbeat.queue_service.core.records import Limits, Receipt, Schema
+from offbeat.queue_service.server.connections import Visit
+from offbeat.queue_service.server.server import House
+from offbeat.queue_service.storage.arenas import Slot
 from offbeat.transfer_queue.codec import BFLOAT16
-from offbeat.transfer_queue.core.records import Limits, Receipt, Schema
-from offbeat.transfer_queue.service import wire
-from offbeat.transfer_queue.service.client import TransferQueueClient
-from offbeat.transfer_queue.service.house import House
-from offbeat.transfer_queue.service.lease import Lease
-from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
-from offbeat.transfer_queue.service.visits import Visit
-from offbeat.transfer_queue.storage.arenas import Slot
 from tests.support.queue_service import ADVANTAGES, COLUMNS, ROOMY, group, running
 
 LONG_S = 30.0  # nothing here takes it

@@ -17,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, SchemaError
-from offbeat.transfer_queue.core.records import Limits
-from offbeat.transfer_queue.errors import (
+from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
+from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.clients.lease import Lease
+from offbeat.queue_service.core.records import Limits
+from offbeat.queue_service.errors import (
     LeaseExpired,
     PayloadLost,
     QueueFull,
@@ -26,13 +29,10 @@ from offbeat.transfer_queue.errors import (
     TooLarge,
     UnknownPartition,
 )
-from offbeat.transfer_queue.service.client import TransferQueueClient
-from offbeat.transfer_queue.service.errors import ClientClosed
-from offbeat.transfer_queue.service.frames import Frames
-from offbeat.transfer_queue.service.house import House
-from offbeat.transfer_queue.service.lease import Lease
-from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
-from offbeat.transfer_queue.service.wire import LENGTH, framed
+from offbeat.queue_service.frames import Frames
+from offbeat.queue_service.server.server import House
+from offbeat.queue_service.service_errors import ClientClosed
+from offbeat.queue_service.wire import LENGTH, framed
 from tests.support.queue_service import (
     COLUMNS,
     ROOMY,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.transfer_queue.errors import StaleHandle
-from offbeat.transfer_queue.service.errors import SnapshotFailed
-from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
+from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.errors import StaleHandle
+from offbeat.queue_service.service_errors import SnapshotFailed
 from tests.support.queue_service import COLUMNS, group, running, same
 
 TOKENS = (8, 40_000)  # inside the messages, and in shared memory

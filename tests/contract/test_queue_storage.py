@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from offbeat.messages.failures import SchemaError
+from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.storage.arenas import MOST_MAPPED, Keeper, Reader, Slot
+from offbeat.queue_service.wire import Payload, Put, value_of
 from offbeat.transfer_queue.codec import Columns, Ragged
-from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
-from offbeat.transfer_queue.service.wire import Payload, Put, value_of
-from offbeat.transfer_queue.storage.arenas import MOST_MAPPED, Keeper, Reader, Slot
 from tests.support.queue_service import (
     ADVANTAGES,
     COLUMNS,

@@ -11,11 +11,11 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
 from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
-from offbeat.actors.environment_worker.actor import EnvironmentActor, EnvironmentSpec
-from offbeat.actors.generators.engine_actor import EngineSpec
-from offbeat.actors.generators.stub_actor import StubEngineActor
+from offbeat.actors.engine_actor import EngineSpec
+from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
+from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig, StubConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.failpoints import Failpoint

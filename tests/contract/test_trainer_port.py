@@ -16,9 +16,8 @@ from trainer_contract import TrainerContract
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import Packed
 from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.trainers.spec import TrainerSpec
-from offbeat.actors.trainers.stub_actor import StubTrainerActor
-from offbeat.actors.trainers.torch_actor import TorchTrainerActor
+from offbeat.actors.stub_trainer_actor import StubTrainerActor
+from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.messages.training import Chunk
@@ -27,6 +26,7 @@ from offbeat.simulation.payloads import Payload
 from offbeat.simulation.schedule import Strike
 from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.trainer import FakeTrainer as SimulatedGang
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns
 from tests.support.fakes import FakeTrainer
 from tests.support.virtual_time import run

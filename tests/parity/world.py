@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from offbeat.actors.trainers.spec import Rendezvous
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
+from offbeat.trainers.spec import Rendezvous
 
 RANKS = 4
 HOST = "127.0.0.1"
@@ -112,8 +112,8 @@ def run_job(rank: int, at: Rendezvous, job: str, arguments: dict[str, Any]) -> A
     """One job in a process group of its own, made as a run makes it; alone without one."""
     import torch.distributed as dist  # noqa: PLC0415
 
-    from offbeat.actors.trainers.peers import Alone  # noqa: PLC0415
-    from offbeat.actors.trainers.process_group import join  # noqa: PLC0415
+    from offbeat.trainers.ranks.peers import Alone  # noqa: PLC0415
+    from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415
 
     module, _, name = job.partition(":")
     function = getattr(importlib.import_module(module), name)

@@ -16,11 +16,11 @@ import ray
 
 from offbeat.actors.ray_ports import Packed
 from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, LossSpec, StepResult, TrainerState
+from offbeat.trainers.spec import TrainerSpec
 from tests.ray.conftest import ROOT
 from tests.support.faulty_trainer import FaultyTrainerActor
 

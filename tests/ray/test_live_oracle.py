@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoTokenizer
 
-from offbeat.actors.environment_worker.group import run_group
-from offbeat.actors.generators.embedded import EmbeddedEngine, load_model
-from offbeat.actors.trainers.torch_backend.split_step import TorchTrainer
 from offbeat.algorithms.advantages import ESTIMATORS
-from offbeat.cli.compose import loss_spec
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import Committed, Released, StepApplied
 from offbeat.controller.rollouts import group_seed
 from offbeat.environments.factory import make_environment, make_prompts
+from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.launch.composition import loss_spec
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.rollouts.group import run_group
+from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.manifest import release_digest
 from offbeat.weight_sync.source import ModuleSource

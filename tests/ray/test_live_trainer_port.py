@@ -10,12 +10,12 @@ import pytest
 import ray
 
 from offbeat.actors.ray_trainer import RayTrainer
-from offbeat.actors.trainers.spec import TrainerSpec
-from offbeat.actors.trainers.stub_actor import StubTrainerActor
+from offbeat.actors.stub_trainer_actor import StubTrainerActor
 from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import TrainerState
+from offbeat.trainers.spec import TrainerSpec
 
 FENCE = Fence("run", 1)
 

@@ -8,12 +8,13 @@ import pytest
 import ray
 
 from offbeat.messages.failures import ActorLost, StartFailed
-from offbeat.transfer_queue.core.records import Limits
-from offbeat.transfer_queue.errors import UnknownPartition
-from offbeat.transfer_queue.service import actor, ray_links
-from offbeat.transfer_queue.service.client import TransferQueueClient
-from offbeat.transfer_queue.service.errors import SnapshotFailed
-from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
+from offbeat.queue_service import ray_actor as actor
+from offbeat.queue_service import ray_links
+from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
+from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.core.records import Limits
+from offbeat.queue_service.errors import UnknownPartition
+from offbeat.queue_service.service_errors import SnapshotFailed
 from tests.support.queue_service import COLUMNS, ROOMY, group, same
 
 pytestmark = pytest.mark.ray

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.trainers.step_guard import Call, StepGuard
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.messages.failures import (
     ActorLost,
@@ -35,6 +34,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
+from offbeat.trainers.step_guard import Call, StepGuard
 from offbeat.weight_sync.canary import check, invented, invented_answers, tolerance
 
 

@@ -1,8 +1,8 @@
 """A trainer rank with a fault switch inside its model; Ray's workers import it by this module's name."""
 
-from offbeat.actors.trainers.torch_actor import TorchTrainerActor
-from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.messages.fences import Fence
+from offbeat.trainers.torch import TorchTrainer
 
 
 class FaultyTrainerActor(TorchTrainerActor):

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 import psutil
 
-from offbeat.cli.control import leave
+from offbeat.launch.control import leave
 
 T = TypeVar("T")
 _LOOK_S = 0.05  # between two looks, each of which reads the whole process table

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.core.records import ColumnSpec, Limits
+from offbeat.queue_service.server.server import House
 from offbeat.transfer_queue.codec import Columns, Ragged
-from offbeat.transfer_queue.core.records import ColumnSpec, Limits
-from offbeat.transfer_queue.service.house import House
-from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient
 
 ROOMY = Limits(max_rows=1 << 20, max_bytes=1 << 30)
 COLUMNS = (
@@ -85,7 +85,7 @@ def program(path: str, body: str) -> Iterator[subprocess.Popen[str]]:
     source = (
         "import sys\n"
         "from tests.support.queue_service import group\n"
-        "from offbeat.transfer_queue.service.sync_client import SyncTransferQueueClient\n"
+        "from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient\n"
         f"c = SyncTransferQueueClient.connect({path!r})\n{body}\n"
         "print('ready', flush=True)\nsys.stdin.read()\n"
     )

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "offbeat"
 PURE_ROOMS = ("messages", "config", "transfer_queue", "sampler", "controller")
 DOORS = (
     "offbeat.transfer_queue.tensordict_codec",
-    "offbeat.transfer_queue.service.actor",
-    "offbeat.transfer_queue.service.ray_links",
+    "offbeat.queue_service.ray_actor",
+    "offbeat.queue_service.ray_links",
 )
 """The modules of the pure rooms that may import tensors or Ray; no other loads them."""
 
@@ -46,7 +46,7 @@ UNTRUSTED_INPUT = re.compile(
 )
 """What runs code that somebody else has written, or takes messages from whoever sends some."""
 
-READS_ITS_OWN_PICKLES = PACKAGE / "actors/trainers/torch_backend/sharded_state.py"
+READS_ITS_OWN_PICKLES = PACKAGE / "trainers/torch/sharded_state.py"
 """The table of contents of a checkpoint, by an unpickler that knows a few classes and no function."""
 
 FOREIGN_PATH = re.compile(r"(?<![\w.~$})/-])/(?:home|root|tmp|work|Users)/[\w.]")

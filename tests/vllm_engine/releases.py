@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from offbeat.actors.trainers.torch_backend.logprobs import largest_logprobs
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.weights import Canary, WeightRelease
+from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync.canary import KEPT, TOLERANCE_FLOAT32, prompts
 from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.manifest import Manifest, release_digest

@@ -10,12 +10,12 @@ from typing import Any
 
 from releases import TINY, Weights, weights
 
-from offbeat.actors.generators.engine_actor import EngineSpec
-from offbeat.actors.generators.vllm.actor import Started, VllmEngineActor, start
-from offbeat.actors.generators.vllm.coverage import Coverage
-from offbeat.actors.generators.vllm.engine import VllmEngine
-from offbeat.actors.generators.vllm.weights import WeightUpdates
+from offbeat.actors.engine_actor import EngineSpec
+from offbeat.actors.vllm_engine_actor import Started, VllmEngineActor, start
 from offbeat.config.run import RunConfig
+from offbeat.generators.vllm.coverage import Coverage
+from offbeat.generators.vllm.engine import VllmEngine
+from offbeat.generators.vllm.weights import WeightUpdates
 from offbeat.messages.failures import EngineUnavailable
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams

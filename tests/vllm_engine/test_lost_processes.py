@@ -26,8 +26,8 @@ from shared_engine import (
     until,
 )
 
-from offbeat.actors.generators.engine_actor import EngineSpec
-from offbeat.actors.generators.vllm.actor import VllmEngineActor, start
+from offbeat.actors.engine_actor import EngineSpec
+from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
 
 HERE = Path(__file__).parent
@@ -103,7 +103,7 @@ from pathlib import Path
 from faulty_llm import FaultyLlm
 from releases import weights
 from shared_engine import load, serve, spec_in
-from offbeat.actors.generators.vllm.actor import VllmEngineActor, start
+from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
 
 async def main():
     spec = spec_in(Path(sys.argv[1]))

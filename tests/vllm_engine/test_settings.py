@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 from shared_engine import spec_in
 
-from offbeat.actors.generators.vllm.arguments import (
+from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.run import RunConfig
+from offbeat.generators.vllm.arguments import (
     check_engine_args,
     engine_arguments,
     fields_of,
     logprobs_mode,
 )
-from offbeat.actors.generators.vllm.errors import EngineArgsRefused
-from offbeat.actors.generators.vllm.lazy_import import load_library
-from offbeat.actors.generators.vllm.process_environment import prepare_environment
-from offbeat.actors.generators.vllm.workarounds import WORKAROUNDS
-from offbeat.cli.checks.finding import Level
-from offbeat.cli.checks.vllm import check_vllm
-from offbeat.config.rollouts import GeneratorConfig
-from offbeat.config.run import RunConfig
+from offbeat.generators.vllm.errors import EngineArgsRefused
+from offbeat.generators.vllm.lazy_import import load_library
+from offbeat.generators.vllm.process_environment import prepare_environment
+from offbeat.generators.vllm.workarounds import WORKAROUNDS
+from offbeat.launch.checks.finding import Level
+from offbeat.launch.checks.vllm import check_vllm
 
 
 def recipe(**engine_args: Any) -> RunConfig:

@@ -15,8 +15,8 @@ import torch
 from releases import TINY, released, weights
 from shared_engine import ANYTHING, PROMPT, Shared, TakenOver, ask, load, serve
 
-from offbeat.actors.generators.vllm import workarounds
-from offbeat.actors.generators.vllm.actor import vllm_version
+from offbeat.actors.vllm_engine_actor import vllm_version
+from offbeat.generators.vllm import workarounds
 from offbeat.weight_sync.manifest import plan
 
 SLEEP_S = 0.02
@@ -127,7 +127,7 @@ def test_tied_head(tied: Shared, tmp_path: Path) -> None:
 
 ORPHAN = """
 import os, pathlib, signal, sys
-from offbeat.actors.generators.vllm.process_environment import prepare_environment
+from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.config.rollouts import GeneratorConfig
 
 def main():

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from offbeat.actors.trainers.megatron.gradients import Gradients, Hooks
-from offbeat.actors.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
-from offbeat.actors.trainers.megatron.sharded_optimizer import ShardedAdamW
-from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
-from offbeat.actors.trainers.movement import Movement
-from offbeat.actors.trainers.schedule import learning_rate
 from offbeat.messages.training import StepResult
+from offbeat.trainers.megatron.gradients import Gradients, Hooks
+from offbeat.trainers.megatron.optimizer import MainGradAdamW, RankOptimizer
+from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
+from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.movement import Movement
+from offbeat.trainers.schedule import learning_rate
 
 
 def main_grads(module: Any) -> dict[str, Tensor]:

@@ -26,20 +26,20 @@ from parity_cases import Arrays, chunked
 from parity_cases import MegatronCut as Cut
 from torch import Tensor
 
-from offbeat.actors.trainers.dispatch import Replicas, shares
-from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in
-from offbeat.actors.trainers.megatron.errors import UnsupportedLayout
-from offbeat.actors.trainers.megatron.gradients import Gradients
-from offbeat.actors.trainers.megatron.hf_files import view_of, where
-from offbeat.actors.trainers.megatron.parts import Parts
-from offbeat.actors.trainers.megatron.split_step import MegatronTrainer
-from offbeat.actors.trainers.peers import Peers, WorldBroken
-from offbeat.actors.trainers.rank_parts import source_of
-from offbeat.actors.trainers.spec import TrainerSpec
 from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
+from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
+from offbeat.trainers.megatron.errors import UnsupportedLayout
+from offbeat.trainers.megatron.gradients import Gradients
+from offbeat.trainers.megatron.hf_files import view_of, where
+from offbeat.trainers.megatron.parts import Parts
+from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.ranks.assembly import source_of
+from offbeat.trainers.ranks.dispatch import Replicas, shares
+from offbeat.trainers.ranks.peers import Peers, WorldBroken
+from offbeat.trainers.spec import TrainerSpec
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
 # --- jobs --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from parity_cases import MegatronCut as Cut
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from offbeat.actors.trainers.torch_backend.logprobs import largest_logprobs
+from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.receiver import ModuleReceiver
 

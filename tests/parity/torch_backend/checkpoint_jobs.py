@@ -10,12 +10,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch_jobs import make
 
-from offbeat.actors.trainers.checkpoint_disk import Disk
-from offbeat.actors.trainers.peers import PeerFailed, Peers
-from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
-from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.sharded_state import load_shards, save_shards
 from offbeat.messages.failures import CheckpointFailed
+from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
+from offbeat.trainers.ranks.peers import PeerFailed, Peers
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.sharded_state import load_shards, save_shards
 
 
 class RefusesToRename(Disk):

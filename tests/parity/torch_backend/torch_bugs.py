@@ -11,13 +11,13 @@ from tiny_models import compute_in_float64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.actors.trainers.batches.cutting import Cutting
-from offbeat.actors.trainers.schedule import learning_rate
-from offbeat.actors.trainers.step_sums import StepTotals
-from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.sharding import Weights, sharded_modules
 from offbeat.algorithms.losses import LossSums, LossTokens
 from offbeat.messages.training import LossSpec, StepResult
+from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.schedule import learning_rate
+from offbeat.trainers.step_sums import StepTotals
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.sharding import Weights, sharded_modules
 
 
 class Exact(TorchTrainer):

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
 
-from offbeat.actors.trainers.dispatch import shares
-from offbeat.actors.trainers.peers import PeerFailed, Peers
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
+from offbeat.trainers.ranks.dispatch import shares
+from offbeat.trainers.ranks.peers import PeerFailed, Peers
+from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.source import GatheredSource
 

@@ -11,8 +11,8 @@ from checkpoint_jobs import store_of
 from parity_cases import TOKENS, Cut, Step
 from torch_jobs import feed, make
 
-from offbeat.actors.trainers.peers import Peers
 from offbeat.messages.fences import StepKey
+from offbeat.trainers.ranks.peers import Peers
 
 PICKLING = {"_object_to_tensor", "_tensor_to_object"}
 """What every object collective of torch goes through, on each side."""

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
-from offbeat.actors.generators.engine_actor import EngineSpec
-from offbeat.actors.trainers.torch_backend import TorchTrainer
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.engine_actor import EngineSpec
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
 from offbeat.config.training import SyncConfig, TrainerConfig
@@ -23,6 +22,7 @@ from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.weights import Canary, WeightRelease, WeightsAck
+from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 from offbeat.weight_sync.dtypes import ITEMSIZE
 from offbeat.weight_sync.manifest import release_digest

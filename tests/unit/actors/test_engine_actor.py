@@ -13,12 +13,12 @@ import xxhash
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.call import RemoteBug
-from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
-from offbeat.actors.generators.engine_actor import EngineActor, EngineSpec, Taken
-from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.actors.generators.stub import StubEngine
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams

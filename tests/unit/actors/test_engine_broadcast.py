@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.generators.embedded_actor import EmbeddedEngineActor
-from offbeat.actors.generators.engine_actor import EngineSpec
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.engine_actor import EngineSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.training import SyncConfig
 from offbeat.messages.failures import WeightSyncFailed

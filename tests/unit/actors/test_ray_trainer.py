@@ -9,9 +9,6 @@ import pytest
 from offbeat.actors.call import ArgumentLost
 from offbeat.actors.ray_ports import Packed
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
-from offbeat.actors.trainers.dispatch import shares
-from offbeat.actors.trainers.errors import ColumnsMissing, UnfitColumns
-from offbeat.actors.trainers.peers import PeerFailed, WorldBroken
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
@@ -24,6 +21,9 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult
+from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
+from offbeat.trainers.ranks.dispatch import shares
+from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 
 OWN = TrainStepFailed(1, 3, "microbatch", "out of memory")
 PEER = PeerFailed(0, 1, "microbatch")

@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from offbeat.actors.trainers.errors import ColumnsMissing
-from offbeat.actors.trainers.held_columns import merged
-from offbeat.actors.trainers.spec import TrainerSpec
-from offbeat.actors.trainers.stub import StubTrainer
-from offbeat.actors.trainers.stub_actor import StubSource
-from offbeat.actors.trainers.trainer_actor import Advantages, TrainerActor
+from offbeat.actors.stub_trainer_actor import StubSource
+from offbeat.actors.trainer_actor import Advantages, TrainerActor
 from offbeat.config.run import RunConfig, StubConfig
 from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.trainers.errors import ColumnsMissing
+from offbeat.trainers.held_columns import merged
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.stub import StubTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.canary import invented
 from offbeat.weight_sync.manifest import release_digest

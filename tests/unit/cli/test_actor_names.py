@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from offbeat.cli.cluster import global_name
-from offbeat.cli.compose import RunSpec
 from offbeat.config.run import RunConfig
+from offbeat.launch.cluster import global_name
+from offbeat.launch.composition import RunSpec
 
 CONFIG = RunConfig.model_validate({"steps": 1, "model": {"path": "none"}})
 

@@ -11,30 +11,30 @@ import pytest
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
-from offbeat.cli.check import summary
-from offbeat.cli.checks.checkpoints import check_checkpoints
-from offbeat.cli.checks.files import check_not_a_uri, check_prompts, check_run_dir
-from offbeat.cli.checks.finding import Finding, Level, ok, size
-from offbeat.cli.checks.machine import (
+from offbeat.cli.main import app
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.checkpoints import check_checkpoints
+from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
+from offbeat.launch.checks.finding import Finding, Level, ok, size
+from offbeat.launch.checks.machine import (
     Machine,
     check_cores,
     check_memory,
     check_shared_memory,
     memory_needed_bytes,
 )
-from offbeat.cli.checks.model_files import ModelFiles, check_lengths, read_model
-from offbeat.cli.checks.model_proof import check_model_proof
-from offbeat.cli.checks.software import (
+from offbeat.launch.checks.model_files import ModelFiles, check_lengths, read_model
+from offbeat.launch.checks.model_proof import check_model_proof
+from offbeat.launch.checks.report import summary
+from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
     check_ray_address,
     check_wandb,
     gpus_wanted,
 )
-from offbeat.cli.checks.user_code import check_targets
-from offbeat.cli.checks.vllm import check_vllm_positions
-from offbeat.cli.main import app
-from offbeat.config.run import RunConfig
+from offbeat.launch.checks.user_code import check_targets
+from offbeat.launch.checks.vllm import check_vllm_positions
 from tests.support.model_families import LONG_ROPES, family_model
 
 ROOT = Path(__file__).resolve().parents[3]

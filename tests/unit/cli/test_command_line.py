@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
-from offbeat.cli.run_directory import make_run_dir
 from offbeat.config.loader import load_recipe
+from offbeat.runs.directory import make_run_dir
 from offbeat.simulation.schedule import Strike, dump
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from offbeat.cli.control import COMMANDS, INBOX, Orders, leave, taken, was_taken
 from offbeat.cli.main import app
-from offbeat.cli.run_directory import CONFIG, SUMMARY, RunDirUnusable
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
+from offbeat.launch.control import COMMANDS, INBOX, Orders, leave, taken, was_taken
+from offbeat.runs.directory import CONFIG, SUMMARY, RunDirUnusable
 
 
 @pytest.fixture

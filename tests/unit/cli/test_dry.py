@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli.dry import ENGINES, STEPS, TOKENS, dry
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
+from offbeat.launch.dry_run import ENGINES, STEPS, TOKENS, dry
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli.dry import dry
-from offbeat.cli.environment import passed_on
 from offbeat.config.dump import to_yaml
 from offbeat.config.loader import load_recipe
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
+from offbeat.launch.dry_run import dry
+from offbeat.launch.environment import passed_on
 from offbeat.telemetry.redaction import Redactor
 
 MINIMAL = {"steps": 1, "model": {"path": "m"}}

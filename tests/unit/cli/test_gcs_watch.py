@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from offbeat.cli.gcs_watch import JOINED_LIMIT_S, GcsLost, GcsWatch
+from offbeat.launch.gcs_watch import JOINED_LIMIT_S, GcsLost, GcsWatch
 
 
 class Service:

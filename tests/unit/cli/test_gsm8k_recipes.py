@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from offbeat.cli.checks.software import gpus_wanted
 from offbeat.cli.main import app
 from offbeat.config.loader import load_recipe
 from offbeat.environments.factory import make_prompts
 from offbeat.environments.gsm8k import row_answer
+from offbeat.launch.checks.software import gpus_wanted
 
 ROOT = Path(__file__).parents[3]
 GSM8K = [("grpo-gsm8k-1gpu", 1), ("grpo-gsm8k-1node", 8)]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from offbeat.cli.compose import loss_spec
 from offbeat.config.presets import PRESETS
 from offbeat.config.run import RunConfig
+from offbeat.launch.composition import loss_spec
 from offbeat.messages.training import LossSpec
 
 

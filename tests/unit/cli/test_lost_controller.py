@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from recorded_runs import RecordedRun
 
-from offbeat.cli.silence import Silence
-from offbeat.cli.unfinished import journalled_summary, last_summary
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt
+from offbeat.launch.heartbeat import Silence
 from offbeat.messages.failures import DeadlineExceeded
+from offbeat.runs.unfinished import journalled_summary, last_summary
 from offbeat.telemetry.summary import Summary
 
 CONFIG = RunConfig.model_validate({

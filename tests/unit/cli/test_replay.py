@@ -12,8 +12,6 @@ from recorded_runs import RecordedRun
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
-from offbeat.cli.past_run import NotARun
-from offbeat.cli.replay import replay
 from offbeat.controller.events import (
     Admitted,
     Dispatched,
@@ -22,6 +20,8 @@ from offbeat.controller.events import (
     Opened,
     Retired,
 )
+from offbeat.runs.past_run import NotARun
+from offbeat.runs.replay import replay
 
 
 def offbeat(*args: object) -> Result:

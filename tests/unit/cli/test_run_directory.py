@@ -4,7 +4,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offbeat.cli.run_directory import (
+from offbeat.config.loader import load_recipe
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.secrets import REDACTED
+from offbeat.controller.journal import recover
+from offbeat.runs.directory import (
     CONFIG,
     SUMMARY,
     RunDirUnusable,
@@ -12,10 +16,6 @@ from offbeat.cli.run_directory import (
     make_run_dir,
     reopen_run_dir,
 )
-from offbeat.config.loader import load_recipe
-from offbeat.config.run import ModelConfig, RunConfig
-from offbeat.config.secrets import REDACTED
-from offbeat.controller.journal import recover
 
 
 def config(run_dir: Path | str, *, name: str = "demo", **changes: object) -> RunConfig:

@@ -5,7 +5,7 @@ from typing import TextIO
 
 import pytest
 
-from offbeat.cli.screen import screen
+from offbeat.launch.screen import screen
 
 
 @pytest.fixture(params=["reader gone", "disk full"])

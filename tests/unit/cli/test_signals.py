@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from offbeat.cli.driver import Interrupted, Signals
+from offbeat.launch.driver import Interrupted, Signals
 
 
 def test_while_nobody_watches_a_signal_strikes_where_the_process_is() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from offbeat.cli.cluster import NoRoom, RayNotStarted, check_total, why_not_started
 from offbeat.config.run import RunConfig
+from offbeat.launch.cluster import NoRoom, RayNotStarted, check_total, why_not_started
 
 
 def test_a_start_that_takes_too_long_is_put_down_to_busy_cores() -> None:

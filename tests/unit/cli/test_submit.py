@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.cli.submit import (
+from offbeat.config.loader import LoadedRecipe, load_recipe
+from offbeat.launch.submit import (
     CannotPack,
     Job,
     NoDashboardAddress,
@@ -15,7 +16,6 @@ from offbeat.cli.submit import (
     plan,
     send,
 )
-from offbeat.config.loader import LoadedRecipe, load_recipe
 
 RECIPE = "name: demo\nsteps: 2\nmodel: {path: ../models/tiny}\n"
 

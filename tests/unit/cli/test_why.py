@@ -9,7 +9,7 @@ from recorded_runs import RecordedRun
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
-from offbeat.cli.why import why
+from offbeat.runs.why import why
 
 
 def offbeat(*args: object) -> Result:

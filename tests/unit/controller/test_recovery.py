@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from offbeat.actors.trainers.step_guard import Call
 from offbeat.controller.commands import Stop
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import Checkpointed, Opened, Returned, Rewound
@@ -15,6 +14,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
+from offbeat.trainers.step_guard import Call
 from tests.support.fakes import FakeTrainer
 from tests.support.virtual_time import run
 from tests.support.world import IN_ORDER, READY_FIRST, World

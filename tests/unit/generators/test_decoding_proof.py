@@ -6,8 +6,8 @@ from generator_fixtures import Finish, MakeEngine, MakeRequest, SamplesOf
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbeat.actors.generators.embedded import EmbeddedEngine
-from offbeat.actors.generators.errors import UnsupportedModel
+from offbeat.generators.embedded import EmbeddedEngine
+from offbeat.generators.errors import UnsupportedModel
 from tests.support.model_families import FAMILIES, LONG_ROPES, family_model
 
 EXACT = 2e-3  # nat, of any token

@@ -9,7 +9,7 @@ import pytest
 import torch
 from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, SamplesOf
 
-from offbeat.actors.generators.embedded import (
+from offbeat.generators.embedded import (
     EmbeddedEngine,
     InvalidRequest,
     UnsupportedModel,

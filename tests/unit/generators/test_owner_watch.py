@@ -9,7 +9,7 @@ import psutil
 
 OWNER = """
 import subprocess, sys, time
-from offbeat.actors.generators.vllm.owner_watch import own_engine_processes
+from offbeat.generators.vllm.owner_watch import own_engine_processes
 spare = subprocess.Popen(["sleep", "1000"])
 own_engine_processes()
 own_engine_processes()
@@ -40,7 +40,7 @@ SHARER = """
 import multiprocessing, os, sys, time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from offbeat.actors.generators.vllm.owner_watch import own_engine_processes
+from offbeat.generators.vllm.owner_watch import own_engine_processes
 
 def share(told):
     memory = SharedMemory(create=True, size=4096)

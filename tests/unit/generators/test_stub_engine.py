@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from generator_fixtures import MakeRequest, RunAsync
 
-from offbeat.actors.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.actors.generators.stub import StubEngine
 from offbeat.config.run import StubConfig
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.generators.stub import StubEngine
 
 
 class HeldTime:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offbeat.actors.generators.vllm.verdicts import PREPARED, VERIFIED, Telling, Verdicts
+from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Telling, Verdicts
 from offbeat.weight_sync.errors import TransferRefused
 
 

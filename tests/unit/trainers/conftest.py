@@ -20,9 +20,9 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.trainers.torch import TorchTrainer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -4,7 +4,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from offbeat.actors.trainers.checkpoint_disk import Disk
+from offbeat.trainers.checkpoints.disk import Disk
 
 
 class FaultyDisk(Disk):

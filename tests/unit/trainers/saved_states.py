@@ -5,9 +5,9 @@ from pathlib import Path
 import xxhash
 from faulty_disk import FaultyDisk
 
-from offbeat.actors.trainers.checkpoint_disk import Disk
-from offbeat.actors.trainers.checkpoint_manifest import Identity
-from offbeat.actors.trainers.checkpoint_store import CheckpointStore, Stored
+from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.store import CheckpointStore, Stored
 
 OWN = Identity("stub", "a stub", "f" * 32)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
+from offbeat.trainers.torch import TorchTrainer
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]

@@ -7,8 +7,8 @@ import pytest
 from saved_states import digest_of, latest_is_whole, names, save, store_on, whole
 from structlog.testing import capture_logs
 
-from offbeat.actors.trainers.checkpoint_disk import Disk
-from offbeat.actors.trainers.checkpoint_manifest import MANIFEST
+from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.manifest import MANIFEST
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from faulty_disk import FaultyDisk
 from saved_states import OWN, digest_of, latest_is_whole, names, save, state, store_on, whole
 from structlog.testing import capture_logs
 
-from offbeat.actors.trainers.checkpoint_disk import Disk
-from offbeat.actors.trainers.checkpoint_manifest import MANIFEST, SCHEMA
-from offbeat.actors.trainers.errors import CheckpointMismatch
 from offbeat.messages.failures import CheckpointFailed
+from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.manifest import MANIFEST, SCHEMA
+from offbeat.trainers.errors import CheckpointMismatch
 
 SAVE_OPERATIONS = 18  # of a save that replaces an older checkpoint
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.actors.trainers.dispatch import Replicas, evened, shares
+from offbeat.trainers.ranks.dispatch import Replicas, evened, shares
 
 GROUPS = st.dictionaries(st.integers(0, 10_000), st.integers(0, 3000), max_size=24)
 RANKS = st.integers(1, 9)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbeat.actors.trainers.expert_names import APART, TOGETHER, ExpertNames, Meta
+from offbeat.trainers.expert_names import APART, TOGETHER, ExpertNames, Meta
 
 SIZES = {
     "vocab_size": 20,

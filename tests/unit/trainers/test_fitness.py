@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from random_groups import Group, make_group
 
-from offbeat.actors.trainers.errors import UnfitColumns
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.errors import UnfitColumns
+from offbeat.trainers.torch import TorchTrainer
 
 MakeTrainer = Callable[..., TorchTrainer]
 BAD = 1  # place of the group that is spoiled

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
+from offbeat.trainers.torch.logprobs import token_logprobs
 
 PLACES, VOCABULARY, TOKENS = 50, 50_000, 70  # 2.5 million logits: more than are worked on at a time
 

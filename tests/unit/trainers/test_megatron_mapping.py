@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.actors.trainers.megatron.architecture import Architecture
-from offbeat.actors.trainers.megatron.errors import UnmappedParameter
-from offbeat.actors.trainers.megatron.layout import Layout
-from offbeat.actors.trainers.megatron.mapping import Box, boxes_of, padded_vocabulary
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.errors import UnmappedParameter
+from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.mapping import Box, boxes_of, padded_vocabulary
 
 SMALL = Architecture(
     name="two groups of two heads",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.actors.trainers.megatron.errors import UnsupportedLayout
+from offbeat.trainers.megatron.errors import UnsupportedLayout
 
 pytest.importorskip("megatron.core", reason="needs the extra megatron")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def stands_in() -> Callable[[str], Any]:
-    from offbeat.actors.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415
+    from offbeat.trainers.megatron.cpu_shim import cpu_stands_in  # noqa: PLC0415
 
     return cpu_stands_in
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.actors.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.metrics import METRICS
+from offbeat.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
 
 MIB = 2**20
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.actors.run_files import RunFiles
-from offbeat.actors.trainers.checkpoint_manifest import Identity
-from offbeat.actors.trainers.mirrored_checkpoints import MirroredCheckpoints
-from offbeat.actors.trainers.peers import Alone
-from offbeat.actors.trainers.rank_checkpoints import RankCheckpoints
 from offbeat.messages.failures import CheckpointFailed
+from offbeat.run_files.files import RunFiles
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.mirrored import MirroredCheckpoints
+from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
+from offbeat.trainers.ranks.peers import Alone
 
 IDENTITY = Identity("stub", "a stub", "f" * 32)
 

@@ -10,8 +10,8 @@ from transformers import (
     Gemma2ForCausalLM,
 )
 
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.torch import TorchTrainer
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.actors.trainers.movement import Movement, MovementProbe, check_moved
-from offbeat.actors.trainers.peers import Alone
-from offbeat.actors.trainers.schedule import learning_rate
-from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.logprobs import token_logprobs
-from offbeat.actors.trainers.torch_backend.optimizer import Optimizer
 from offbeat.config.training import OptimizerConfig
 from offbeat.messages.failures import WeightsUnmoved
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.movement import Movement, MovementProbe, check_moved
+from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.schedule import learning_rate
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.logprobs import token_logprobs
+from offbeat.trainers.torch.optimizer import Optimizer
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_groups import make_group
 
-from offbeat.actors.trainers.batches.packing import Batch, flatten, pack, visible
-from offbeat.actors.trainers.batches.rows import (
+from offbeat.trainers.batches.packing import Batch, flatten, pack, visible
+from offbeat.trainers.batches.rows import (
     Row,
     best_response_tokens,
     plan_microbatches,

@@ -21,9 +21,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from offbeat.actors.trainers.errors import UnsupportedModel
-from offbeat.actors.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
-from offbeat.actors.trainers.receiver_names import (
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
+from offbeat.trainers.receiver_names import (
     file_shapes,
     module_shapes,
     names_for_files,

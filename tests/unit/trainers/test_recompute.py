@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.actors.trainers.errors import UnsupportedModel
-from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.model import decoder_layers, load_model
-from offbeat.actors.trainers.torch_backend.recompute import recompute_layers
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.model import decoder_layers, load_model
+from offbeat.trainers.torch.recompute import recompute_layers
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]

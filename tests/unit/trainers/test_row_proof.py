@@ -11,12 +11,12 @@ from random_groups import Group, make_group
 from torch import Tensor, nn
 from transformers import Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbeat.actors.model_proof.miniature import miniature
-from offbeat.actors.trainers.batches.cutting import Cutting
-from offbeat.actors.trainers.errors import UnsupportedModel
-from offbeat.actors.trainers.torch_backend import TorchTrainer
-from offbeat.actors.trainers.torch_backend.forward import packed_logprobs
-from offbeat.actors.trainers.torch_backend.proof import (
+from offbeat.model_proof.miniature import miniature
+from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.proof import (
     prove_cut,
     prove_kind,
     prove_model,

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from offbeat.actors.trainers.peers import Alone
-from offbeat.actors.trainers.torch_backend.sharded_state import (
+from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.torch.sharded_state import (
     METADATA,
     load_shards,
     save_shards,

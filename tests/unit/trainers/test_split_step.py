@@ -9,10 +9,10 @@ import torch
 from split_steps import MakeTrainer, Step, run_step
 from torch import Tensor
 
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.failures import SchemaError, StepAlreadyOpen, StepOutOfOrder
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.torch import TorchTrainer
 
 FULL = LossSpec(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6)
 BY_SEQUENCES = LossSpec(normalize="sequences", temperature=0.7)

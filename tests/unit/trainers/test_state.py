@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.actors.trainers.state_files import save_tensors, saved_tensors
-from offbeat.actors.trainers.torch_backend import TorchTrainer
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
+from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
+from offbeat.trainers.torch import TorchTrainer
 
 MakeTrainer = Callable[..., TorchTrainer]
 Take = Callable[[TorchTrainer], StepResult]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from offbeat.actors.trainers.step_guard import Call, StepGuard
 from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
+from offbeat.trainers.step_guard import Call, StepGuard
 
 
 def key(step: int, attempt: int = 1, seq: int = 0) -> StepKey:

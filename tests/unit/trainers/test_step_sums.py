@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from offbeat.actors.trainers.peers import Alone
-from offbeat.actors.trainers.step_sums import StepSums
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import Metric, Reduction
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.step_sums import StepSums
 
 
 def part(loss: float, value: float, units: float = 2.0) -> LossSums:

@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offbeat.actors.trainers.stub import StubTrainer
 from offbeat.config.run import StubConfig
 from offbeat.messages.failures import StepAlreadyOpen
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
+from offbeat.trainers.stub import StubTrainer
 
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.transfer_queue.core import ColumnSpec, Lease, Limits, QueueCore, Receipt, Schema
-from offbeat.transfer_queue.core.records import Scalar
+from offbeat.queue_service.core import ColumnSpec, Lease, Limits, QueueCore, Receipt, Schema
+from offbeat.queue_service.core.records import Scalar
 
 TOKENS, LOGPROBS = ColumnSpec("tokens", "int32", ragged=True), ColumnSpec("logprobs", "float32")
 SCHEMA = Schema((TOKENS, LOGPROBS))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from offbeat.transfer_queue.core import ColumnSpec, Limits, Where
+from offbeat.queue_service.core import ColumnSpec, Limits, Where
 
 COLUMNS = ("a", "b", "c")
 SPECS = {name: ColumnSpec(name, "float32") for name in COLUMNS}

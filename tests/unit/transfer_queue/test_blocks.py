@@ -11,10 +11,10 @@ from hypothesis.extra import numpy as st_np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import SchemaError
+from offbeat.queue_service.core import ColumnSpec
+from offbeat.queue_service.storage.blocks import Blocks
 from offbeat.transfer_queue import codec
 from offbeat.transfer_queue.codec import Column, Columns, CorruptPayload, Ragged
-from offbeat.transfer_queue.core import ColumnSpec
-from offbeat.transfer_queue.storage.blocks import Blocks
 
 DTYPES = st.sampled_from(["bool", "int8", "<i8", ">i4", "<f4", "float64", "uint16"])
 

@@ -13,6 +13,7 @@ from codec_payloads import all_same, example, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbeat.queue_service.storage.blocks import columns_in, described
 from offbeat.transfer_queue.codec import (
     Column,
     CorruptPayload,
@@ -22,7 +23,6 @@ from offbeat.transfer_queue.codec import (
     packed_size,
     unpack,
 )
-from offbeat.transfer_queue.storage.blocks import columns_in, described
 
 PREAMBLE = struct.Struct("<8s16sQI28x")
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from core_fixtures import LOGPROBS, Queue
 
-from offbeat.transfer_queue.core import Schema
+from offbeat.queue_service.core import Schema
 
 
 def calls_of(what: Callable[[], object]) -> int:

@@ -2,8 +2,8 @@ import pytest
 from core_fixtures import LOGPROBS, SCHEMA, TOKENS, Queue, names
 
 from offbeat.messages.failures import SchemaError
-from offbeat.transfer_queue.core import Schema
-from offbeat.transfer_queue.errors import LeaseExpired
+from offbeat.queue_service.core import Schema
+from offbeat.queue_service.errors import LeaseExpired
 
 
 def test_each_task_gets_every_group_once_oldest_first_also_those_from_before_it_came() -> None:

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from queue_model import COLUMNS, PREDICATES, SPECS, TASKS, Ask, Claim, Held, Model
 
 from offbeat.messages.failures import SchemaError
-from offbeat.transfer_queue.core import Lease, Limits, QueueCore, Receipt, Schema, Snapshot, Where
-from offbeat.transfer_queue.errors import LeaseExpired, PayloadLost, QueueFull, StaleHandle
+from offbeat.queue_service.core import Lease, Limits, QueueCore, Receipt, Schema, Snapshot, Where
+from offbeat.queue_service.errors import LeaseExpired, PayloadLost, QueueFull, StaleHandle
 
 GROUP = st.sampled_from(["g-0", "g-1", "g-2", "g-3", "g-4"])
 WRITTEN = st.sets(st.sampled_from(COLUMNS), min_size=1)

@@ -4,9 +4,9 @@ import pytest
 from core_fixtures import LOGPROBS, TOKENS, Queue, names
 
 from offbeat.messages.failures import SchemaError
-from offbeat.transfer_queue.core import ColumnSpec, Receipt, Schema
-from offbeat.transfer_queue.core.records import Scalar
-from offbeat.transfer_queue.errors import PayloadLost, Redeclared, StaleHandle, UnknownPartition
+from offbeat.queue_service.core import ColumnSpec, Receipt, Schema
+from offbeat.queue_service.core.records import Scalar
+from offbeat.queue_service.errors import PayloadLost, Redeclared, StaleHandle, UnknownPartition
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from core_fixtures import LOGPROBS, ROOMY, TOKENS, Queue, names
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.transfer_queue import errors
-from offbeat.transfer_queue.core import (
+from offbeat.queue_service import errors
+from offbeat.queue_service.core import (
     Lease,
     LostGroup,
     QueueCore,
@@ -17,7 +17,7 @@ from offbeat.transfer_queue.core import (
     Snapshot,
     Stats,
 )
-from offbeat.transfer_queue.errors import LeaseExpired
+from offbeat.queue_service.errors import LeaseExpired
 
 
 def records() -> list[Any]:

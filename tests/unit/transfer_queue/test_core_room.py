@@ -1,8 +1,8 @@
 import pytest
 from core_fixtures import LOGPROBS, TOKENS, Queue
 
-from offbeat.transfer_queue.core import Limits, Room
-from offbeat.transfer_queue.errors import QueueFull, TooLarge
+from offbeat.queue_service.core import Limits, Room
+from offbeat.queue_service.errors import QueueFull, TooLarge
 
 
 def test_a_put_without_room_is_refused_by_the_name_of_what_is_short_and_changes_nothing() -> None:

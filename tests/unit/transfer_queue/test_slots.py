@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.transfer_queue.storage.slots import PAGE, Slots, rounded
+from offbeat.queue_service.storage.slots import PAGE, Slots, rounded
 
 SIZE = 64 * PAGE
 

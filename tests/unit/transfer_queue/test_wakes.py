@@ -1,4 +1,4 @@
-from offbeat.transfer_queue.service.wakes import Wakes
+from offbeat.queue_service.server.wake_latency import Wakes
 
 
 def test_nobody_waited_is_zero() -> None:

@@ -1,0 +1,103 @@
+"""The Ray actor of the embedded engine."""
+
+import asyncio
+import threading
+import time
+
+import torch
+
+from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import prepared
+from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.engine_loop import EngineLoop
+from offbeat.messages.failures import WeightSyncFailed
+from offbeat.weight_sync.canary import check
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.receiver import ModuleReceiver
+
+
+class EmbeddedEngineActor(EngineActor):
+    """The embedded engine. Weights are swapped in place between two decode steps."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        config = spec.generator
+        prepared(spec.name, spec.run_dir, spec.sharing)
+        torch.set_num_threads(config.threads)
+        model = load_model(
+            spec.model_path,
+            getattr(torch, spec.model.dtype),
+            config.device,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
+        life = incarnation(spec.name)
+        engine = EmbeddedEngine(
+            model,
+            name=spec.name,
+            incarnation=life,
+            eos_token_ids=_end_tokens(model.generation_config.eos_token_id),
+            max_sequences=config.max_sequences,
+            max_model_len=config.max_model_len,
+            deterministic=config.deterministic,
+            seed=spec.seed,
+            device=config.device,
+        )
+        self._loop = EngineLoop(engine)
+        self._module = engine.model
+        self._receiver: ModuleReceiver | None = None  # of the last transfer; it knows what fits
+        super().__init__(spec, self._loop, life)
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> Taken:
+        # Handed from one transfer that was taken to the next: one that was cancelled may still wait
+        # for the engine's thread with its chunks staged, and must not meet those of another.
+        receiver, self._receiver = self._receiver, None
+        receiver, given_up = receiver or ModuleReceiver(self._module, self._name), threading.Event()
+        try:
+            receiver.begin(epoch, manifest)
+            for index, chunk in enumerate(chunks):
+                receiver.apply(epoch, index, chunk)
+            receiver.verify(digest)
+        except TransferRefused as refused:
+            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+
+        def commit(engine: EmbeddedEngine) -> Taken:
+            started_s, canary, gap = time.perf_counter(), manifest.canary, None
+            if not given_up.is_set():
+                receiver.commit(version)
+                if canary is not None:
+                    try:
+                        answers = engine.greedy(canary.prompts)
+                        gap = check(
+                            canary, answers, engine=self._name, epoch=epoch, version=version
+                        )
+                    except Exception as failure:
+                        engine.lose(str(failure))
+                        raise
+                engine.set_version(version)
+            return Taken(time.perf_counter() - started_s, gap)
+
+        try:
+            taken = await self._loop.between_steps(commit)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+        except Exception as failure:
+            self._loop.lose(str(failure))
+            self._version = self._digest = None  # the old weights are overwritten
+            raise
+        self._receiver = receiver
+        return taken
+
+
+def _end_tokens(configured: int | list[int] | None) -> list[int]:
+    """The model's end-of-sequence tokens, as a list."""
+    match configured:
+        case None:
+            return []
+        case int():
+            return [configured]
+        case _:
+            return [int(token) for token in configured]

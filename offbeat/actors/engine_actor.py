@@ -1,0 +1,218 @@
+"""What every engine actor does: fence, weights, health. One actor is one engine.
+
+An engine serves no version until a release was received, verified and committed; its ack carries
+the version and the digest it then serves.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from offbeat.actors.call import RemoteBug, first_line
+from offbeat.actors.call_batching import Answer, Outbox
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.ray_run_files import Sharing
+from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.generators.broadcasts import Broadcasts
+from offbeat.messages.failures import (
+    CanaryFailed,
+    EngineUnavailable,
+    OffbeatError,
+    WeightSyncFailed,
+)
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.weights import EngineState, WeightsAck
+from offbeat.weight_sync.errors import TransferFailed, TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest
+from offbeat.weight_sync.transports.messages import Route
+
+
+class Served(Protocol):
+    """What all kinds of engine have in common."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def busy_s(self) -> float: ...
+    def check_usable(self, during: str) -> None: ...
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+    async def close(self) -> None: ...
+
+
+class Taken(NamedTuple):
+    """What became of a release that was taken."""
+
+    pause_s: float  # decoding stood still, the canary included
+    canary_gap: float | None  # nats; None: the release has no canary
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an engine is made from; picklable, so that a restart makes the same one."""
+
+    name: str
+    model_path: str
+    model: ModelConfig
+    generator: GeneratorConfig
+    stub: StubConfig
+    seed: int
+    run_dir: str
+    sharing: Sharing | None = None  # None: there is one machine
+
+
+class EngineActor:
+    """Fence, state and acks; the kinds differ in how they take weights. An async actor."""
+
+    def __init__(self, spec: EngineSpec, served: Served, life: str) -> None:
+        self._name, self._served, self._life = spec.name, served, life
+        self._guard = FenceGuard(spec.name)
+        self._requests = Outbox(self._generate, self._as_failure)
+        self._epoch = 0  # of the newest transfer begun
+        self._broadcasts = Broadcasts(spec.name)
+        self._version: int | None = None
+        self._digest: str | None = None
+
+    async def exchange(
+        self,
+        worker: str,
+        life: str,
+        asked: Sequence[tuple[int, GenerateRequest]],
+        cancelled: Sequence[int],
+    ) -> list[Answer[GenerateResult]]:
+        """Generate for an environment worker; see ``offbeat.actors.call_batching``."""
+        return await self._requests.exchange(worker, life, asked, cancelled)
+
+    async def state(self, fence: Fence) -> EngineState:
+        """How it is.
+
+        Raises:
+            EngineUnavailable: The process lives, the engine in it does not.
+        """
+        self._guard.check(fence)
+        self._served.check_usable("say how it is")
+        served = self._served
+        return EngineState(
+            name=self._name,
+            incarnation=self._life,
+            version=self._version,
+            digest=self._digest,
+            running=served.running,
+            waiting=served.waiting,
+            busy_s=served.busy_s,
+            tokens=served.tokens,
+            pid=os.getpid(),
+        )
+
+    async def load_weights(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        *chunks: Bytes,
+    ) -> WeightsAck:
+        """Take a release wholly, or raise and serve what was served before.
+
+        Raises:
+            WeightSyncFailed: It did not fit, or did not arrive as it was sent.
+        """
+        self._begin(fence, epoch, version)
+        started_s = time.perf_counter()
+        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
+
+    async def receive_weights(
+        self,
+        fence: Fence,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        route: Route,
+        members: tuple[str, ...],
+    ) -> WeightsAck:
+        """As ``load_weights``, of a release that is broadcast to ``members`` together.
+
+        Raises:
+            WeightSyncFailed: The sender is gone, this engine was too slow, or as there.
+        """
+        self._begin(fence, epoch, version)
+        started_s = time.perf_counter()
+        try:
+            chunks = await self._broadcasts.fetch(route, epoch, members, manifest)
+        except (TransferFailed, TransferRefused) as failure:
+            raise WeightSyncFailed(self._name, epoch, version, str(failure)) from failure
+        return await self._served_from(started_s, epoch, version, digest, manifest, chunks)
+
+    def _begin(self, fence: Fence, epoch: int, version: int) -> None:
+        self._guard.check(fence)
+        if epoch <= self._epoch:
+            raise WeightSyncFailed(
+                self._name, epoch, version, f"a newer transfer was begun: epoch {self._epoch}"
+            )
+        self._epoch = epoch
+
+    async def _served_from(
+        self,
+        started_s: float,
+        epoch: int,
+        version: int,
+        digest: str,
+        manifest: Manifest,
+        chunks: tuple[Bytes, ...],
+    ) -> WeightsAck:
+        try:
+            pause_s, canary_gap = await self._take(epoch, version, digest, manifest, chunks)
+        except CanaryFailed:
+            self._version = self._digest = None  # the old weights are overwritten
+            raise
+        self._version, self._digest = version, digest
+        took_s = time.perf_counter() - started_s
+        return WeightsAck(
+            engine=self._name,
+            incarnation=self._life,
+            epoch=epoch,
+            version=version,
+            digest=digest,
+            transfer_s=took_s - pause_s,
+            pause_s=pause_s,
+            busy_s=self._served.busy_s,
+            tokens=self._served.tokens,
+            canary_gap=canary_gap,
+        )
+
+    async def close(self) -> None:
+        await self._requests.close()
+        await self._served.close()
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        """Only with weights of this run: a process started anew holds those it was made with."""
+        if self._version is None:
+            problem = "it holds no weights of this run"
+            raise EngineUnavailable(self._name, "generate", problem, "Sync it first")
+        return await self._served.generate(request)
+
+    def _as_failure(self, error: Exception) -> OffbeatError:
+        """Typed failures travel as they are; anything else is a bug of the engine."""
+        if isinstance(error, OffbeatError):
+            return error
+        return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> Taken:
+        """Receive, verify, commit, and compute the manifest's canary, if there is one.
+
+        Raises:
+            WeightSyncFailed: It did not fit, or did not arrive: the engine serves what it served.
+            CanaryFailed: It computes something else: it serves nothing, and what ran in it is lost.
+        """
+        raise NotImplementedError

@@ -1,0 +1,219 @@
+"""The Ray actor that runs episodes: many groups at once on one event loop."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import ray
+
+from offbeat.actors.call import RemoteBug, first_line, reply_of
+from offbeat.actors.call_batching import Answer, Coalescer, Exchange, Outbox
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.handles import Handle
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import Sharing, prepared
+from offbeat.config.run import RunConfig
+from offbeat.config.sampling_identity import sampling_identity
+from offbeat.environments.factory import make_environment
+from offbeat.environments.text import Tokenizer
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.rollouts.calls import UniqueRequests
+from offbeat.rollouts.deadline import within_deadline
+from offbeat.rollouts.group import run_group
+from offbeat.rollouts.rollout_log import RolloutLog
+from offbeat.rollouts.spooling import Spooling
+from offbeat.transfer_queue.schema import Columns
+from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
+
+COALESCED_BYTES: Final = 64 * 1024
+"""Payload of small groups that travels in one reply; a larger group travels, and is freed, alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """Everything a worker is made from; picklable, so that a restart makes the same one."""
+
+    name: str
+    config: RunConfig
+    model_path: str
+    working_dir: str  # user reward code is imported from here
+    run_dir: str
+    engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
+    sharing: Sharing | None = None  # None: there is one machine
+
+
+class EnvironmentActor:
+    """One environment worker. An async actor."""
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        place = prepared(spec.name, spec.run_dir, spec.sharing, spec.config)
+        self._spec = spec
+        self._life = life = incarnation(spec.name)
+        self._engines: dict[str, Coalescer[GenerateRequest, GenerateResult]] = {}
+        self._requests = UniqueRequests(life)
+        self._groups = Outbox(
+            self._roll_out,
+            _as_failure,
+            weigh=lambda group: group[0].payload_bytes,
+            limit=COALESCED_BYTES,
+        )
+        self._guard = FenceGuard(spec.name)
+        sampling = spec.config.generator.sampling
+        self._sampling = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_token_ids=sampling.stop_token_ids,
+        )
+        self._sampled_under = sampling_identity(spec.config)
+        self._environment = make_environment(
+            spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
+        )
+        self._log = RolloutLog(place.directory / "rollouts", life, files=place.files)
+        self._spooling: Spooling | None = None
+        # What no controller could read, nobody would remove either.
+        if spec.config.transfer_queue.spool == "ready" and place.files is None:
+            spool = place.directory / FOLDER
+            self._spooling = Spooling(
+                SpoolWriter(spool, spec.name, life.removeprefix(f"{spec.name}-"))
+            )
+        self._started: asyncio.Task[None] | None = None
+
+    @ray.method(num_returns=2)
+    async def exchange(
+        self,
+        fence: Fence,
+        asked: Sequence[tuple[int, RolloutTask]],
+        cancelled: Sequence[int],
+    ) -> tuple[list[Answer[Receipt]], list[Columns]]:
+        """Roll groups out; see ``offbeat.actors.call_batching``.
+
+        Returns:
+            The receipts for the controller, and the columns of those that succeeded, in their
+            order, for the trainer. Failures are ``RolloutFailed``, classified here where they
+            happened.
+        """
+        self._guard.check(fence)
+        life = f"{fence.run_id}/{fence.incarnation}"
+        if self._spooling is not None:
+            self._spooling.begin(life)
+        answers = await self._groups.exchange("controller", life, asked, cancelled)
+        receipts = [
+            Answer(each.id, each.value[0] if each.value else None, each.failure) for each in answers
+        ]
+        return receipts, [each.value[1] for each in answers if each.value]
+
+    async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
+        config = self._spec.config
+        try:
+            await self._start_once()
+            receipt, columns = await within_deadline(
+                task,
+                partial(self._requests.send, self._engine(task.engine).call),
+                lambda generate: run_group(
+                    task,
+                    self._environment,
+                    generate,
+                    self._sampling,
+                    max_turns=config.environment.max_turns,
+                    max_model_len=config.generator.max_model_len,
+                ),
+            )
+        except RolloutFailed:
+            raise
+        except Exception as error:  # classified where it happened, before it crosses
+            raise classified(error, task) from error
+        receipt = msgspec.structs.replace(receipt, sampling=self._sampled_under)
+        if config.rollout.log and not task.evaluation:
+            self._log.add(task, receipt, columns)
+        if self._spooling is not None and not task.evaluation:
+            receipt = await self._spooling.spooled(receipt, columns)
+        return receipt, columns
+
+    def _engine(self, name: str) -> Coalescer[GenerateRequest, GenerateResult]:
+        """The engine of that name, looked up at its first request: one that is retired has no actor.
+
+        Raises:
+            ActorLost: No actor has the name.
+        """
+        engine = self._engines.get(name)
+        if engine is None:
+            try:
+                handle = ray.get_actor(self._spec.engines[name])
+            except ValueError as error:
+                raise ActorLost(name, "look-up", first_line(error)) from error
+            exchange = _exchange_with(name, handle, self._spec.name, self._life)
+            engine = self._engines[name] = Coalescer(exchange)
+        return engine
+
+    async def ping(self) -> str:
+        """Return the name of this process, which says that it goes on."""
+        return self._life
+
+    async def close(self) -> None:
+        await self._groups.close()
+        await self._log.close()
+        if self._spooling is not None:
+            await self._spooling.close()
+        await self._environment.close()
+
+    async def _start_once(self) -> None:
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._environment.start())
+        await asyncio.shield(self._started)
+
+
+def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
+    """The model's tokenizer; a stub environment works without any, and without its import."""
+    if spec.config.environment.name == "stub":
+        return None
+    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
+
+    return AutoTokenizer.from_pretrained(
+        spec.model_path,
+        local_files_only=True,
+        trust_remote_code=spec.config.model.trust_remote_code,
+    )
+
+
+def _exchange_with(
+    engine: str, handle: Handle, worker: str, life: str
+) -> Exchange[GenerateRequest, GenerateResult]:
+    async def exchange(
+        asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+    ) -> Sequence[Answer[GenerateResult]]:
+        ref = handle.exchange.remote(worker, life, asked, cancelled)
+        return await reply_of(ref, engine, "generate")
+
+    return exchange
+
+
+def _as_failure(error: Exception) -> OffbeatError:
+    """What ``_roll_out`` raises is typed already; anything else is a bug of this module."""
+    if isinstance(error, OffbeatError):
+        return error
+    return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))
+
+
+def classified(error: Exception, task: RolloutTask) -> RolloutFailed:
+    """What an error of a rollout says about trying again. Unknown is a bug."""
+    match error:
+        case ActorLost():
+            kind, reason = FailureKind.INFRASTRUCTURE, "engine_lost"
+        case EngineUnavailable():
+            kind, reason = FailureKind.INFRASTRUCTURE, "engine_unavailable"
+        case InvalidRequest():
+            kind, reason = FailureKind.DATA, "invalid_request"
+        case RemoteBug():
+            kind, reason = FailureKind.BUG, "engine_raised"
+        case _:
+            kind, reason = FailureKind.BUG, type(error).__name__
+    return RolloutFailed(kind, task.ordinal, task.attempt, reason, first_line(error))

@@ -1,0 +1,31 @@
+"""The Ray actor of a rank of the megatron backend."""
+
+from contextlib import ExitStack
+
+import torch
+
+from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
+from offbeat.trainers.megatron.split_step import MegatronTrainer
+from offbeat.trainers.ranks.assembly import source_of, trainer_of
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.transport import Source
+
+
+class MegatronTrainerActor(TrainerActor):
+    """One share of a model that tensor, pipeline, data and expert parallelism have cut."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        trainer = spec.config.trainer
+        torch.set_num_threads(trainer.threads)
+        self._stands_in = ExitStack()  # for the life of this process
+        if trainer.device == "cpu":
+            self._stands_in.enter_context(cpu_stands_in(trainer.device))
+        super().__init__(spec, lambda peers: make(spec, peers))
+
+
+def make(spec: TrainerSpec, peers: Peers) -> tuple[MegatronTrainer, Source]:
+    """The trainer of a rank, and what sends its weights."""
+    trainer = trainer_of(MegatronTrainer, spec, peers)
+    return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

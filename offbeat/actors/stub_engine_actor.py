@@ -1,0 +1,32 @@
+"""The Ray actor of the stub engine: dry runs, without torch."""
+
+import time
+
+from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import prepared
+from offbeat.generators.stub import StubEngine
+from offbeat.weight_sync.canary import check, invented_answers
+from offbeat.weight_sync.manifest import Bytes, Manifest
+
+
+class StubEngineActor(EngineActor):
+    """A latency model; it takes weights by taking time."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        prepared(spec.name, spec.run_dir, spec.sharing)
+        life = incarnation(spec.name)
+        self._stub = StubEngine(spec.stub, name=spec.name, incarnation=life, seed=spec.seed)
+        super().__init__(spec, self._stub, life)
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> Taken:
+        del digest
+        started_s, gap = time.perf_counter(), None
+        if manifest.canary is not None:
+            held = bytes(chunks[0]).hex()  # all that there is of a stub's weights
+            answers = invented_answers(held)
+            gap = check(manifest.canary, answers, engine=self._name, epoch=epoch, version=version)
+        await self._stub.set_version(version)
+        return Taken(time.perf_counter() - started_s, gap)

@@ -1,0 +1,40 @@
+"""The Ray actor of the stub trainer: dry runs, without torch."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.stub import StubTrainer
+from offbeat.weight_sync.manifest import plan
+
+
+class StubSource:
+    """Sends the stub's sixteen bytes of weights."""
+
+    def __init__(self, trainer: StubTrainer) -> None:
+        self._trainer = trainer
+        self.manifest = plan([("stub.weight", (16,), "uint8")], chunk_bytes=1024)
+
+    def chunks(
+        self, room: Callable[[int, int], NDArray[np.uint8]] | None = None
+    ) -> Iterator[tuple[NDArray[np.uint8], str]]:
+        del room
+        packed = np.frombuffer(bytearray.fromhex(self._trainer.weights_digest()), np.uint8)
+        yield packed, xxhash.xxh3_128_hexdigest(packed.data)
+
+
+class StubTrainerActor(TrainerActor):
+    """One stub rank; it stands in for all ranks of the recipe."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        config = spec.config
+        trainer = StubTrainer(
+            config.stub,
+            optimizer=config.trainer.optimizer,
+            groups_per_step=config.groups_per_step,
+        )
+        super().__init__(spec, lambda _: (trainer, StubSource(trainer)))

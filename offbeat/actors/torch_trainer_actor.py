@@ -1,0 +1,27 @@
+"""The Ray actor of the torch backend."""
+
+from functools import partial
+
+import torch
+
+from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.trainers.ranks.assembly import source_of, trainer_of
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.trainers.torch.split_step import TorchTrainer
+from offbeat.weight_sync.transport import Source
+
+
+class TorchTrainerActor(TrainerActor):
+    """A Hugging Face model on one rank, or cut over several."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        torch.set_num_threads(spec.config.trainer.threads)
+        super().__init__(spec, lambda peers: make(spec, peers))
+
+
+def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
+    """The trainer of a rank, and what sends its weights."""
+    max_model_len = spec.config.generator.max_model_len
+    trainer = trainer_of(partial(TorchTrainer, max_model_len=max_model_len), spec, peers)
+    return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)

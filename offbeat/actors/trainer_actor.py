@@ -1,0 +1,392 @@
+"""What every trainer rank does: fence, classified failures, its own log of what it trained.
+
+A sync actor with one call at a time (``max_concurrency=1``, Ray's default for it): calls are served
+in the order the controller makes them, which the split step relies on.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import ray
+
+from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.messages.failures import (
+    ActorLost,
+    CheckpointFailed,
+    OffbeatError,
+    StartFailed,
+    StepOutOfOrder,
+    TrainStepFailed,
+)
+from offbeat.messages.fences import Fence, StepKey
+from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
+from offbeat.rendezvous.frames import StoreAddress
+from offbeat.rendezvous.interface import AddressNotLocal, interface_of
+from offbeat.run_files.transfer import remove, send
+from offbeat.trainers.canaries import Canaries
+from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
+from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
+from offbeat.trainers.checkpoints.store import Stored
+from offbeat.trainers.errors import UnfitColumns
+from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
+from offbeat.trainers.memory import PeakMemory, meter_of
+from offbeat.trainers.ranks.peers import Alone, Peers, WorldBroken, line_of
+from offbeat.trainers.ranks.sender import sender_of
+from offbeat.trainers.spec import Rendezvous, TrainerSpec
+from offbeat.trainers.split_step import Advantages, SplitStep
+from offbeat.trainers.trained_log import trained_log
+from offbeat.transfer_queue.schema import Columns, payload_bytes
+from offbeat.weight_sync.errors import TransferFailed
+from offbeat.weight_sync.transport import Source
+
+T = TypeVar("T")
+Make = Callable[[Peers], tuple[SplitStep, Source]]
+
+
+class TrainerActor:
+    """One trainer rank around a split step and a weight source.
+
+    It starts with the initial model, version 0; ``restore`` brings it to where a run is. A finish that
+    raises (``TrainStepFailed`` during finish) may leave weights that are of no version: no retry helps,
+    only a restore.
+
+    A rank of several can do nothing before all have met: the first one is told to ``listen``, then
+    all of them to ``join``. They are given the same calls in the same order, each with its share of
+    the groups, and work on each call together. ``WorldBroken`` says that they have lost each other:
+    then only new processes can go on.
+    """
+
+    def __init__(self, spec: TrainerSpec, make: Make) -> None:
+        """``make`` is called once the other ranks are there; at once, if there are none."""
+        name = f"trainer-rank{spec.rank}"
+        needs = SHARE_FIX if spec.ranks > 1 else ""
+        place = prepared(name, spec.run_dir, spec.sharing, spec.config, needs_to_share=needs)
+        self._spec, self._rank, self._make = spec, spec.rank, make
+        self._place, self._checkpoints = place, place.directory / FOLDER
+        self._guard = FenceGuard(f"trainer rank {spec.rank}")
+        self._log = None if spec.rank else trained_log(place)
+        self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
+        self._held, self._canaries = HeldColumns(), Canaries(spec.config)
+        self._memory = PeakMemory(meter_of(spec.config.trainer))
+        self._life = incarnation(name)
+        self._world = ""  # of the ranks that it works with; empty before they have met
+        self._store_server: Any = None  # its module loads torch
+        self._peers: Peers = Alone()
+        if spec.ranks == 1:
+            self._enter(self._life, Alone())
+
+    # --- several ranks ---------------------------------------------------------------------------
+
+    def standing(self, fence: Fence) -> tuple[str, str]:
+        """Names of this process life and of the world it has joined, empty before."""
+        self._guard.check(fence)
+        return self._life, self._world
+
+    def listen(self, fence: Fence) -> StoreAddress:
+        """Return where this rank, the first one, waits for the others of a new world, and the key."""
+        self._guard.check(fence)
+        from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
+            open_rendezvous,
+        )
+
+        if self._store_server is not None:
+            self._store_server.close()
+        self._store_server, address = open_rendezvous(self._own_address())
+        return address
+
+    def join(self, fence: Fence, at: Rendezvous) -> None:
+        """Meet the other ranks, and make this one's part of the model with them.
+
+        Raises:
+            WorldBroken: They did not come in time; the same processes may try again.
+        """
+        self._guard.check(fence)
+        from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- loads torch
+
+        device = self._spec.config.trainer.device
+        peers = join(at, self._rank, device, self._own_address())
+        self._enter(at.world, peers)
+
+    def _own_address(self) -> str:
+        """The address that Ray knows this machine by.
+
+        Raises:
+            StartFailed: No network interface here has it, so nobody could be met at it.
+        """
+        address = ray.util.get_node_ip_address()
+        try:
+            interface_of(address)
+        except AddressNotLocal as error:
+            raise StartFailed(f"trainer rank {self._rank}", str(error)) from error
+        return address
+
+    def _enter(self, world: str, peers: Peers) -> None:
+        spec, self._peers = self._spec, peers
+        self._split, source = self._make(peers)
+        self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._life)
+        keep, identity = spec.config.checkpoint.keep, self._split.identity
+        store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
+        files = self._place.files
+        self._store = (
+            store if files is None else MirroredCheckpoints(store, self._checkpoints, files)
+        )
+        self._world = world
+
+    def _admit(self, fence: Fence) -> None:
+        """Let a call through: it is of the present controller, and there is somebody to serve it."""
+        self._guard.check(fence)
+        if not self._world:
+            raise ActorLost(f"trainer rank {self._rank}", "a call", "it has not met the others")
+
+    # --- a rank ----------------------------------------------------------------------------------
+
+    def state(self, fence: Fence) -> TrainerState:
+        self._admit(fence)
+        return self._together("state", self._state)
+
+    def _state(self) -> TrainerState:
+        last = self._split.last_applied or StepKey(0, 0, 0)
+        return TrainerState(
+            ranks=self._spec.ranks,
+            version=self._split.steps_applied,
+            last_step=last.step,
+            last_attempt=last.attempt,
+            parameters=self._split.parameters,
+            digest=self._split.weights_digest(),
+            incarnation=self._life,
+        )
+
+    def about(self, fence: Fence) -> tuple[str, int]:
+        """A name for this process life, and the handles that ``publish_weights`` returns at its end."""
+        self._admit(fence)
+        return self._life, self._sender.handles
+
+    def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
+        """``((manifest, digest), handle, handle, ...)``: a snapshot; training may go on at once."""
+        self._admit(fence)
+        if version != self._split.steps_applied:
+            raise TrainStepFailed(
+                self._rank, version, "publish", f"it holds version {self._split.steps_applied}"
+            )
+        try:
+            published = self._together(
+                "publish", lambda: self._canaries.add(self._sender.publish(version), self._split)
+            )
+        except TransferFailed as failure:  # only a new process can send again
+            raise TrainStepFailed(self._rank, version, "publish", str(failure)) from failure
+        manifest, digest, handles = published
+        return (manifest, digest), *handles
+
+    def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
+        """Take the columns of the next call with groups, which names them by ``number``.
+
+        With several ranks they are sent apart from the call: where an object is lost this call is
+        not made, and the rank finds that out inside the next one, together with the other ranks,
+        which would wait for it in vain otherwise.
+        """
+        self._guard.check(fence)
+        self._held.put(number, payloads)
+
+    @ray.method(num_returns=2)
+    def prepare_logprobs(
+        self, fence: Fence, loss: LossSpec, places: Places, held: int, *payloads: Sequence[Columns]
+    ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
+        """``(column names, bytes of each group)``, and the columns written, a group each.
+
+        Of no group at all there are no names.
+
+        Raises:
+            ColumnsMissing: The columns sent with ``hold`` did not arrive.
+        """
+        self._admit(fence)
+        groups = self._groups("prepare_logprobs", places, held, payloads)
+        written = self._classified(
+            "prepare_logprobs",
+            self._split.steps_applied + 1,
+            lambda: self._split.prepare_logprobs(
+                groups,
+                policy=loss.needs_policy_logprobs,
+                reference=loss.needs_reference_logprobs,
+                temperature=loss.temperature,
+            ),
+        )
+        sizes = tuple(payload_bytes(columns) for columns in written)
+        names = tuple(written[0]) if written else ()
+        return (names, sizes), list(written)
+
+    def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        """Open a step: the one after the version these ranks hold, and no other.
+
+        A rank that was started anew without its controller's knowledge holds the initial model.
+        """
+        self._admit(fence)
+        if key.step != self._split.steps_applied + 1:
+            held = f"the step after version {self._split.steps_applied}, which this rank holds"
+            raise StepOutOfOrder(f"begin of step {key.step}", held)
+        self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
+        self._ordinals = {k: v for k, v in self._ordinals.items() if k.attempt_id == key.attempt_id}
+
+    def train_microbatch(
+        self,
+        fence: Fence,
+        key: StepKey,
+        ordinals: Sequence[int],
+        advantages: Advantages,
+        places: Places,
+        held: int,
+        *payloads: Sequence[Columns],
+    ) -> ChunkResult:
+        """This rank's share of a chunk.
+
+        Args:
+            fence: The controller's.
+            key: The next of the step.
+            ordinals: Of the whole chunk, not of the share.
+            advantages: Of the share's groups.
+            places: Where in the payloads the columns of each of its groups are.
+            held: Number of the ``hold`` that brought the payloads; 0: they are here.
+            payloads: Lists of columns.
+
+        Raises:
+            ColumnsMissing: The columns sent with ``hold`` did not arrive.
+        """
+        self._admit(fence)
+        groups = self._groups("train_microbatch", places, held, payloads)
+        result = self._classified(
+            "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
+        )
+        self._ordinals[key] = ordinals
+        return result
+
+    def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        self._admit(fence)
+        before = self._split.last_applied
+        result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
+        if result.applied and key != before and self._log is not None:
+            ordinals = list(chain.from_iterable(self._ordinals.values()))
+            self._log.trained(key, self._split.steps_applied, ordinals)
+        metrics = {**result.metrics, **self._memory.report(key)}
+        return msgspec.structs.replace(result, metrics=metrics)
+
+    def abort_train_step(self, fence: Fence, key: StepKey) -> None:
+        self._admit(fence)
+        self._classified("abort", key.step, lambda: self._split.abort_train_step(key))
+
+    def save(self, fence: Fence, step: int) -> None:
+        """A Hugging Face directory that transformers and vLLM load, in the run's checkpoints.
+
+        Raises:
+            TrainStepFailed: These are not the weights of ``step``: a rank was started anew.
+        """
+        self._admit(fence)
+        if step != self._split.steps_applied:
+            held = f"it holds version {self._split.steps_applied}"
+            raise TrainStepFailed(self._rank, step, "save", held)
+        self._together("save", lambda: self._save_model(f"step_{step}"))
+
+    def _save_model(self, name: str) -> None:
+        model, files = self._checkpoints / name, self._place.files
+        self._split.save(model)
+        if files is not None:
+            send(files, model, FOLDER, name)
+            remove(model)
+
+    def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
+        """All that ``restore`` needs, complete and durable. Training waits meanwhile.
+
+        Raises:
+            CheckpointFailed: The disk refused.
+            TrainStepFailed: This is not the version it holds: a rank was started anew.
+        """
+        self._admit(fence)
+        started = time.perf_counter()
+        if version != self._split.steps_applied:
+            held = f"it holds version {self._split.steps_applied}"
+            raise TrainStepFailed(self._rank, version, "checkpoint", held)
+
+        def save() -> tuple[str, int]:
+            digest, nbytes = self._split.weights_digest(), self._split.state_nbytes
+            return digest, self._store.save(version, digest, nbytes, self._split.save_state)
+
+        digest, nbytes = self._together("checkpoint", save)
+        return Checkpoint(version, digest, nbytes, time.perf_counter() - started)
+
+    def restore(self, fence: Fence, at_most: int) -> TrainerState:
+        """Take up the newest checkpoint that verifies, or the initial model; newer ones are set aside.
+
+        An open step is dropped. The next begin may be of any step, its attempt a new one.
+
+        Raises:
+            CheckpointMismatch: That checkpoint is of another model, backend or schema.
+            CheckpointFailed: It could not be read, or holds other weights than it says.
+        """
+        self._admit(fence)
+        self._ordinals = {}
+        state = self._together("restore", lambda: self._restored(at_most))
+        if self._log is not None:
+            self._log.restored(state.version)
+        return state
+
+    def close(self) -> None:
+        if self._world:
+            self._sender.close()
+        if self._log is not None:
+            self._log.close()
+        if self._place.files is not None:
+            remove(self._checkpoints)  # the run directory has them
+
+    def _restored(self, at_most: int) -> TrainerState:
+        found = self._store.rewind(at_most)
+        if found is None:
+            self._split.reset()
+        else:
+            self._load(found)
+        return self._state()
+
+    def _load(self, stored: Stored) -> None:
+        self._store.load(stored, self._split.load_state)
+        got = (self._split.steps_applied, self._split.weights_digest())
+        want = (stored.version, stored.manifest.weights_digest)
+        if got != want:
+            problem = f"version and weights are {got}, its manifest says {want}"
+            raise CheckpointFailed(self._rank, stored.version, problem)
+
+    def _groups(
+        self, during: str, places: Places, held: int, payloads: Sequence[Sequence[Columns]]
+    ) -> Sequence[Columns]:
+        """The columns of each group; missing ones raise when they are read, beside the other ranks."""
+        brought = self._held.take(held) if held else payloads
+        if brought is None:
+            return MissingColumns(self._rank, during)
+        return merged(places, brought)
+
+    def _together(self, during: str, work: Callable[[], T]) -> T:
+        """Run ``work``, which all ranks do; a rank that is left alone in it says so."""
+        try:
+            with self._memory.during(during):
+                return work()
+        except Exception as error:
+            if not self._peers.are_lost(error):
+                raise
+            raise WorldBroken(self._rank, during, line_of(error)) from error
+
+    def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
+        """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""
+        try:
+            return self._together(during, work)
+        except UnfitColumns as unfit:
+            raise unfit.on(self._rank) from unfit
+        except OffbeatError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            detail = f"{type(error).__name__}: {error} ({where})".replace("\n", " ")
+            raise TrainStepFailed(self._rank, step, during, detail) from error

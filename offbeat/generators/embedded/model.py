@@ -1,0 +1,124 @@
+"""Loading a causal LM, and the two forward passes an engine makes with it.
+
+Legend: B prompts, P padded prompt length, R rows, V vocabulary.
+"""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
+
+from offbeat.generators.embedded.attention import use_grouped_attention
+from offbeat.generators.embedded.cache import ClockedCache, LayerStates
+from offbeat.generators.errors import UnsupportedModel
+
+_NEEDED_INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "logits_to_keep",
+)
+
+
+def load_model(
+    path: str | Path, dtype: torch.dtype, device: torch.device | str, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """The causal LM of a Hugging Face directory, in evaluation mode. Reads no network."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+    nn.Module.to(model, device)  # in place
+    return model.eval()
+
+
+class DecodedModel:
+    """A causal LM as the engine sees it: prompts in, logits of the next token out.
+
+    Keeps no copy of any weight, so the parameters may be overwritten in place between calls.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Take a model of which ``check_declared`` and ``proof`` say that this is how it computes."""
+        use_grouped_attention(model)
+        self.module = model.eval()
+        self.vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
+        self.dtype = model.dtype
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], lengths_B: Tensor, first: int = 0
+    ) -> tuple[Tensor, LayerStates]:
+        """Logits [B, V] behind each prompt, and the keys and values of all, padded on the right.
+
+        Padding needs no mask: causal attention never looks to the right. ``first`` is the position
+        of every prompt's first token.
+        """
+        device, padded = self.module.device, int(lengths_B.max())
+        input_ids_BP = torch.zeros(len(prompts), padded, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            input_ids_BP[row, : len(prompt)] = torch.tensor(prompt)
+        last, which_B = torch.unique(lengths_B - 1, return_inverse=True)
+        cache = DynamicCache()
+        output = self.module(
+            input_ids=input_ids_BP.to(device),
+            position_ids=torch.arange(first, first + padded, device=device)[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=last.to(device),
+        )
+        rows_B = torch.arange(len(prompts), device=device)
+        layers = cast("list[DynamicLayer]", cache.layers)  # ``check_declared`` refused others
+        states = [(cast("Tensor", layer.keys), cast("Tensor", layer.values)) for layer in layers]
+        return output.logits[rows_B, which_B.to(device)], states
+
+    def decode(self, cache: ClockedCache, positions_R: Tensor) -> Tensor:
+        """Logits [R, V] behind the newest token of every row of the cache."""
+        output = self.module(
+            input_ids=cache.newest_tokens(),
+            attention_mask=cache.mask(),
+            position_ids=positions_R[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+
+def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
+    """Refuse a model that says itself that it cannot be decoded over a cache of all tokens before.
+
+    Raises:
+        UnsupportedModel: Its forward lacks an input, or a layer is of another kind.
+    """
+    _check_inputs(model)
+    _check_attention(model, max_model_len)
+
+
+def _check_inputs(model: PreTrainedModel) -> None:
+    known = inspect.signature(model.forward).parameters
+    missing = [name for name in _NEEDED_INPUTS if name not in known]
+    if missing:
+        raise UnsupportedModel(
+            type(model).__name__,
+            f"its forward takes no {', '.join(missing)}",
+            "Use generator.backend=vllm",
+        )
+
+
+def _check_attention(model: PreTrainedModel, max_model_len: int) -> None:
+    """Every layer must attend to everything before it, as far as ``max_model_len`` goes."""
+    types, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
+    for layer, (kind, option) in enumerate(zip(types, options, strict=True)):
+        window = option.get("sliding_window")
+        if kind == "full_attention" or (window is not None and window >= max_model_len):
+            continue
+        problem = f"layer {layer} is {kind}"
+        fix = "Use generator.backend=vllm"
+        if window is not None:
+            problem += f" over {window} tokens, fewer than max_model_len={max_model_len}"
+            fix = f"Set generator.max_model_len to {window} or less, or use generator.backend=vllm"
+        raise UnsupportedModel(type(model).__name__, problem, fix)

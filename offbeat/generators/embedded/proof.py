@@ -1,0 +1,185 @@
+"""Proof, when an engine is made, that its cached passes compute what the model means.
+
+A prompt is prefilled beside a longer one, both are decoded over one cache, and every log-probability
+is compared with that of transformers' plain forward pass: on a miniature of the model's class, in
+which windows and original lengths are exceeded, and on the model at the last positions of the run.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from offbeat.generators.embedded.cache import ClockedCache
+from offbeat.generators.embedded.model import DecodedModel, check_declared
+from offbeat.generators.errors import UnsupportedModel
+from offbeat.model_proof.miniature import LENGTH, miniature, twin
+from offbeat.model_proof.plain import (
+    TOLERANCES,
+    attend_by,
+    distance,
+    eager_attention,
+    plain_logprobs,
+)
+from offbeat.model_proof.rope import freeze_rope
+
+_ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
+_IN_MINIATURE: Final = ((24, 6), LENGTH - 24)  # tokens of the prompts, and of what follows them
+_FAR_TOKENS: Final = 16
+_ON_THE_MODEL: Final = ((_FAR_TOKENS - 2, 6), 2)
+
+_log = structlog.stdlib.get_logger()
+_proofs: dict[tuple[object, ...], str] = {}
+
+
+def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int) -> str:
+    """The attention implementation with which a model of this class is decoded exactly.
+
+    Proved on a miniature: the same answer for the same class, config and length.
+
+    Raises:
+        UnsupportedModel: With none.
+    """
+    chosen = config._attn_implementation or "eager"  # noqa: SLF001 -- the only place it is kept
+    key = (kind, repr(config.to_dict()), chosen, max_model_len)
+    if key not in _proofs:
+        reference = miniature(kind, config, max_model_len)
+        _proofs[key] = _exact_attention(kind.__name__, reference, chosen)
+    return _proofs[key]
+
+
+def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) -> str:
+    if reference is None:
+        raise UnsupportedModel(
+            name, "no miniature of it can be made to prove it on", _ANOTHER_ENGINE
+        )
+    freeze_rope(reference, LENGTH)
+    sequences = _random_sequences(*_IN_MINIATURE, reference)
+    want = [plain_logprobs(reference, each) for each in sequences]
+    problem = ""
+    for attention in dict.fromkeys((chosen, "eager")):
+        other = twin(reference, attention)
+        freeze_rope(other, LENGTH)
+        try:
+            decoded = DecodedModel(other)
+            gap = _gap(decoded, sequences, *_IN_MINIATURE, want)
+        except Exception as error:  # noqa: BLE001 -- a class may refuse a cache in its own way
+            problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            continue
+        if gap <= TOLERANCES[torch.float32]:
+            return attention
+        problem = f"log-probabilities {gap:.2g} nat off"
+    raise UnsupportedModel(
+        name, f"decoding differs from its plain forward pass ({problem})", _ANOTHER_ENGINE
+    )
+
+
+def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
+    """Prove decoding on the model itself, at the last positions of ``max_model_len``.
+
+    Raises:
+        UnsupportedModel: It decodes otherwise than it computes, or has no such position.
+    """
+    model, name = decoded.module, type(decoded.module).__name__
+    lengths, further = _ON_THE_MODEL
+    first = max_model_len - _FAR_TOKENS
+    if first < 0:
+        lengths, further, first = (1, 1), 1, 0
+    sequences = _random_sequences(lengths, further, model)
+    try:
+        with eager_attention(model):
+            want = [plain_logprobs(model, each, first) for each in sequences]
+    except IndexError as error:
+        problem = f"it has no position {max_model_len - 1} ({error})"
+        raise UnsupportedModel(
+            name, problem, f"Lower generator.max_model_len={max_model_len}"
+        ) from error
+    gap, allowed = _gap(decoded, sequences, lengths, further, want, first), TOLERANCES[model.dtype]
+    if not gap <= allowed:
+        problem = f"decoding is {gap:.2g} nat off its plain forward pass, more than {allowed:g}"
+        raise UnsupportedModel(name, problem, _ANOTHER_ENGINE)
+    attention = model.config._attn_implementation  # noqa: SLF001 -- as above
+    _log.info("model.decoding_proved", model=name, distance_nat=gap, attention=attention)
+
+
+def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
+    """Fix a model's rotary frequencies and attention, and prove that it is decoded exactly.
+
+    Raises:
+        UnsupportedModel: It is not.
+    """
+    check_declared(model, max_model_len)
+    attention = prove_kind(type(model), model.config, max_model_len)
+    freeze_rope(model, max_model_len)
+    if not attend_by(model, attention):
+        problem = f"it is exact with attention {attention} only, and cannot be switched to it"
+        raise UnsupportedModel(type(model).__name__, problem, _ANOTHER_ENGINE)
+    decoded = DecodedModel(model)
+    prove_model(decoded, max_model_len)
+    return decoded
+
+
+def _random_sequences(
+    lengths: Sequence[int], further: int, model: PreTrainedModel
+) -> list[list[int]]:
+    tokens = model.get_input_embeddings().get_parameter("weight").shape[0]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(tokens, (length + further,), generator=generator).tolist()
+        for length in lengths
+    ]
+
+
+def _gap(
+    decoded: DecodedModel,
+    sequences: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    further: int,
+    want: Sequence[Tensor],
+    first: int = 0,
+) -> float:
+    """Distance of the worst sequence from what a plain forward pass computes of it alone."""
+    got = _decoded_logprobs(decoded, sequences, lengths, further, first)
+    return max(distance(row, plain[-further:].cpu()) for row, plain in zip(got, want, strict=True))
+
+
+@torch.inference_mode()
+def _decoded_logprobs(
+    decoded: DecodedModel,
+    sequences: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    further: int,
+    first: int,
+) -> Tensor:
+    """Log-probabilities [sequence, further] of the last tokens, computed as an engine does.
+
+    Args:
+        decoded: The model.
+        sequences: Tokens of each prompt, and ``further`` tokens behind it.
+        lengths: Of the prompts.
+        further: Tokens that are decoded one by one.
+        first: Position of the first token of every prompt.
+    """
+    device, lengths_B = decoded.module.device, torch.tensor(lengths)
+    cache = ClockedCache(dtype=decoded.dtype, logprob_dtype=torch.float32, device=device)
+    cache.advance()
+    prompts = [each[:length] for each, length in zip(sequences, lengths, strict=True)]
+    logits_RV, prefilled = decoded.prefill(prompts, lengths_B, first)
+    cache.append(prefilled, lengths_B, torch.arange(len(lengths), device=device))
+    logprobs = list[Tensor]()
+    for step in range(further):
+        if step:
+            positions_R = first + lengths_B.to(device) + step - 1
+            logits_RV = decoded.decode(cache, positions_R)
+            cache.advance()
+        tokens_R = torch.tensor(
+            [each[length + step] for each, length in zip(sequences, lengths, strict=True)],
+            device=device,
+        )
+        each_R = logits_RV.float().log_softmax(-1).gather(1, tokens_R[:, None])[:, 0]
+        cache.record(tokens_R, each_R)
+        logprobs.append(each_R)
+    return torch.stack(logprobs, 1).cpu()

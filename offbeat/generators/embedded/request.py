@@ -1,0 +1,110 @@
+"""A request from its arrival to its result."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.generators.errors import InvalidRequest
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import VersionSpans
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask of this engine."""
+
+    max_sequences: int
+    max_model_len: int
+    vocabulary: int
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise ``InvalidRequest`` unless every number of the request can be served."""
+        for problem, fix in self._problems(request):
+            raise InvalidRequest(request.request_id, problem, fix)
+
+    def _problems(self, request: GenerateRequest) -> Iterator[tuple[str, str]]:
+        prompt, sampling = request.prompt_ids, request.sampling
+        if not prompt:
+            yield "the prompt is empty", "Give it at least one token"
+        elif len(prompt) >= self.max_model_len:
+            yield (
+                (
+                    f"the prompt has {len(prompt)} tokens and max_model_len={self.max_model_len} "
+                    "leaves no room for a new one"
+                ),
+                "Shorten the prompt or raise generator.max_model_len",
+            )
+        elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
+            outside = next(token for token in prompt if not 0 <= token < self.vocabulary)
+            yield (
+                (f"prompt token {outside} is outside the vocabulary of {self.vocabulary}"),
+                "Tokenize with the tokenizer of the served model",
+            )
+        if not 1 <= request.samples <= self.max_sequences:
+            yield (
+                (f"samples={request.samples} is not in 1..{self.max_sequences}"),
+                "Ask for fewer samples or raise generator.max_sequences",
+            )
+        if sampling.max_new_tokens < 1:
+            yield f"max_new_tokens={sampling.max_new_tokens}", "Ask for at least one token"
+        if not sampling.temperature > 0:
+            yield (
+                (f"temperature={sampling.temperature:g} has no softmax"),
+                "Use a small positive one, such as 0.01, for almost greedy decoding",
+            )
+        if not 0 < sampling.top_p <= 1:
+            yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
+
+
+@dataclass(slots=True)
+class Sample:
+    """What one finished row left behind."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.floating]
+    finish_reason: str
+    version_spans: VersionSpans
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request the engine has accepted and not yet answered."""
+
+    request: GenerateRequest
+    seed: int
+    new_tokens: int  # most a sample may get, max_model_len included
+    samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
+    start: int = -1  # tick of the first prompt token, once running
+    first_new: int = -1  # tick of the first generated token, once running
+
+    @property
+    def unfinished(self) -> int:
+        """Samples that are not finished."""
+        return self.request.samples - len(self.samples)
+
+    @property
+    def last_new(self) -> int:
+        """The tick at which the longest sample ends."""
+        return self.first_new + self.new_tokens - 1
+
+    def start_at(self, now: int) -> None:
+        """The prompt lies just before the tick ``now``, whose token is the first generated one."""
+        self.start, self.first_new = now - len(self.request.prompt_ids), now
+
+    def result(self, engine: str, incarnation: str) -> GenerateResult:
+        """The packed answer, once all samples are finished."""
+        samples = [self.samples[index] for index in range(self.request.samples)]
+        offsets = np.zeros(len(samples) + 1, np.int64)
+        np.cumsum([len(sample.token_ids) for sample in samples], out=offsets[1:])
+        return GenerateResult(
+            request_id=self.request.request_id,
+            token_ids=np.concatenate([sample.token_ids for sample in samples]),
+            logprobs=np.concatenate([sample.logprobs for sample in samples]),
+            offsets=offsets,
+            finish_reasons=tuple(sample.finish_reason for sample in samples),
+            version_spans=tuple(sample.version_spans for sample in samples),
+            engine=engine,
+            incarnation=incarnation,
+        )

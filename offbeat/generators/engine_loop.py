@@ -1,0 +1,230 @@
+"""Drives an embedded engine from one thread of its own, so that the event loop stays free.
+
+| who          | waits for                                  | woken by                             |
+|--------------|--------------------------------------------|--------------------------------------|
+| callers      | their answer                               | the thread, through the event loop   |
+| engine thread| nothing: without work it returns           | a command starts it again            |
+
+Everything the callers want is a command in one inbox. The thread works it off between two steps,
+and steps back to back while it has work: neither side waits for the other in between. Only the
+thread touches the engine.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from offbeat.generators.embedded import EmbeddedEngine, InvalidRequest
+from offbeat.generators.errors import EngineUnavailable
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something to do with the engine between two steps."""
+
+    action: Callable[[EmbeddedEngine], Any]
+    answer: asyncio.Future[Any]
+    answers_at_once: bool  # False: a later step brings the answer, here only an error can come
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """Why this engine serves no more."""
+
+    problem: str
+    cause: BaseException | None
+
+    def error(self, engine: str, during: str) -> EngineUnavailable:
+        error = EngineUnavailable(engine, during, self.problem, "Start another engine")
+        error.__cause__ = self.cause
+        return error
+
+
+class EngineLoop:
+    """The asyncio face of an ``EmbeddedEngine``. All methods belong to one event loop.
+
+    A step that raises breaks the engine for good: every open call, and every later one, raises
+    ``EngineUnavailable`` with the step's error as its cause.
+    """
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+        self._inbox: deque[_Command] = deque()  # filled by the event loop, emptied by the thread
+        self._open: dict[str, asyncio.Future[GenerateResult]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{engine.name}-steps")
+        self._working: asyncio.Future[None] | None = None
+        self._start_is_due = False
+        self._gone: _Gone | None = None
+
+    @property
+    def running(self) -> int:
+        """Samples being decoded."""
+        return self._engine.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests not started."""
+        return self._engine.waiting
+
+    @property
+    def tokens(self) -> int:
+        """Generated since start."""
+        return self._engine.tokens
+
+    @property
+    def busy_s(self) -> float:
+        """Time spent in steps since start."""
+        return self._engine.busy_s
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """The finished samples of this request; a cancelled call takes it out of the engine.
+
+        Raises:
+            InvalidRequest: the engine can never serve it, or its id is open.
+            EngineUnavailable: broken or closed, now or before it finished.
+        """
+        self.check_usable("generate")
+        id_ = request.request_id
+        if id_ in self._open:
+            raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
+        answer: asyncio.Future[GenerateResult] = asyncio.get_running_loop().create_future()
+        self._open[id_] = answer
+        self._post(lambda engine: engine.submit(request), answer, answers_at_once=False)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._gone is None:  # ``answer`` is cancelled: nobody reads what comes of this
+                self._post(lambda engine: engine.drop(id_), answer, answers_at_once=True)
+            raise
+        finally:
+            del self._open[id_]
+
+    # -- control -----------------------------------------------------------------------------------
+
+    async def between_steps(self, action: Callable[[EmbeddedEngine], T]) -> T:
+        """Run this in the engine's thread with no step in progress: the place to swap weights.
+
+        What it raises is raised here; the engine is not broken by it.
+        """
+        self.check_usable("run between steps")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._post(action, answer, answers_at_once=True)
+        return await answer
+
+    def lose(self, problem: str) -> None:
+        """The engine's weights are of no version: every open call raises ``EngineUnavailable``.
+
+        Later ones are refused by the engine itself, until it is given a version again.
+        """
+        for answer in self._open.values():
+            if not answer.done():
+                unavailable = EngineUnavailable(
+                    self._engine.name, "generate", problem, "Ask another engine"
+                )
+                answer.set_exception(unavailable)
+
+    async def close(self) -> None:
+        """End the thread, after the step in progress. Open calls raise ``EngineUnavailable``."""
+        if self._gone is None:
+            self._fail_all(_Gone("it was closed", cause=None))
+        if self._working is not None:
+            await asyncio.wait((self._working,))
+        self._thread.shutdown()
+
+    # -- the event loop's side ---------------------------------------------------------------------
+
+    def _post(
+        self,
+        action: Callable[[EmbeddedEngine], Any],
+        answer: asyncio.Future[Any],
+        *,
+        answers_at_once: bool,
+    ) -> None:
+        self._inbox.append(_Command(action, answer, answers_at_once))
+        if self._working is None and not self._start_is_due:
+            # not at once, so that what this turn of the event loop posts shares the first prefill
+            self._start_is_due = True
+            answer.get_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        self._start_is_due = False
+        if self._gone is None:
+            loop = asyncio.get_running_loop()
+            self._working = loop.run_in_executor(self._thread, self._work, loop)
+            self._working.add_done_callback(self._stopped_working)
+
+    def _stopped_working(self, working: asyncio.Future[None]) -> None:
+        self._working = None
+        error = working.exception()
+        if error is not None:
+            log.error("engine.broken", engine=self._engine.name, error=repr(error))
+            if self._gone is None:
+                self._fail_all(_Gone(f"a step raised {error!r}", cause=error))
+        elif self._inbox:  # posted after the thread last looked
+            self._start()
+
+    def _deliver(self, results: list[GenerateResult]) -> None:
+        for result in results:
+            answer = self._open.get(result.request_id)
+            if answer is not None and not answer.done():
+                answer.set_result(result)
+
+    def _fail_all(self, gone: _Gone) -> None:
+        self._gone = gone
+        unanswered = [command.answer for command in self._inbox]
+        self._inbox.clear()
+        for answer in (*self._open.values(), *unanswered):
+            if not answer.done():
+                answer.set_exception(gone.error(self._engine.name, "answer"))
+
+    def check_usable(self, during: str) -> None:
+        """Pass while the engine serves.
+
+        Raises:
+            EngineUnavailable: Broken or closed.
+        """
+        if self._gone is not None:
+            raise self._gone.error(self._engine.name, during)
+
+    # -- the thread's side -------------------------------------------------------------------------
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Commands first, then a step, until there is neither."""
+        while self._gone is None:
+            while self._inbox:
+                self._obey(self._inbox.popleft(), loop)
+            if not self._engine.has_work:
+                return
+            finished = self._engine.step()
+            if finished:
+                loop.call_soon_threadsafe(self._deliver, finished)
+
+    def _obey(self, command: _Command, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            value = command.action(self._engine)
+        except Exception as error:  # noqa: BLE001 -- not handled here: whoever asked gets it
+            loop.call_soon_threadsafe(_answer_error, command.answer, error)
+        else:
+            if command.answers_at_once:
+                loop.call_soon_threadsafe(_answer, command.answer, value)
+
+
+def _answer(answer: asyncio.Future[T], value: T) -> None:
+    if not answer.done():  # nobody cancelled it
+        answer.set_result(value)
+
+
+def _answer_error(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,135 @@
+"""An engine that only takes time: random tokens after a random wait.
+
+Legend: G samples of a request.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from offbeat.config.run import StubConfig
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import VersionSpans
+
+_VOCABULARY: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    """One open request."""
+
+    timer: asyncio.Task[None]
+    versions: list[int]  # in place at some time while it was open
+
+
+class StubEngine:
+    """What ``EngineActor`` asks of an engine, over a latency model; no torch, no thread.
+
+    A request takes a log-normal time. Its time and its tokens depend on (seed, request id,
+    sampling seed) alone. All methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        config: StubConfig,
+        *,
+        name: str,
+        incarnation: str,
+        seed: int,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self.version = 0
+        self.tokens = 0
+        """Generated since start."""
+        self.busy_s = 0.0
+        """Time modelled for the requests that ended, one at a time."""
+        self._config, self._seed, self._sleep = config, seed, sleep
+        self._open: dict[str, _Rollout] = {}
+        self._closed = False
+
+    @property
+    def running(self) -> int:
+        """Requests whose time is not up."""
+        return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Random samples, once the time is up."""
+        self.check_usable("generate")
+        id_ = request.request_id
+        if id_ in self._open:
+            raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
+        dice = random.Random(f"{self._seed}/{id_}/{request.sampling.seed}")
+        duration_s = self._duration_s(dice)
+        timer = asyncio.create_task(self._sleep(duration_s), name=f"stub rollout {id_}")
+        rollout = self._open[id_] = _Rollout(timer, [self.version])
+        try:
+            await asyncio.wait((timer,))
+        finally:
+            timer.cancel()
+            del self._open[id_]
+        self.check_usable("generate")
+        self.busy_s += duration_s
+        return self._result(request, rollout, dice)
+
+    async def set_version(self, version: int) -> None:
+        """Take the modelled time of a weight sync; open requests end in the new version."""
+        self.check_usable("set version")
+        await self._sleep(self._config.sync_s)
+        self.version = version
+        for rollout in self._open.values():
+            rollout.versions.append(version)
+
+    async def close(self) -> None:
+        """Open calls raise ``EngineUnavailable``."""
+        self._closed = True
+        for rollout in self._open.values():
+            rollout.timer.cancel()
+
+    def _duration_s(self, dice: random.Random) -> float:
+        return dice.lognormvariate(math.log(self._config.median_rollout_s), self._config.tail_sigma)
+
+    def _result(
+        self, request: GenerateRequest, rollout: _Rollout, dice: random.Random
+    ) -> GenerateResult:
+        most = request.sampling.max_new_tokens
+        lengths = [dice.randint(1, most) for _ in range(request.samples)]
+        offsets = np.zeros(request.samples + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        noise = np.random.default_rng(dice.getrandbits(64))
+        total = int(offsets[-1])
+        self.tokens += total
+        return GenerateResult(
+            request_id=request.request_id,
+            token_ids=noise.integers(0, _VOCABULARY, total, dtype=np.int32),
+            logprobs=-noise.exponential(1.0, total).astype(np.float32) - np.float32(1e-3),
+            offsets=offsets,
+            finish_reasons=tuple("length" if length == most else "stop" for length in lengths),
+            version_spans=tuple(_even_spans(rollout.versions, length) for length in lengths),
+            engine=self.name,
+            incarnation=self.incarnation,
+        )
+
+    def check_usable(self, during: str) -> None:
+        if self._closed:
+            raise EngineUnavailable(self.name, during, "it was closed", "Start another engine")
+
+
+def _even_spans(versions: list[int], tokens: int) -> VersionSpans:
+    """The tokens spread evenly over the versions, in order; the newest ones if they are too few."""
+    versions = versions[-tokens:]
+    bounds = [round(at * tokens / len(versions)) for at in range(len(versions))] + [tokens]
+    return tuple(
+        (version, end - start)
+        for version, start, end in zip(versions, bounds, bounds[1:], strict=False)
+    )

@@ -1,0 +1,83 @@
+"""From a recipe's ``generator`` section to the arguments of vLLM's engine."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from offbeat.actors.engine_actor import EngineSpec
+from offbeat.config.rollouts import GeneratorConfig
+from offbeat.generators.vllm.errors import EngineArgsRefused
+
+TRANSFER_BACKEND: Final = "offbeat_shm"
+_EXTENSION: Final = "offbeat.generators.vllm.worker_extension.WorkerExtension"
+_OF_THE_ACTOR: Final = ("weight_transfer_config", "worker_extension_cls")
+"""Ours alone: without them no weights arrive, and processes outlive their owner."""
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Keyword arguments of ``AsyncEngineArgs``, but for the weight transfer configuration."""
+    config = spec.generator
+    vllm = config.vllm
+    return {
+        "model": spec.model_path,
+        "dtype": spec.model.dtype,
+        "trust_remote_code": spec.model.trust_remote_code,
+        "seed": spec.seed,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_sequences,
+        "scheduling_policy": "priority",  # canaries before samples; among samples, first come
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "pipeline_parallel_size": vllm.pipeline_parallel,
+        "enable_expert_parallel": vllm.expert_parallel,
+        "distributed_executor_backend": "mp",
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "disable_log_stats": True,
+        "enable_prefix_caching": True,
+        "logprobs_mode": logprobs_mode(config),
+        **_of_the_cpu_build(config),
+        **vllm.engine_args,
+        "worker_extension_cls": _EXTENSION,
+    }
+
+
+def _of_the_cpu_build(config: GeneratorConfig) -> dict[str, Any]:
+    # work-around: seeded_chunked_prefill
+    return {"enable_chunked_prefill": False} if config.device == "cpu" else {}
+
+
+def logprobs_mode(config: GeneratorConfig) -> str:
+    """Which of vLLM's logprobs are those of ``softmax(logits / temperature)``, untruncated.
+
+    Its raw ones are of temperature 1, its processed ones are cut by ``top_p``: with another
+    temperature and a ``top_p`` below 1 there are none, which the config refuses.
+    """
+    return "raw_logprobs" if config.sampling.temperature == 1 else "processed_logprobs"
+
+
+def check_engine_args(given: Mapping[str, Any], known: Mapping[str, object]) -> None:
+    """Every argument exists and is the recipe's to set.
+
+    Args:
+        given: ``generator.vllm.engine_args``.
+        known: The fields of vLLM's ``AsyncEngineArgs``, by name.
+
+    Raises:
+        EngineArgsRefused: At the first that does not, or is not.
+    """
+    for name in given:
+        if name in _OF_THE_ACTOR:
+            raise EngineArgsRefused(name, "is set by this package", "Leave it out")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = (
+                f"Did you mean {near[0]}?"
+                if near
+                else "See vllm serve --help=all, with underscores"
+            )
+            raise EngineArgsRefused(name, "is no argument of this vLLM's AsyncEngineArgs", fix)
+
+
+def fields_of(arguments: type[Any]) -> dict[str, object]:
+    """The fields of a dataclass by name."""
+    return {field.name: field.type for field in dataclasses.fields(arguments)}

@@ -1,0 +1,325 @@
+"""Requests against vLLM's ``AsyncLLM``, and the gate in front of them.
+
+who waits      for                            woken by
+a request      the gate                       the end of a weight sync, good or bad
+a request      its answer                     vLLM's output handler
+``state``      nothing: a heartbeat that is not answered in time is found by the next call
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+from offbeat.config.rollouts import VllmConfig
+from offbeat.generators.embedded.request import Limits
+from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.generators.vllm.lazy_import import Library
+from offbeat.generators.vllm.outputs import label_of, result_of, sampling_arguments
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.weights import CanaryAnswer
+
+T = TypeVar("T")
+_WARM_UP_TOKENS: Final = 3
+_FIRST: Final = -1  # a priority: samples have 0
+_DIED: Final = "the engine core has died"
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request that is not answered. ``fate``: what an abort of vLLM means for it."""
+
+    samples: int
+    fate: Literal["aborted", "again", "lost"] = "aborted"
+
+
+class VllmEngine:
+    """One ``AsyncLLM``. All methods belong to one event loop, that of the first call.
+
+    It serves after ``serve``, and not after ``lose``: then its weights are of no version, it stays
+    paused, and every request raises ``EngineUnavailable`` until it is told to serve again.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        llm: Any,  # noqa: ANN401 - vLLM may not be installed
+        *,
+        name: str,
+        incarnation: str,
+        end_ids: Sequence[int],
+        limits: Limits,
+        config: VllmConfig,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name, self.incarnation, self.llm = name, incarnation, llm
+        self.tokens = 0
+        """Generated since start."""
+        self._vllm, self._end_ids, self._limits, self._clock = library, end_ids, limits, clock
+        self._heartbeat_deadline_s = config.heartbeat_deadline_s
+        self._kv_kept = config.kv == "keep"
+        self._open: dict[str, _Open] = {}
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._salt, self._canaries = "", itertools.count()
+        self._not_serving = "it holds no weights of this run"
+        self._gone = ""  # why it serves no more, ever
+        self._busy_s, self._busy_since = 0.0, 0.0
+        self._heartbeat: asyncio.Future[str] | None = None
+        self._heartbeat_since = 0.0
+
+    # --- its account of itself --------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Samples asked for and not answered."""
+        return sum(each.samples for each in self._open.values())
+
+    @property
+    def waiting(self) -> int:
+        """Not told apart: which requests it has started is vLLM's own business."""
+        return 0
+
+    @property
+    def busy_s(self) -> float:
+        """Time since start in which there was a request to decode, pauses left out."""
+        return self._busy_s + (self._clock() - self._busy_since if self._is_busy else 0.0)
+
+    @property
+    def serving(self) -> bool:
+        return not self._not_serving
+
+    def check_usable(self, during: str) -> None:
+        """Pass while the engine's processes live and answer.
+
+        Raises:
+            EngineUnavailable: They are gone, hung, or were given up.
+        """
+        if not self._gone and self.llm.errored:
+            self._gone = _DIED
+        if not self._gone:
+            self._gone = self._heartbeat_problem()
+        self.check_not_gone(during)
+
+    def check_not_gone(self, during: str) -> None:
+        """Pass unless it is known that nothing comes of this engine any more.
+
+        Raises:
+            EngineUnavailable: Its processes are gone, hung, or were given up.
+        """
+        if self._gone:
+            raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
+
+    async def answered(self, during: str, reply: Awaitable[T]) -> T:
+        """What the engine core answers, if it lives that long.
+
+        A call to a core that dies is never answered: vLLM ends its output handler then, and whoever
+        waits for tokens, but not who waits for this.
+
+        Raises:
+            EngineUnavailable: The core has died.
+        """
+        call, core_lives = asyncio.ensure_future(reply), self.llm.output_handler
+        try:
+            await asyncio.wait((call, core_lives), return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+        except self._vllm.EngineDeadError:
+            pass  # as below
+        finally:
+            call.cancel()
+        self._gone = self._gone or _DIED
+        raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def warm_up(self) -> None:
+        """A first request: it compiles what later ones use, and shows that tokens come out.
+
+        They are of no version, and nobody gets them.
+        """
+        asked = self._params(n=1, max_tokens=_WARM_UP_TOKENS, detokenize=False, logprobs=0)
+        await self._final({"prompt_token_ids": [0, 0]}, asked, "warm-up")
+
+    async def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
+        """The most probable next token after each prompt, as the model computes it now.
+
+        Past the gate, ahead of waiting samples, and without keys of the prefix cache: what it holds
+        may be of other weights.
+        """
+        asked = self._params(
+            n=1,
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
+        )
+        ids = [f"canary-{next(self._canaries)}" for _ in prompts]
+        replies = await asyncio.gather(
+            *(
+                self._final(
+                    {"prompt_token_ids": list(prompt), "cache_salt": id_}, asked, id_, _FIRST
+                )
+                for prompt, id_ in zip(prompts, ids, strict=True)
+            )
+        )
+        return [
+            CanaryAnswer(int(each.token_ids[0]), float(each.logprobs.logprobs[0]))
+            for (each,) in replies
+        ]
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """The finished samples of this request; a cancelled call takes it out of the engine.
+
+        During the swap of a sync a request waits. With ``pause: abort`` those that ran start anew.
+
+        Raises:
+            InvalidRequest: The engine can never serve it, or its id is open.
+            EngineUnavailable: It has no weights of a version, or its processes are gone.
+        """
+        self._limits.check(request)
+        id_ = request.request_id
+        if id_ in self._open:
+            raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
+        self._account()
+        opened = self._open[id_] = _Open(request.samples)
+        self._account()
+        try:
+            result = await self._generated(request, opened)
+        finally:
+            self._account()
+            del self._open[id_]
+            self._account()
+        self.tokens += len(result.token_ids)
+        return result
+
+    async def _generated(self, request: GenerateRequest, opened: _Open) -> GenerateResult:
+        while True:
+            await self._gate.wait()
+            self.check_usable("generate")
+            self._check_serving()
+            opened.fate = "aborted"
+            completions = await self._completions(request)
+            await self._gate.wait()  # what ends before a canary has passed is nobody's yet
+            if opened.fate == "lost":
+                self._check_serving()
+                problem = "a weight sync into it failed while this ran"
+                raise EngineUnavailable(self.name, "generate", problem, "Ask another engine")
+            was_aborted = any(each.finish_reason == "abort" for each in completions)
+            if opened.fate == "again" and was_aborted:
+                continue
+            return result_of(
+                request, completions, self.name, self.incarnation, kv_kept=self._kv_kept
+            )
+
+    async def _completions(self, request: GenerateRequest) -> Sequence[Any]:
+        id_, prompt = request.request_id, list(request.prompt_ids)
+        arguments = sampling_arguments(request, self._end_ids)
+        room = self._limits.max_model_len - len(prompt)
+        arguments["max_tokens"] = min(arguments["max_tokens"], room)
+        try:
+            return await self._final(
+                {"prompt_token_ids": prompt, "cache_salt": self._salt},
+                self._params(**arguments),
+                id_,
+            )
+        except (self._vllm.VLLMClientError, ValueError) as error:
+            raise InvalidRequest(id_, str(error), "Change the request or the recipe") from error
+
+    async def _final(
+        self,
+        prompt: dict[str, Any],
+        params: Any,  # noqa: ANN401 - vLLM may not be installed
+        id_: str,
+        priority: int = 0,
+    ) -> Sequence[Any]:
+        last = None
+        try:
+            async for output in self.llm.generate(
+                self._vllm.TokensPrompt(**prompt), params, request_id=id_, priority=priority
+            ):
+                last = output
+        except (self._vllm.EngineDeadError, self._vllm.EngineGenerateError) as error:
+            problem = f"vLLM raised {error.__cause__ or error!r}"
+            fix = "Start another engine"
+            raise EngineUnavailable(self.name, "generate", problem, fix) from error
+        return last.outputs if last is not None else ()
+
+    def _params(self, **arguments: Any) -> Any:  # noqa: ANN401 - vLLM may not be installed
+        final_only = self._vllm.RequestOutputKind.FINAL_ONLY
+        return self._vllm.SamplingParams(**arguments, output_kind=final_only)
+
+    # --- what a weight sync does ------------------------------------------------------------------
+
+    def close_gate(self, *, start_anew: bool) -> None:
+        """New requests wait. ``start_anew``: those that vLLM aborts from here on do so too."""
+        self._account()
+        self._gate.clear()
+        if start_anew:
+            for opened in self._open.values():
+                opened.fate = "again"
+
+    def open_gate(self) -> None:
+        """What waited goes on, or learns that there is nothing to go on with."""
+        self._account()
+        self._gate.set()
+
+    def serve(self, version: int, epoch: int) -> None:
+        """Tokens are of this version. Its prefix cache is its own, even if a version comes back."""
+        self._salt, self._not_serving = f"{label_of(version)}.{epoch}", ""
+
+    async def lose(self, problem: str) -> None:
+        """Its weights are of no version: what runs is ended, and what comes is refused."""
+        self._not_serving = problem
+        for opened in self._open.values():
+            opened.fate = "lost"
+        self.open_gate()
+        await self.llm.abort(list(self._open))
+
+    def give_up(self, problem: str) -> None:
+        """It cannot be brought back: it counts as dead."""
+        self._gone = problem
+
+    async def close(self) -> None:
+        """End the engine's processes. Open requests raise ``EngineUnavailable``."""
+        self._gone = self._gone or "it was closed"
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        await self.lose("it was closed")
+        await asyncio.to_thread(self.llm.shutdown)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _check_serving(self) -> None:
+        if self._not_serving:
+            raise EngineUnavailable(self.name, "generate", self._not_serving, "Sync it first")
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._open) and self._gate.is_set()
+
+    def _account(self) -> None:
+        """Close the stretch of time up to here; called before and after what it depends on."""
+        now = self._clock()
+        if self._is_busy:
+            self._busy_s += now - self._busy_since
+        self._busy_since = now
+
+    def _heartbeat_problem(self) -> str:
+        """Of the last heartbeat: it failed, or is overdue. When it is over, the next one is sent."""
+        beat, deadline_s = self._heartbeat, self._heartbeat_deadline_s
+        if beat is not None and not beat.done():
+            overdue = self._clock() - self._heartbeat_since > deadline_s
+            waits = not self._gate.is_set()  # for a sync, whose calls have deadlines of their own
+            hung = overdue and not waits
+            return f"the engine core answered nothing for {deadline_s:g} s" if hung else ""
+        if beat is not None and (failure := beat.exception()):
+            return f"the engine core failed a heartbeat: {failure!r}"
+        self._heartbeat_since = self._clock()
+        self._heartbeat = asyncio.ensure_future(self.llm.get_weight_version())
+        return ""

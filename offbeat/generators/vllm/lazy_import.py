@@ -1,0 +1,61 @@
+"""What is used of vLLM in the actor's process, imported when an engine is made."""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.generators.vllm.errors import VllmMissing
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Classes of vLLM, under their own names."""
+
+    AsyncEngineArgs: Any
+    AsyncLLM: Any
+    SamplingParams: Any
+    TokensPrompt: Any
+    RequestOutputKind: Any
+    WeightTransferConfig: Any
+    WeightTransferInitRequest: Any
+    WeightTransferUpdateRequest: Any
+    EngineDeadError: type[Exception]
+    EngineGenerateError: type[Exception]
+    VLLMClientError: type[Exception]
+
+
+def load_library() -> Library:
+    """Import vLLM: seconds.
+
+    Raises:
+        VllmMissing: It is not installed, or something it needs is not.
+    """
+    try:
+        from vllm import SamplingParams, TokensPrompt  # noqa: PLC0415 - see above
+        from vllm.config import WeightTransferConfig  # noqa: PLC0415
+        from vllm.distributed.weight_transfer.base import (  # noqa: PLC0415
+            WeightTransferInitRequest,
+            WeightTransferUpdateRequest,
+        )
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
+        from vllm.exceptions import VLLMClientError  # noqa: PLC0415
+        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: PLC0415
+    except ImportError as error:
+        raise VllmMissing(str(error)) from error
+    return Library(
+        AsyncEngineArgs=AsyncEngineArgs,
+        AsyncLLM=AsyncLLM,
+        SamplingParams=SamplingParams,
+        TokensPrompt=TokensPrompt,
+        RequestOutputKind=RequestOutputKind,
+        WeightTransferConfig=WeightTransferConfig,
+        WeightTransferInitRequest=WeightTransferInitRequest,
+        WeightTransferUpdateRequest=WeightTransferUpdateRequest,
+        EngineDeadError=EngineDeadError,
+        EngineGenerateError=EngineGenerateError,
+        VLLMClientError=VLLMClientError,
+    )

@@ -1,0 +1,259 @@
+"""vLLM's weight transfer from memory that the actor shares with this worker.
+
+    actor                                  worker                               decoding
+    fills its StagingArea
+    ws_plan                   ---------->  knows what lies where, from then on
+    ws_stage(digests)         ---------->  a thread hashes the area             goes on
+                              <----------  told: verified
+
+beside decoding, where the model can have a twin:
+    start_weight_update       ---------->  the thread opens a twin of the model     goes on
+    update_weights(chunk)...  ---------->  it loads and packs the chunk's tensors   goes on
+                              <----------  told: prepared
+    finish_weight_update      ---------->  model and twin are exchanged             stands still
+
+in place:
+    start_weight_update       ---------->  opens the model's layers                 stands still
+    update_weights(chunk)...  ---------->  loads the tensors of one chunk           stands still
+    finish_weight_update      ---------->  closes the layers                        stands still
+
+Whatever raises before ``finish_weight_update``, or in place before ``start_weight_update``, has
+touched nothing. What is told goes through ``verdicts``: an answer would hold the worker up.
+"""
+
+# pyright: reportMissingImports=false
+# vllm lives in an environment of its own (docs/vllm.md).
+
+import mmap
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import layerwise
+
+from offbeat.generators.vllm.twin import Twin, obstacle, pack_tied
+from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Telling
+from offbeat.weight_sync.chunks import digest_of
+from offbeat.weight_sync.errors import TransferRefused
+
+Staged = list[tuple[int, int, str]]
+"""Offset, bytes and digest of each chunk in the shared memory."""
+
+Placed = tuple[str, list[int], str, int, int]
+"""Name, shape, dtype, offset and bytes of a tensor in the shared memory."""
+
+_NOBODY: Final = -1  # the epoch of no transfer
+
+
+@dataclass
+class StagingInfo(WeightTransferInitInfo):
+    """Where the shared memory is, and the pipe to tell through."""
+
+    path: str
+    nbytes: int
+    verdicts: str
+
+
+@dataclass
+class ChunkInfo(WeightTransferUpdateInfo):
+    """One chunk of those that were planned."""
+
+    epoch: int
+    index: int
+
+
+class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
+    """Takes chunks out of shared memory, after their digests were verified here."""
+
+    init_info_cls = StagingInfo
+    update_info_cls = ChunkInfo
+
+    def __init__(self, *args: Any) -> None:  # noqa: ANN401 - vLLM's to define
+        super().__init__(*args)
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="weights")  # in order
+        self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
+        self._telling: Telling | None = None
+        self._rank = self.parallel_config.rank
+        self._obstacle: str | None = None  # to a twin; None: nobody has looked yet
+        self._epoch, self._chunks, self._next = _NOBODY, 0, 0
+        self._verified: Future[None] | None = None
+        self._twin: Future[Twin] | None = None  # of the transfer that is open
+        self._prepared: Future[None] | None = None
+        self._in_place = True
+        self._loading = ""  # the tensor handed to a model last
+
+    def init_transfer_engine(self, init_info: StagingInfo) -> None:
+        """Map the actor's shared memory; again whenever it has grown."""
+        with Path(init_info.path).open("r+b") as file:
+            mapped = mmap.mmap(file.fileno(), init_info.nbytes)
+        self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        if self._telling is not None:
+            self._telling.close()
+        self._telling = Telling(init_info.verdicts, self._rank)
+
+    # --- before anything is opened ------------------------------------------------------------------
+
+    def stage(self, epoch: int, chunks: Staged) -> None:
+        """Begin to verify where each chunk lies with the digest it was sent with."""
+        self.forget()
+        self._epoch, self._chunks = epoch, len(chunks)
+        self._verified = self._do_beside(VERIFIED, lambda: self._verify(epoch, chunks))
+
+    def plan(self, chunks: list[list[Placed]], *, in_place: bool) -> str:
+        """Learn which tensors lie where; why they cannot be loaded beside decoding, else empty."""
+        self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
+        if self._obstacle is None:
+            on_cpu = self.device.type == "cpu"
+            self._obstacle = obstacle(self.model) if on_cpu else "a GPU has no room twice"
+        problem = "it is to be in place" if in_place else self._obstacle
+        self._in_place = bool(problem)
+        return problem
+
+    def _view(self, placed: Placed) -> tuple[str, Tensor]:
+        name, shape, dtype, offset, nbytes = placed
+        data = self._memory[offset : offset + nbytes]
+        return name, data.view(getattr(torch, dtype)).view(shape)
+
+    def _verify(self, epoch: int, chunks: Staged) -> None:
+        for index, (offset, nbytes, want) in enumerate(chunks):
+            if (got := digest_of(self._memory[offset : offset + nbytes].numpy())) != want:
+                raise TransferRefused(
+                    epoch, f"digest of chunk {index} in worker {self._rank}", got, want
+                )
+
+    def _do_beside(self, work: str, does: Callable[[], None]) -> Future[None]:
+        """Have the thread do it, and tell the actor what became of it."""
+        epoch, telling = self._epoch, self._telling
+        assert telling is not None  # noqa: S101 -- for the type checker: the actor gives it first
+
+        def told() -> None:
+            try:
+                does()
+            except TransferRefused as refused:
+                telling.refused(epoch, work, refused)
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__} {error}".strip()
+                telling.refused(epoch, work, TransferRefused(epoch, work, said, "done"))
+                raise
+            telling.done(epoch, work)
+
+        return self._beside.submit(told)
+
+    # --- vLLM's three calls -------------------------------------------------------------------------
+
+    def start_weight_update(self) -> None:
+        if self._verified is None:
+            raise TransferRefused(_NOBODY, "staged transfer", "none", "one")
+        self._verified.result()  # the actor has waited for it
+        self._verified = None
+        if self._in_place:
+            layerwise.initialize_layerwise_reload(self.model)
+        else:
+            self._twin = self._beside.submit(Twin, self.model)
+
+    def receive_weights(self, update_info: ChunkInfo) -> None:
+        got, want = (update_info.epoch, update_info.index), (self._epoch, self._next)
+        if got != want:
+            raise TransferRefused(self._epoch, "epoch and chunk", str(got), str(want))
+        self._next += 1
+        if self._in_place:
+            self._load(update_info, self.model.load_weights)
+        else:
+            self._prepare(update_info)
+
+    def _prepare(self, info: ChunkInfo) -> None:
+        """Have the thread load the chunk, and close the twin after the last.
+
+        Once one could not be loaded, none behind it is; the last one tells.
+        """
+        before, twin, last = self._prepared, self._twin, self._next == self._chunks
+        assert twin is not None  # noqa: S101 -- for the type checker: it was started
+
+        def load() -> None:
+            if before is not None:
+                before.result()
+            if info.epoch != self._epoch:
+                return  # given up meanwhile
+            self._load(info, twin.result().load)
+            if last:
+                twin.result().close()
+
+        self._prepared = self._do_beside(PREPARED, load) if last else self._beside.submit(load)
+
+    def _load(self, info: ChunkInfo, load: Callable[[Iterator[tuple[str, Tensor]]], Any]) -> None:
+        try:
+            load(self._tensors(info.index))
+        except Exception as error:  # named: vLLM passes on the text of an error, which may be empty
+            where = f"chunk {info.index}, tensor {self._loading}, in worker {self._rank}"
+            said = f"{type(error).__name__} {error}".strip()
+            raise TransferRefused(info.epoch, where, said, "loaded") from error
+
+    def _tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._planned[index]:
+            self._loading = name
+            yield name, tensor.to(self.device)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        if self.device.type == "cpu":  # work-around: no_accelerator_to_synchronize
+            self.receive_weights(self.parse_update_info(update_info))
+        else:
+            super().update_weights(update_info)
+
+    def finish_weight_update(self) -> None:
+        if self._next != self._chunks:
+            raise TransferRefused(self._epoch, "chunks", str(self._next), str(self._chunks))
+        if self._in_place:
+            layerwise.finalize_layerwise_reload(self.model, self.model_config)
+            if self.device.type == "cpu":  # work-around: tied_head
+                pack_tied(self.model)
+        elif self._twin is not None and self._prepared is not None:
+            self._prepared.result()  # the actor has waited for it
+            self._twin.result().exchange()
+        self.forget()
+
+    # --- the end of a transfer ----------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """No transfer is open; what was prepared, or exchanged, is freed beside decoding."""
+        if self._twin is not None:
+            self._beside.submit(_drop, self._twin)
+        self._epoch, self._chunks, self._next = _NOBODY, 0, 0
+        self._verified = self._twin = self._prepared = None
+
+    def shutdown(self) -> None:
+        self._beside.shutdown(cancel_futures=True)
+
+
+def _drop(twin: Future[Twin]) -> None:
+    if twin.exception() is None:
+        twin.result().drop()
+
+
+def place_back(model: nn.Module) -> int:
+    """Close every layer that an update left open, on the tensors it had before.
+
+    Layers the update had completed keep the new values: the model is a mixture that can run, and
+    that a whole update makes exact. How many layers were open.
+    """
+    opened = 0
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)  # noqa: SLF001 - work-around: abort_update
+            opened += 1
+        info.reset()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload  # noqa: SLF001
+    layerwise.LOADING_LAYERS.clear()
+    return opened

@@ -1,0 +1,270 @@
+"""One release into a vLLM engine: wholly, or not at all, or STALE until a whole one comes.
+
+    stage    coverage, copy into shared memory, digests     decoding goes on    failure: untouched
+    then beside decoding, where the workers can:
+    prepare  start, update by each chunk                    decoding goes on    failure: untouched
+    pause    the scheduler stands still                                         failure: untouched
+    finish   the new layers take the place of the old                           failure: STALE
+    else in place:
+    pause    the scheduler stands still                                         failure: untouched
+    start    layers open                                                        failure: STALE
+    update   each chunk                                                         failure: STALE
+    finish   layers closed                                                      failure: STALE
+    and at last:
+    name     version named, and read back                                       failure: STALE
+    resume   decoding goes on, nothing is answered yet                          failure: STALE
+    canary   it computes what the trainer computes                              failure: STALE
+
+STALE: layers that were open are put back, the engine lives and stays paused, its weights are a
+mixture of no version. A worker that cannot even do that takes the engine with it.
+"""
+
+import asyncio
+import enum
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from offbeat.config.rollouts import VllmConfig
+from offbeat.generators.vllm.calls import Calls
+from offbeat.generators.vllm.coverage import Coverage
+from offbeat.generators.vllm.engine import VllmEngine
+from offbeat.generators.vllm.lazy_import import Library
+from offbeat.generators.vllm.outputs import NO_VERSION, label_of
+from offbeat.generators.vllm.staging import StagingArea, room_for
+from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts
+from offbeat.generators.vllm.workarounds import PAUSE_SLEEP
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.weights import Canary
+from offbeat.weight_sync.canary import check
+from offbeat.weight_sync.chunks import Chunk, walk
+from offbeat.weight_sync.errors import TransferRefused
+from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
+
+log = structlog.stdlib.get_logger()
+
+
+class _Reached(enum.IntEnum):
+    """How far an update has come: what has to be undone."""
+
+    STAGED = 0  # nothing is open
+    OPEN = 1  # the workers have begun; what the engine serves is as it was
+    PAUSED = 2
+    TOUCHED = 3  # or nobody knows
+
+
+class WeightUpdates:
+    """Takes releases into one engine, one after the other."""
+
+    def __init__(
+        self,
+        engine: VllmEngine,
+        library: Library,
+        coverage: Coverage,
+        config: VllmConfig,
+        area: StagingArea,
+        *,
+        vllm_version: str,
+    ) -> None:
+        self._engine, self._vllm, self._llm = engine, library, engine.llm
+        self.coverage, self._config = coverage, config
+        self._call = Calls(engine, config.call_deadline_s)
+        self._sleepless = PAUSE_SLEEP.applies_to(vllm_version)
+        self.area, self._verdicts = area, Verdicts()
+        self.in_place = False
+        """Never prepare beside decoding. To be set before the first release."""
+        self._workers, self._beside = 0, False
+        self._planned: Manifest | None = None  # as the workers know it
+        self._chunks: list[Chunk] = []  # of that
+        self._reached = _Reached.STAGED
+        self._one_at_a_time = asyncio.Lock()
+        self._newest = -1
+
+    async def take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
+    ) -> tuple[float, float | None]:
+        """Serve a release.
+
+        Returns:
+            How long decoding stood still, in seconds; nats from the release's canary, if it has one.
+
+        Raises:
+            TransferRefused: It does not fit, did not arrive as it was sent, or is overtaken.
+            DeadlineExceeded: A call took longer than ``call_deadline_s``.
+            CallRefused: vLLM raised.
+            EngineUnavailable: The engine's processes are gone.
+            CanaryFailed: It computes something else from these weights than the trainer.
+        """
+        self._newest = max(self._newest, epoch)
+        async with self._one_at_a_time:
+            if epoch < self._newest:
+                raise TransferRefused(epoch, "epoch", str(epoch), f"the newest, {self._newest}")
+            self._engine.check_usable("take weights")
+            await self._stage(epoch, digest, manifest, chunks)
+            return await self._update(epoch, version, manifest.canary)
+
+    async def idle(self) -> None:
+        """Return once no release is being taken."""
+        async with self._one_at_a_time:
+            pass
+
+    def close(self) -> None:
+        self.area.close()
+        self._verdicts.close()
+
+    # --- staging ----------------------------------------------------------------------------------
+
+    async def _stage(
+        self, epoch: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
+    ) -> None:
+        """Have the workers see the release, and find it to be what was sent.
+
+        The only hashing of it is theirs, of what they will load: here its digests are only shown to
+        be those of the release.
+        """
+        known = self._planned is not None and self._planned.describes_as(manifest)
+        if not known:
+            self.coverage.check(epoch, manifest)  # work-around: silent_coverage
+        _check_sizes(epoch, manifest, chunks)
+        got = release_digest(manifest, manifest.chunk_digests)
+        if got != digest:
+            raise TransferRefused(epoch, "digest", got, digest)
+        grown = self.area.reserve(room_for(manifest.chunk_nbytes))
+        offsets = await self._filled(chunks)
+        if grown or not known:
+            await self._introduce(manifest, offsets)
+        staged = list(zip(offsets, manifest.chunk_nbytes, manifest.chunk_digests, strict=True))
+        await self._call("stage", self._llm.collective_rpc("ws_stage", args=(epoch, staged)))
+        await self._call("verify", self._verdicts.of(epoch, VERIFIED, self._workers))
+
+    async def _filled(self, chunks: Sequence[Bytes]) -> list[int]:
+        filling = asyncio.ensure_future(asyncio.to_thread(self.area.fill, chunks))
+        try:
+            return await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            await asyncio.wait((filling,))  # nobody else may write there meanwhile
+            raise
+
+    async def _introduce(self, manifest: Manifest, offsets: Sequence[int]) -> None:
+        """Show the workers the memory and what lies where; hear how they will load it."""
+        self._planned, area = None, self.area
+        where = {"path": area.path, "nbytes": area.nbytes, "verdicts": self._verdicts.path}
+        request = self._vllm.WeightTransferInitRequest(where)
+        await self._call("init", self._llm.init_weight_transfer_engine(request))
+        self._chunks = list(walk(manifest))
+        tensors = [
+            [
+                (spec.name, list(spec.shape), spec.dtype, start + spec.offset, spec.nbytes)
+                for spec in chunk.specs
+            ]
+            for start, chunk in zip(offsets, self._chunks, strict=True)
+        ]
+        asked = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
+        obstacles = await self._call("plan", asked)
+        self._workers, self._beside = len(obstacles), not any(obstacles)
+        self._planned = manifest
+        if not self._beside:
+            log.info("engine.updates_in_place", engine=self._engine.name, because=obstacles)
+
+    # --- the update -------------------------------------------------------------------------------
+
+    async def _update(
+        self, epoch: int, version: int, canary: Canary | None
+    ) -> tuple[float, float | None]:
+        self._reached = _Reached.STAGED
+        try:
+            if self._beside:
+                await self._prepare(epoch)
+            pause_s = await self._swap(epoch, version)
+            canary_gap = None if canary is None else await self._check(canary, epoch, version)
+        except BaseException as failure:
+            await self._undo(str(failure) or type(failure).__name__)
+            if isinstance(failure, Exception):
+                self._engine.check_not_gone("take weights")
+            raise
+        self._engine.open_gate()
+        return pause_s, canary_gap
+
+    async def _check(self, canary: Canary, epoch: int, version: int) -> float:
+        """Have the engine answer the canary, while new requests and finished samples wait."""
+        answers = await self._call("canary", self._engine.greedy(canary.prompts))
+        return check(canary, answers, engine=self._engine.name, epoch=epoch, version=version)
+
+    async def _prepare(self, epoch: int) -> None:
+        self._reached = _Reached.OPEN
+        await self._call("start", self._llm.start_weight_update())
+        await self._hand_over(epoch)
+        await self._call("prepare", self._verdicts.of(epoch, PREPARED, self._workers))
+
+    async def _swap(self, epoch: int, version: int) -> float:
+        """The part during which decoding stands still; how long it did."""
+        pause, started_s = self._config.pause, time.perf_counter()
+        self._reached = max(self._reached, _Reached.PAUSED)
+        self._engine.close_gate(start_anew=pause == "abort")
+        await self._pause()
+        if pause == "wait":
+            started_s = time.perf_counter()  # until here it decoded
+        self._reached = _Reached.TOUCHED
+        if not self._beside:
+            await self._call("start", self._llm.start_weight_update())
+            await self._hand_over(epoch)
+        await self._finish(epoch, version)
+        self._engine.serve(version, epoch)
+        await self._call("resume", self._llm.resume_generation())
+        return time.perf_counter() - started_s
+
+    async def _pause(self) -> None:
+        mode, clear = self._config.pause, self._config.kv == "recompute"
+        if self._sleepless:  # work-around: pause_sleep
+            pausing = self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear)
+        else:
+            pausing = self._llm.pause_generation(mode=mode, clear_cache=clear)
+        if mode == "wait":
+            await self._call.however_long("pause", pausing)
+        else:
+            await self._call("pause", pausing)
+
+    async def _hand_over(self, epoch: int) -> None:
+        for chunk in self._chunks:
+            info = {"epoch": epoch, "index": chunk.index}
+            request = self._vllm.WeightTransferUpdateRequest(info)
+            what = f"chunk {chunk.index} ({chunk.tensors})"
+            await self._call(what, self._llm.update_weights(request))
+
+    async def _finish(self, epoch: int, version: int) -> None:
+        label = label_of(version)
+        await self._call("finish", self._llm.finish_weight_update(weight_version=label))
+        held = await self._call("version", self._llm.get_weight_version())
+        if held != label:
+            raise TransferRefused(epoch, "version after the update", held, label)
+
+    async def _undo(self, problem: str) -> None:
+        """Back to the old weights if nothing was touched, else STALE; the engine lives, if it can."""
+        engine, reached = self._engine, self._reached
+        try:
+            opened = await self._call("abort", self._llm.collective_rpc("ws_abort"))
+            if reached is _Reached.TOUCHED:
+                await self._call("unname", self._llm.update_weight_version(NO_VERSION))
+                log.warning("engine.stale", engine=engine.name, layers=opened, problem=problem)
+                await engine.lose(f"a weight sync failed half-way ({problem})")
+            elif reached is _Reached.PAUSED and engine.serving:
+                await self._call("resume", self._llm.resume_generation())
+        except (OffbeatError, self._vllm.EngineDeadError) as failure:
+            engine.give_up(
+                f"after a failed weight sync ({problem}) it could not be saved: {failure}"
+            )
+            await engine.lose("a weight sync failed half-way")
+        engine.open_gate()
+
+
+def _check_sizes(epoch: int, manifest: Manifest, chunks: Sequence[Bytes]) -> None:
+    got, want = [chunk.nbytes for chunk in chunks], list(manifest.chunk_nbytes)
+    for index, (size, expected) in enumerate(zip(got, want, strict=False)):
+        if size != expected:
+            raise TransferRefused(epoch, f"size of chunk {index}", str(size), str(expected))
+    if len(got) != len(want):
+        raise TransferRefused(epoch, "chunks received", str(len(got)), str(len(want)))
+    if len(manifest.chunk_digests) != len(want):
+        hashed = str(len(manifest.chunk_digests))
+        raise TransferRefused(epoch, "digests of chunks", hashed, str(len(want)))

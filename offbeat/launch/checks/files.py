@@ -1,0 +1,111 @@
+"""The run directory and the prompts."""
+
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.base import is_uri
+from offbeat.config.run import RunConfig
+from offbeat.environments.factory import (
+    BadEnvironment,
+    make_evaluation_prompts,
+    make_prompts,
+)
+from offbeat.environments.prompts import PromptFileError, PromptSource
+from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+from offbeat.launch.checks.model_files import ModelFiles
+
+_SIGNS_OF_A_RUN: Final = ("config.yaml", "journal", "metrics.jsonl", "summary.json")
+_LOGS_BYTES: Final = 256 * 2**20
+_CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
+
+
+def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
+    """A directory that was asked for is one, and not storage behind an address."""
+    if run_dir is not None and is_uri(str(run_dir)):
+        seen = f"{run_dir} is a URI, and a run writes into a directory"
+        yield error("run directory", seen, "Name a directory; copy it afterwards, or mount it.")
+
+
+def check_run_dir(
+    run_dir: Path, model: ModelFiles | None, *, asked: bool, checkpoints: int = 1
+) -> Iterator[Finding]:
+    """It can be written and has room. One that was ``asked`` for has to be free as well.
+
+    ``checkpoints``: of the trainer's whole state, on disk at once at most.
+    """
+    signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    if not there.is_dir():
+        yield error("run directory", f"{there} is a file", "Choose another with run_dir=...")
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield error(
+            "run directory", f"{there} cannot be written", "Choose another with run_dir=..."
+        )
+    elif signs and asked:
+        seen = f"{run_dir} holds another run ({', '.join(signs)})"
+        fix = f"Choose another with --run-dir, or go on with it: offbeat train --resume {run_dir}"
+        yield error("run directory", seen, fix)
+    elif signs:
+        yield ok("run directory", f"{run_dir} holds another run: the next free number is taken")
+    else:
+        yield ok("run directory", f"{run_dir} can be written")
+    yield from _check_disk(there if there.is_dir() else there.parent, model, checkpoints)
+
+
+def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Iterator[Finding]:
+    free = shutil.disk_usage(folder).free
+    copies = checkpoints * _CHECKPOINT_COPIES + 1  # the trained model at the end
+    wanted = _LOGS_BYTES + (copies * model.weight_bytes if model else 0)
+    what = f"{checkpoints} checkpoints, the trained model and logs"
+    seen = f"{size(free)} free at {folder}; {what} take about {size(wanted)}"
+    if free < wanted:
+        yield warning("disk", seen, "Free some space, or choose another disk with run_dir=...")
+    else:
+        yield ok("disk", seen)
+
+
+def check_prompts(config: RunConfig) -> Iterator[Finding]:
+    """The prompt files, read by the same code as in a run: every line."""
+    rows = yield from _read(config, make_prompts, "data.path")
+    if rows is not None:
+        yield from _check_enough(config, rows)
+    if config.eval.path is not None and config.eval.interval:
+        rows = yield from _read(config, make_evaluation_prompts, "eval.path")
+        if rows is not None:
+            yield ok("prompts", f"{rows} rows in {config.eval.path}, for evaluation")
+
+
+def _read(
+    config: RunConfig, make: Callable[[RunConfig], PromptSource | None], key: str
+) -> Generator[Finding, None, int | None]:
+    """The number of rows; None, and a finding, when there are none to be had."""
+    try:
+        prompts = make(config)
+    except PromptFileError as broken:
+        fix = "Mend the line." if broken.line else f"Point {key} at a JSON Lines file."
+        yield error("prompts", str(broken), fix)
+        return None
+    except BadEnvironment as wrong:
+        yield error("environment", str(wrong), f"Mend {wrong.key} in the recipe.")
+        return None
+    return prompts.rows if prompts is not None else None
+
+
+def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:
+    epochs, needed = config.data.epochs, config.steps * config.groups_per_step
+    if epochs is not None and rows * epochs < needed:
+        steps = rows * epochs // config.groups_per_step
+        message = (
+            f"{rows} rows in {epochs} epochs end after {steps} steps; steps={config.steps} with "
+            f"groups_per_step={config.groups_per_step} needs {needed}"
+        )
+        yield warning(
+            "prompts", message, "Leave data.epochs out for endless prompts, or lower steps."
+        )
+    elif config.data.path is None:
+        yield ok("prompts", f"made by environment.name={config.environment.name}")
+    else:
+        yield ok("prompts", f"{rows} rows in {config.data.path}")

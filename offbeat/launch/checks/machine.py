@@ -1,0 +1,110 @@
+"""Cores, memory and shared memory of this machine, against what the run asks for."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, error, ok, size, warning
+from offbeat.launch.checks.model_files import ModelFiles
+
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
+_PROCESS_BYTES: Final = 600 * 2**20
+"""What one actor with torch and transformers imported takes before it holds a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine has."""
+
+    cores: int
+    memory_bytes: int
+    memory_free_bytes: int
+    shared_memory_bytes: int | None  # None where the system has none
+
+
+def this_machine() -> Machine:
+    """Measure now."""
+    memory = psutil.virtual_memory()
+    shared = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else None
+    affinity = len(psutil.Process().cpu_affinity() or []) if psutil.LINUX else 0
+    return Machine(affinity or psutil.cpu_count() or 1, memory.total, memory.available, shared)
+
+
+def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
+    """Threads that compute at the same time, one for each core at best."""
+    trainer = (
+        0 if config.trainer.backend == "stub" else trainer_ranks(config) * config.trainer.threads
+    )
+    engines = (
+        0
+        if config.generator.backend == "stub"
+        else config.generator.engines * config.generator.threads
+    )
+    asked = f"{trainer} trainer and {engines} generator threads on {machine.cores} cores"
+    if trainer + engines > machine.cores:
+        fix = f"Lower trainer.threads, generator.threads or generator.engines to {machine.cores} in all."
+        yield warning("cores", f"{asked}: they will take turns", fix)
+    else:
+        yield ok("cores", asked)
+
+
+def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
+    """An estimate from below of main memory: weights and optimizer state, not activations.
+
+    Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
+    are published, and the frozen reference if there is a KL penalty. Each engine: weights.
+    """
+    weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
+    copies, processes = 1, 2  # the published weights; controller and environment workers
+    if config.trainer.backend != "stub":
+        processes += trainer_ranks(config)
+        copies += 0 if _on_gpu(config.trainer.device) else 4 + (config.algorithm.loss.kl_coef > 0)
+    if config.generator.backend != "stub":
+        processes += config.generator.engines
+        copies += 0 if _on_gpu(config.generator.device) else config.generator.engines
+    return weights * copies + processes * _PROCESS_BYTES
+
+
+def _on_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def check_memory(config: RunConfig, machine: Machine, model: ModelFiles) -> Iterator[Finding]:
+    """An error only beyond all memory there is; less than what is free now may pass."""
+    needed = memory_needed_bytes(config, model)
+    seen = (
+        f"about {size(needed)} needed for {model.parameters:,} parameters, activations not counted; "
+        f"{size(machine.memory_free_bytes)} of {size(machine.memory_bytes)} free"
+    )
+    if needed > machine.memory_bytes:
+        fix = "Use a smaller model, fewer generator.engines, model.dtype=bfloat16, or a larger machine."
+        yield error("memory", seen, fix)
+    elif needed > machine.memory_free_bytes:
+        yield warning("memory", seen, "Close other programs, or use fewer generator.engines.")
+    else:
+        yield ok("memory", seen)
+
+
+def check_shared_memory(
+    config: RunConfig, machine: Machine, model: ModelFiles
+) -> Iterator[Finding]:
+    """Payloads and published weights travel through Ray's object store."""
+    weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
+    wanted = int(config.buffer.capacity_mb * 2**20) + 2 * weights
+    if machine.shared_memory_bytes is None:
+        return
+    seen = (
+        f"{size(machine.shared_memory_bytes)} free in {_SHARED_MEMORY}; a full buffer and two versions "
+        f"of the weights take {size(wanted)}"
+    )
+    if wanted > machine.shared_memory_bytes:
+        fix = "Lower buffer.capacity_mb, or enlarge it (in a container: --shm-size). Ray spills to disk otherwise."
+        yield warning("shared memory", seen, fix)
+    else:
+        yield ok("shared memory", seen)

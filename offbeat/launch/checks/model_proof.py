@@ -1,0 +1,79 @@
+"""Whether rows and cached decoding are exact for the model's class, without loading its weights.
+
+torch and transformers are imported when a recipe needs them: seconds that other commands would wait.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ROWS = "packed rows"
+_DECODING = "decoding"
+
+
+def check_model_proof(config: RunConfig) -> Iterator[Finding]:
+    """Make the proofs that trainer and embedded engine make when they are started, but for the weights."""
+    trains, decodes = config.trainer.backend == "torch", config.generator.backend == "embedded"
+    if not (trains or decodes):
+        return
+    try:
+        model = _without_weights(config)
+    except (OSError, ValueError, KeyError) as broken:
+        message = f"transformers cannot make the model: {broken}".splitlines()[0]
+        yield error("model", message, "Point model.path at a causal LM that transformers knows.")
+        return
+    if trains:
+        yield _rows(config, model)
+    if decodes:
+        yield _decoding(config, model)
+
+
+def _without_weights(config: RunConfig) -> "PreTrainedModel":
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trust = config.model.trust_remote_code
+    settings = AutoConfig.from_pretrained(
+        config.model.path, local_files_only=True, trust_remote_code=trust
+    )
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(settings, trust_remote_code=trust)
+
+
+def _rows(config: RunConfig, model: "PreTrainedModel") -> Finding:
+    from offbeat.trainers.errors import UnsupportedModel
+    from offbeat.trainers.torch.proof import prove_kind
+
+    length, asked = config.generator.max_model_len, config.trainer.shared_prompt
+    try:
+        proof = prove_kind(type(model), model.config, length, shared_prompt=asked)
+    except UnsupportedModel as refused:
+        return error(_ROWS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
+    name = f"{type(model).__name__}, attention {proof.attention}"
+    if proof.problem:
+        seen = (
+            f"{name}: samples cannot share a prompt ({proof.problem}); each gets a row of its own"
+        )
+        return warning(_ROWS, seen, "Set trainer.shared_prompt to false to say so.")
+    return ok(_ROWS, f"{name}: as exact as each sample alone")
+
+
+def _decoding(config: RunConfig, model: "PreTrainedModel") -> Finding:
+    from offbeat.generators.embedded.model import check_declared
+    from offbeat.generators.embedded.proof import prove_kind
+    from offbeat.generators.errors import UnsupportedModel
+
+    length = config.generator.max_model_len
+    try:
+        check_declared(model, length)
+        attention = prove_kind(type(model), model.config, length)
+    except UnsupportedModel as refused:
+        return error(_DECODING, f"{refused.model}: {refused.problem}", f"{refused.fix}.")
+    return ok(
+        _DECODING, f"{type(model).__name__}, attention {attention}: as exact as each sample alone"
+    )

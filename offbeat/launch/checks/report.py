@@ -1,0 +1,99 @@
+"""``offbeat check``: this machine, for a recipe that is valid already."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import typer
+
+from offbeat.config.loader import LoadedRecipe, resolve_run_dir
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.checkpoints import check_checkpoints
+from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
+from offbeat.launch.checks.finding import Finding, Level, ok
+from offbeat.launch.checks.machine import (
+    check_cores,
+    check_memory,
+    check_shared_memory,
+    this_machine,
+)
+from offbeat.launch.checks.model_files import check_lengths, read_model
+from offbeat.launch.checks.model_proof import check_model_proof
+from offbeat.launch.checks.software import (
+    check_gpus,
+    check_packages,
+    check_ray_address,
+    check_wandb,
+    count_gpus,
+)
+from offbeat.launch.checks.user_code import check_targets
+from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
+
+CANNOT_WORK = 2
+
+_COLOURS = {
+    Level.OK: typer.colors.GREEN,
+    Level.WARNING: typer.colors.YELLOW,
+    Level.ERROR: typer.colors.RED,
+}
+
+
+def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
+    """Report everything at once; the exit code is 0 unless something cannot work."""
+    config = loaded.config
+    findings = [ok("recipe", str(loaded.recipe)), *find(config, run_dir)]
+    for finding in findings:
+        word, rest = str(finding).split(" ", 1)
+        typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")
+    typer.echo(f"\n{summary(findings)}")
+    return CANNOT_WORK if any(finding.level is Level.ERROR for finding in findings) else 0
+
+
+def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
+    """Everything there is to say about running ``config`` here, in ``run_dir`` if it is given."""
+    folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
+    model, about_model = read_model(Path(config.model.path))
+    machine = this_machine()
+    yield from chain(
+        check_packages(config),
+        check_vllm(config),
+        about_model,
+        check_lengths(config, model) if model else (),
+        check_model_proof(config) if model else (),
+        check_vllm_positions(config) if model else (),
+        check_prompts(config),
+        check_checkpoints(config),
+        check_targets(config, Path.cwd()),
+        check_cores(config, machine),
+        check_memory(config, machine, model) if model else (),
+        check_shared_memory(config, machine, model) if model else (),
+        check_gpus(config, count_gpus(config)),
+        check_not_a_uri(run_dir),
+        check_run_dir(
+            folder,
+            model,
+            asked=run_dir is not None,
+            checkpoints=_states_on_disk(config),
+        ),
+        check_wandb(config, os.environ),
+        check_ray_address(os.environ),
+    )
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """``2 errors, 1 warning``, or that all is well."""
+    counts = Counter(finding.level for finding in findings)
+    bad = [
+        f"{counts[level]} {level}{'s' if counts[level] > 1 else ''}"
+        for level in (Level.ERROR, Level.WARNING)
+        if counts[level]
+    ]
+    return ", ".join(bad) or "Everything is in order."
+
+
+def _states_on_disk(config: RunConfig) -> int:
+    """One more than are kept while the newest is written."""
+    checkpoint = config.checkpoint
+    return checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0

@@ -1,0 +1,132 @@
+"""Packages, W&B, the cluster and devices that the run will ask for."""
+
+import importlib.metadata
+import importlib.util
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+from offbeat.telemetry.wandb_sink import resolved_mode
+
+_NEEDED: Final = ("ray", "torch", "transformers", "tensordict")
+_CONNECT_S: Final = 5.0
+_OF_BACKEND: Final = {"megatron": "megatron-core"}
+
+
+def check_packages(config: RunConfig) -> Iterator[Finding]:
+    """Installed, by their metadata: nothing is imported."""
+    extra = _OF_BACKEND.get(config.trainer.backend)
+    for name in (*_NEEDED, *([extra] if extra else [])):
+        try:
+            yield ok(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            of = f"[{config.trainer.backend}]" if name == extra else ""
+            fix = f"Install offbeat again: pip install --editable '.{of}'"
+            yield error(name, "is not installed in this Python", fix)
+
+
+def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A sink that was asked for by name has to be there; ``auto`` goes without."""
+    mode = config.wandb.mode
+    if mode == "disabled":
+        yield ok("wandb", "disabled")
+        return
+    if importlib.util.find_spec("wandb") is None:
+        fix = "Install it with pip install 'offbeat[wandb]', or set wandb.mode to disabled."
+        report = warning if mode == "auto" else error
+        yield report("wandb", f"is not installed; wandb.mode={mode}", fix)
+        return
+    key = bool(environ.get("WANDB_API_KEY")) or _has_login(environ)
+    if mode == "online" and not key:
+        fix = "Run wandb login, set WANDB_API_KEY, or set wandb.mode to offline."
+        yield error("wandb", "wandb.mode=online and no API key was found", fix)
+    else:
+        yield ok("wandb", f"{resolved_mode(config.wandb, environ)}, project {config.wandb.project}")
+
+
+def _has_login(environ: Mapping[str, str]) -> bool:
+    netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~")).expanduser() / ".netrc")
+    try:
+        return "api.wandb.ai" in netrc.read_text(errors="ignore")
+    except OSError:
+        return False
+
+
+def check_ray_address(
+    environ: Mapping[str, str], reach: Callable[[str, int], object] | None = None
+) -> Iterator[Finding]:
+    """Which cluster the run goes to, and whether anybody is there: Ray itself tries for minutes.
+
+    ``reach`` connects to a host and a port, or raises OSError; None: over TCP.
+    """
+    address = environ.get("RAY_ADDRESS")
+    if not address:
+        yield ok("ray cluster", "a local one is started for the run")
+        return
+    if problem := _unreachable(address, reach or _connect):
+        yield error(
+            "ray cluster",
+            f"RAY_ADDRESS={address}: {problem}",
+            "Name a cluster that runs as HOST:6379, or unset RAY_ADDRESS to run on this machine alone.",
+        )
+    else:
+        yield warning(
+            "ray cluster",
+            f"RAY_ADDRESS={address}: the run goes to that cluster, and this report is about this machine",
+            "Unset RAY_ADDRESS to run here, or run offbeat check on the cluster.",
+        )
+
+
+def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
+    """Why there can be no cluster; empty if there may be one."""
+    if address in {"auto", "local"}:  # Ray finds them
+        return ""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return "this is no address"
+    try:
+        reach(host.strip("[]"), int(port))
+    except (OSError, OverflowError) as failure:  # a port beyond 65535 overflows
+        return f"nobody answers there: {failure}"
+    return ""
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=_CONNECT_S).close()
+
+
+def gpus_wanted(config: RunConfig) -> float:
+    """GPUs Ray has to find for all actors together."""
+    trainer, generator = config.trainer, config.generator
+    of_trainer = trainer.gpus * trainer_ranks(config) if trainer.backend != "stub" else 0
+    return of_trainer + (generator.gpus * generator.engines if generator.backend != "stub" else 0)
+
+
+def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
+    """``available`` None: not looked, because nothing asks for one."""
+    wanted = gpus_wanted(config)
+    if available is None:
+        yield ok("gpus", "none asked for")
+    elif wanted > available:
+        yield error(
+            "gpus",
+            f"{wanted:g} asked for by trainer.gpus and generator.gpus, {available} found by torch",
+            "Use device: cpu and gpus: 0, share with fractions as in generator.gpus=0.5, or install a "
+            "CUDA build of torch on a machine with GPUs.",
+        )
+    else:
+        yield ok("gpus", f"{wanted:g} of {available}")
+
+
+def count_gpus(config: RunConfig) -> int | None:
+    """Ask torch, but only when a GPU is asked for: importing it takes seconds."""
+    devices = (config.trainer.device, config.generator.device)
+    if gpus_wanted(config) == 0 and not any(device.startswith("cuda") for device in devices):
+        return None
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,94 @@
+"""Code of the user's own that the run will load: read, never run."""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from offbeat.config.rollouts import CustomSamplerConfig
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, error, ok
+
+
+def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Modules of the user's own can be found and read. Their code is not run here."""
+    targets = {"environment": config.environment.target}
+    options = {"environment": config.environment.options}
+    if isinstance(config.sampler, CustomSamplerConfig):
+        targets["sampler"] = config.sampler.target
+        options["sampler"] = config.sampler.options
+    for section, target in targets.items():
+        if target is None:
+            continue
+        module, _, name = target.partition(":")
+        source = _found(module, working_dir)
+        if source is None:
+            yield error(
+                section,
+                f"{section}.target={target}: no module {module} from {working_dir}",
+                "Start offbeat in the directory that holds it, or install it.",
+            )
+        elif problem := _unusable(source, name, options[section]):
+            yield error(section, f"{section}.target={target}: {problem}", f"Mend {source}.")
+        else:
+            yield ok(section, f"module {module} is found")
+
+
+def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
+    """Why nothing in this source can be ``name``, called with ``options``; empty if it may be."""
+    if source.suffix != ".py":
+        return ""
+    try:
+        code = source.read_bytes()
+        tree = ast.parse(code)
+    except SyntaxError as broken:
+        return f"{broken.msg}, in line {broken.lineno}"
+    except (OSError, ValueError) as broken:
+        return f"it cannot be read: {broken}"
+    function = next((each for each in tree.body if _is_function(each, name)), None)
+    if isinstance(function, ast.FunctionDef):
+        return _unknown_option(function, options)
+    by_star = any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
+    )
+    there = by_star or re.search(rb"\b%s\b" % re.escape(name.encode()), code)
+    return "" if there else f"nothing in it is called {name!r}"
+
+
+def _is_function(node: ast.stmt, name: str) -> bool:
+    """A decorator may take any argument."""
+    return isinstance(node, ast.FunctionDef) and node.name == name and not node.decorator_list
+
+
+def _unknown_option(function: ast.FunctionDef, options: Iterable[str]) -> str:
+    takes = function.args
+    names = {each.arg for each in (*takes.args, *takes.kwonlyargs)}
+    unknown = [key for key in options if key not in names]
+    if takes.kwarg is not None or not unknown:
+        return ""
+    return (
+        f"{function.name}() in line {function.lineno} takes no {unknown[0]!r}, which options name"
+    )
+
+
+def _found(module: str, working_dir: Path) -> Path | None:
+    """Where ``module`` comes from; found by importing none of the packages around it."""
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # By its last name only: for a dotted one the finder wants the package imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return Path(spec.origin or "built in") if spec is not None else None
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    """Found by any finder: an editable install brings one of its own."""
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # loaded already, and without a spec: __main__
+        return None

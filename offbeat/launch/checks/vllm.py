@@ -1,0 +1,62 @@
+"""vLLM and its engine arguments, for a recipe that asks for it.
+
+What knows vLLM is imported when it is asked for: it brings torch and transformers, seconds that
+every other command would wait.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.finding import Finding, error, ok, warning
+
+
+def check_vllm(config: RunConfig) -> Iterator[Finding]:
+    """Nothing of vLLM is imported, unless the recipe names arguments to look up."""
+    if config.generator.backend != "vllm":
+        return
+    from offbeat.actors.vllm_engine_actor import vllm_version
+    from offbeat.generators.vllm.errors import INSTALL
+    from offbeat.generators.vllm.workarounds import untried
+
+    if importlib.util.find_spec("vllm") is None:
+        yield error("vllm", "is not installed in this Python", f"{INSTALL}.")
+        return
+    version = vllm_version()
+    if names := untried(version):
+        seen = f"{version}: work-arounds {', '.join(names)} were never tried with it"
+        yield warning("vllm", seen, "Run make test-vllm with it, or install a version that was.")
+    else:
+        yield ok("vllm", version)
+    if config.generator.vllm.engine_args:
+        yield _arguments(config)
+
+
+def check_vllm_positions(config: RunConfig) -> Iterator[Finding]:
+    """The model's files are whole; whether vLLM scales its positions as the trainer does."""
+    if config.generator.backend != "vllm":
+        return
+    from offbeat.generators.vllm.errors import RopeDiffers
+    from offbeat.generators.vllm.rope import check_rope
+
+    try:
+        check_rope(config.model.path, config.generator.max_model_len)
+    except RopeDiffers as refused:
+        message, _, fix = str(refused).rpartition(". ")
+        yield error("vllm", message, f"{fix}.")
+
+
+def _arguments(config: RunConfig) -> Finding:
+    from offbeat.generators.vllm.arguments import check_engine_args, fields_of
+    from offbeat.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
+    from offbeat.generators.vllm.lazy_import import load_library
+
+    given = config.generator.vllm.engine_args
+    try:
+        check_engine_args(given, fields_of(load_library().AsyncEngineArgs))
+    except EngineArgsRefused as refused:
+        message = f"generator.vllm.engine_args.{refused.name} {refused.problem}"
+        return error("vllm", message, f"{refused.fix}.")
+    except VllmMissing as missing:
+        return error("vllm", f"cannot be imported: {missing.detail}", f"{INSTALL}.")
+    return ok("vllm arguments", ", ".join(f"{name}={value}" for name, value in given.items()))

@@ -1,0 +1,335 @@
+"""Ray for one run: start or join it, make the actors, take everything down again."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import ray
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue] -- compiled
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from offbeat.actors.call import first_line
+from offbeat.actors.controller_actor import ControllerActor
+from offbeat.actors.engine_actor import EngineSpec
+from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_run_files import RunFilesActor, Sharing
+from offbeat.config.limits import trainer_ranks
+from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.launch.backends import engine_class, trainer_class
+from offbeat.launch.composition import Actors, RunSpec, build_run
+from offbeat.launch.environment import passed_on
+from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
+from offbeat.launch.launch import ENVIRONMENT
+from offbeat.launch.ray_token import TokenRefused, has_token
+from offbeat.messages.failures import OffbeatError
+from offbeat.run_files.place import Token
+from offbeat.trainers.spec import TrainerSpec
+
+_FILE_CALLS: Final = 4  # of other machines at once; each takes a thread and 8 MiB
+
+
+class NoRoom(OffbeatError):
+    """An actor asks for more than any machine of the cluster has."""
+
+    def __init__(self, actor: str, resource: str, asked: float, largest: float, key: str) -> None:
+        super().__init__(actor, resource, asked, largest, key)
+        self.actor, self.resource, self.asked = actor, resource, asked
+        self.largest, self.key = largest, key
+
+    def __str__(self) -> str:
+        return (
+            f"{self.actor} can never be scheduled: it asks for {self.asked:g} {self.resource}, the "
+            f"largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
+        )
+
+
+class RayNotStarted(OffbeatError):
+    """The private cluster on this machine did not come up."""
+
+    def __init__(self, detail: str, fix: str) -> None:
+        super().__init__(detail, fix)
+        self.detail, self.fix = detail, fix
+
+    def __str__(self) -> str:
+        return (
+            f"Ray did not start on this machine: {self.detail}. "
+            f"{self.fix}, or join a cluster that runs: RAY_ADDRESS=..."
+        )
+
+
+class ClusterUnreachable(OffbeatError):
+    """Nobody that speaks Ray is at ``RAY_ADDRESS``."""
+
+    def __init__(self, address: str, detail: str) -> None:
+        super().__init__(address, detail)
+        self.address, self.detail = address, detail
+
+    def __str__(self) -> str:
+        return (
+            f"RAY_ADDRESS={self.address}: {self.detail}. Name a cluster that runs as HOST:6379, or unset "
+            "RAY_ADDRESS to run on this machine alone"
+        )
+
+
+class ClusterLost(OffbeatError):
+    """The driver's machine, the only one that can run a controller, has left the cluster."""
+
+    def __str__(self) -> str:
+        return (
+            "this machine is no part of the Ray cluster any more: its raylet was killed or crashed, or "
+            "the network to it is cut. offbeat train --resume goes on from the run directory"
+        )
+
+
+def start_ray(config: RunConfig) -> None:
+    """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine.
+
+    Actors of a cluster get the run's environment variables; those of a private one inherit ours.
+
+    Raises:
+        RayNotStarted: The private one did not come up.
+        ClusterUnreachable: There is no cluster at that address.
+        TokenRefused: It asks for a token that this process does not have.
+    """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    check_token(address)
+    variables = {**ENVIRONMENT, **passed_on(os.environ, config.runtime.env).plain}
+    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            namespace="offbeat",
+            runtime_env={"env_vars": variables} if address != "local" else None,
+            **local,
+        )
+    except ConnectionError as error:
+        raise ClusterUnreachable(address, first_line(error).rstrip(".")) from error
+    except Exception as error:
+        if not_started := why_not_started(error):
+            raise not_started from error
+        raise
+
+
+def check_token(address: str) -> None:
+    """Pass unless the cluster at HOST:PORT refuses this process: ``ray.init`` would not say why.
+
+    Raises:
+        TokenRefused: Naming whether there is no token, or a wrong one.
+    """
+    if address == "local":
+        return
+    there = has_token(os.environ, Path.home())
+    if os.environ.get("RAY_AUTH_MODE") == "token" and not there:  # Ray would end the process
+        raise TokenRefused(address, "RAY_AUTH_MODE=token is set, and there is none here")
+    if address == "auto" or "://" in address:
+        return
+    try:
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        problem = "the one here is another" if there else "there is none here"
+        raise TokenRefused(address, problem) from error
+    except (RayError, RuntimeError, ValueError):
+        pass  # ray.init says it
+
+
+def why_not_started(error: Exception) -> RayNotStarted | None:
+    """What an error of ``ray.init`` says of this machine; None for one that says what it is."""
+    detail = " ".join(str(error).split()).rstrip(".")
+    if type(error) is Exception:  # Ray has no class of its own for a start that takes too long
+        return RayNotStarted(detail, "Stop what keeps its cores busy")
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        places = "Set RAY_TMPDIR to a short path, and HOME to a directory, that can be written"
+        return RayNotStarted(detail, places)
+    return None
+
+
+def watch_gcs() -> GcsWatch:
+    """Watch the control service of the cluster that this process is part of."""
+    limit_s = JOINED_LIMIT_S if os.environ.get("RAY_ADDRESS") else PRIVATE_LIMIT_S
+    return GcsWatch(ray.get_runtime_context().gcs_address, limit_s)
+
+
+def check_room(spec: RunSpec) -> None:
+    """Every actor fits some machine.
+
+    Raises:
+        NoRoom: Naming the actor, the resource and the key to change.
+    """
+    nodes = _alive()
+    for section in ("trainer", "generator"):
+        config = spec.config.trainer if section == "trainer" else spec.config.generator
+        for resource, asked, key in (("CPU", config.cpus, "cpus"), ("GPU", config.gpus, "gpus")):
+            largest = max((node.get(resource, 0.0) for node in nodes), default=0.0)
+            if asked > largest:
+                raise NoRoom(section, resource, asked, largest, f"{section}.{key}")
+    if not os.environ.get("RAY_ADDRESS"):
+        check_total(spec.config, nodes)
+
+
+def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
+    """All actors fit together into a cluster that gets no more machines.
+
+    Raises:
+        NoRoom: Naming the resource and the keys to change.
+    """
+    ranks, engines = _ranks(config), config.generator.engines
+    for resource, key in (("CPU", "cpus"), ("GPU", "gpus")):
+        trainer, generator = (
+            (config.trainer.cpus, config.generator.cpus)
+            if key == "cpus"
+            else (config.trainer.gpus, config.generator.gpus)
+        )
+        asked = ranks * trainer + engines * generator
+        there = sum(node.get(resource, 0.0) for node in nodes)
+        if asked > there:
+            who = f"the run of {ranks} trainer ranks and {engines} engines"
+            raise NoRoom(who, resource, asked, there, f"trainer.{key} or generator.{key}")
+
+
+def check_alive() -> None:
+    """Pass while a lost controller can be started again: on this machine.
+
+    Raises:
+        ClusterLost: This machine's raylet is gone.
+    """
+    here = _this_node()
+    if not any(node["NodeID"] == here and node["Alive"] for node in ray.nodes()):
+        raise ClusterLost
+
+
+def _alive() -> list[dict[str, float]]:
+    """The resources of each machine."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def make_actors(spec: RunSpec) -> Actors:
+    """Make all actors but the controller. Returns at once; they start in the background."""
+    config, model_path = spec.config, spec.config.model.path
+    engine_cls = ray.remote(engine_class(config.generator.backend))
+    engines: dict[str, Handle] = {}
+    for index in range(config.generator.engines):
+        name = f"generator-{index}"
+        engine = EngineSpec(
+            name=name,
+            model_path=model_path,
+            model=_served_model(config),
+            generator=config.generator,
+            stub=config.stub,
+            seed=config.seed + index,
+            run_dir=str(spec.run_dir),
+            sharing=spec.sharing,
+        )
+        engines[name] = engine_cls.options(
+            name=global_name(spec, name),
+            num_cpus=config.generator.cpus,
+            num_gpus=config.generator.gpus,
+            max_restarts=-1,
+        ).remote(engine)
+    return Actors(list(_make_ranks(spec)), engines, list(_make_workers(spec, tuple(engines))))
+
+
+def _served_model(config: RunConfig) -> ModelConfig:
+    """The model as engines hold it: in the type that its weights travel in."""
+    wire = config.sync.wire_dtype
+    return config.model.model_copy(update={"dtype": wire}) if wire else config.model
+
+
+def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
+    """The trainer's; a stub stands in for all of them."""
+    config = spec.config
+    rank_cls = ray.remote(trainer_class(config.trainer.backend)).options(
+        num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
+    )
+    ranks = _ranks(config)
+    for rank in range(ranks):
+        run_dir, path = str(spec.run_dir), config.model.path
+        made_from = TrainerSpec(config, path, run_dir, rank, ranks, spec.sharing)
+        yield rank_cls.remote(made_from)
+
+
+def _ranks(config: RunConfig) -> int:
+    return 1 if config.trainer.backend == "stub" else trainer_ranks(config)
+
+
+def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
+    worker_cls = ray.remote(EnvironmentActor)
+    global_names = {name: global_name(spec, name) for name in engines}
+    for index in range(spec.config.environment.workers):
+        worker = EnvironmentSpec(
+            name=f"environment-{index}",
+            config=spec.config,
+            model_path=spec.config.model.path,
+            working_dir=str(spec.working_dir),
+            run_dir=str(spec.run_dir),
+            engines=global_names,
+            sharing=spec.sharing,
+        )
+        yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
+
+
+def global_name(spec: RunSpec, engine: str) -> str:
+    """Return the name of an engine's actor on the cluster, where several runs may live.
+
+    It is of this driver too: actors of one that was killed may still be there when its run is resumed.
+    """
+    return f"{spec.run_id}/{spec.driver}/{engine}"
+
+
+def make_controller(spec: RunSpec, actors: Actors) -> Handle:
+    """Make the controller's actor; it builds the run when told to run.
+
+    It is on the driver's machine: journal, metrics and summary are where the driver looks for them.
+    """
+    controller = ray.remote(ControllerActor).options(
+        num_cpus=0, max_restarts=0, scheduling_strategy=_here()
+    )
+    return controller.remote(partial(build_run, spec, actors))
+
+
+def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
+    """Make the actor that writes into the run directory for those of other machines."""
+    actor = ray.remote(RunFilesActor).options(
+        name=sharing.files,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=_FILE_CALLS,
+        scheduling_strategy=_here(),
+    )
+    return actor.remote(str(spec.run_dir), sharing.token)
+
+
+def sharing_of(spec: RunSpec, token: Token) -> Sharing | None:
+    """Return how actors find out whether they see the run directory; None: no other machine can be."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return None
+    secrets = passed_on(os.environ, spec.config.runtime.env).secret
+    return Sharing(token, _this_node(), global_name(spec, "run-files"), secrets)
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(_this_node(), soft=False)
+
+
+def _this_node() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+def stop_ray(handles: list[Handle]) -> None:
+    """Kill all actors and leave the cluster; a private one ends with us, whatever state it is in."""
+    started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
+    for handle in handles:
+        ray.kill(handle)
+    ray.shutdown()
+    for process in started:  # agents outlive a raylet that misses its control service
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

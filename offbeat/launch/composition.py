@@ -1,0 +1,162 @@
+"""The composition root inside the controller's process: config and actor handles -> a controller."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import yaml
+
+from offbeat.actors.handles import Handle
+from offbeat.actors.ray_broadcast import generators_for
+from offbeat.actors.ray_ports import RayRollouts
+from offbeat.actors.ray_run_files import Sharing, check_sees
+from offbeat.actors.ray_spool import RaySpool
+from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.algorithms.advantages import estimator
+from offbeat.config.dump import to_yaml
+from offbeat.config.limits import max_group_bytes
+from offbeat.config.run import RunConfig
+from offbeat.controller.controller import Controller
+from offbeat.controller.events import Opened
+from offbeat.controller.journal import FileJournal, open_journal
+from offbeat.controller.ledger import Ledger
+from offbeat.controller.ports import Ports
+from offbeat.environments.factory import make_evaluation_prompts, make_prompts
+from offbeat.launch.controller_host import HostedRun, segments_needed
+from offbeat.messages.failures import DeadlineExceeded
+from offbeat.messages.fences import Fence
+from offbeat.messages.training import LossSpec
+from offbeat.runs.directory import JOURNAL
+from offbeat.sampler.build import build_sampler
+from offbeat.telemetry.assembly import run_telemetry
+from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.trace import TRACE_FILE, TraceFile
+from offbeat.transfer_queue.spool import FOLDER
+
+_READ_DEADLINE_S: Final = (
+    900.0  # for a journal of ten million groups whose snapshots are all spoiled
+)
+log = structlog.stdlib.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What the controller's process needs to know of the run."""
+
+    config: RunConfig
+    run_id: str
+    run_dir: Path
+    working_dir: Path  # user code is imported from here first
+    driver: str  # names the process that started all this
+    sharing: Sharing | None = None  # None: there is one machine
+
+
+@dataclass(frozen=True, slots=True)
+class Actors:
+    """Handles of all actors. The driver made them and owns them."""
+
+    ranks: Sequence[Handle]  # of the trainer
+    engines: Mapping[str, Handle]
+    workers: Sequence[Handle]
+
+
+async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
+    """Make everything a run consists of, on the event loop that will run it.
+
+    Raises:
+        DeadlineExceeded: The journal cannot be read in time.
+        RunDirNotShared: This process does not see the directory of the driver.
+    """
+    config, run_dir = spec.config, spec.run_dir
+    if spec.sharing is not None:
+        os.environ.update(spec.sharing.secrets)
+        check_sees("controller", run_dir, spec.sharing.token)
+    redactor = Redactor.from_environment(config=config)
+    configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
+    ledger, journal = await _journal_of(spec)
+    life = ledger.incarnation + 1
+    trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
+    telemetry = run_telemetry(
+        config.wandb,
+        run_dir=run_dir,
+        run_id=spec.run_id,
+        run_name=config.name,
+        recipe=yaml.safe_load(to_yaml(config, os.environ)),
+    )
+    spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
+    rollouts = RayRollouts(actors.workers, spool.hold)
+    ports = Ports(
+        prompts=make_prompts(config),
+        rollouts=rollouts,
+        generators=generators_for(config.sync.transport, actors.engines),
+        trainer=RayTrainer(actors.ranks, config.trainer),
+        journal=journal,
+        telemetry=telemetry,
+        trace=trace,
+        payloads=spool,
+        evaluation=make_evaluation_prompts(config),
+    )
+    controller = Controller(
+        config,
+        Fence(spec.run_id, life),
+        ports,
+        sampler=build_sampler(config.sampler, config.groups_per_step, spec.working_dir),
+        advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
+        loss=loss_spec(config),
+        max_group_bytes=max_group_bytes(config),
+        rng=random.Random(config.seed),
+        ledger=ledger,
+        driver=spec.driver,
+    )
+    rollouts.report_joined(partial(controller.state.joined, "worker"))
+    if life > 1:
+        journal.past.take(Opened(spec.run_id, life, spec.driver))
+        controller.progress.go_on_from(journal.past)
+    return HostedRun(
+        controller,
+        run_id=spec.run_id,
+        run_dir=run_dir,
+        journal=journal,
+        telemetry=telemetry,
+        trace=trace,
+        spool=spool,
+        redactor=redactor,
+    )
+
+
+async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
+    """Read the journal in a thread: meanwhile the driver gets answers, whatever the disk does."""
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    opening = partial(
+        open_journal,
+        spec.run_dir / JOURNAL,
+        partial(loop.run_in_executor, None),
+        snapshot_records=spec.config.supervision.snapshot_records,
+        unix_s=time.time,
+    )
+    try:
+        async with asyncio.timeout(_READ_DEADLINE_S):
+            ledger, journal = await loop.run_in_executor(None, opening)
+    except TimeoutError as late:
+        who, on = "start of the controller", f"its journal in {spec.run_dir / JOURNAL}"
+        raise DeadlineExceeded(who, on, _READ_DEADLINE_S) from late
+    took_s = round(loop.time() - began_at, 3)
+    log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
+    return ledger, journal
+
+
+def loss_spec(config: RunConfig) -> LossSpec:
+    """The recipe's loss, with what it takes from how the samples are drawn."""
+    loss, sampling = config.algorithm.loss.model_dump(), config.generator.sampling
+    if loss["normalize"] == "constant" and loss["constant_tokens"] is None:
+        loss["constant_tokens"] = sampling.max_new_tokens
+    return LossSpec(**loss, temperature=sampling.temperature)

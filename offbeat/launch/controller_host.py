@@ -1,0 +1,105 @@
+"""A controller with everything around its run: journal, telemetry, summary."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from offbeat.actors.ray_spool import RaySpool
+from offbeat.controller.commands import Command
+from offbeat.controller.controller import Controller
+from offbeat.controller.errors import RunAborted, RunFailed
+from offbeat.controller.journal import FileJournal
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.text import printable
+from offbeat.runs.directory import SUMMARY
+from offbeat.telemetry.hub import Telemetry
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.trace import TraceFile
+
+log = structlog.stdlib.get_logger()
+_FLUSH_S = 1.5  # telemetry may take this long to catch up after an abnormal end
+_FINAL_FLUSH_S = 20.0  # and this long after a normal one
+
+
+class HostedRun:
+    """Runs the controller to its end and writes the summary, whatever the end is."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        run_id: str,
+        run_dir: Path,
+        journal: FileJournal,
+        telemetry: Telemetry,
+        trace: TraceFile,
+        spool: RaySpool,
+        redactor: Redactor,
+    ) -> None:
+        self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
+        self._journal, self._telemetry, self._trace = journal, telemetry, trace
+        self._spool, self._redacted = spool, redactor
+        self._outcome: Literal["finished", "aborted", "failed"] = "failed"
+        self._summary = b""
+
+    async def run(self) -> bytes:
+        """Go to the end; the summary as JSON. A failed run is an outcome here, not an error."""
+        self._telemetry.start()
+        self._trace.start()
+        with contextlib.suppress(RunFailed):  # it is in the summary
+            await self._controller.run(on_ended=self._write_summary)
+        finished = self._outcome == "finished"
+        flush_s = _FINAL_FLUSH_S if finished else _FLUSH_S
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._telemetry.close, flush_s)
+        await loop.run_in_executor(None, self._trace.close, flush_s)
+        await loop.run_in_executor(None, self._spool.close, self._segments_needed())
+        return self._summary
+
+    def status(self) -> bytes:
+        return msgspec.json.encode(self._controller.progress.status())
+
+    def abort(self, reason: str) -> None:
+        self._controller.abort(reason)
+
+    def control(self, command: bytes) -> None:
+        self._controller.control(msgspec.json.decode(command, type=Command))
+
+    def _segments_needed(self) -> set[str]:
+        """Of a run that took its last step: none."""
+        state = self._controller.state
+        return segments_needed(state.ledger) if state.step <= state.config.steps else set()
+
+    def _write_summary(self, raised: BaseException | None) -> None:
+        """Everything that must survive, on disk, before anything slow is done."""
+        match raised:
+            case None:
+                self._outcome = "finished"
+            case RunFailed() if isinstance(raised.causes[0], RunAborted):
+                self._outcome = "aborted"
+            case _:
+                self._outcome = "failed"
+                log.error("run.failed", error=str(raised), exc_info=raised)
+        summary = self._controller.progress.summary(
+            self._run_id,
+            self._outcome,
+            None if raised is None else self._redacted(printable(str(raised))),
+        )
+        if not self._journal.close():
+            log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
+        self._summary = msgspec.json.encode(summary)
+        try:
+            summary.write(self._run_dir / SUMMARY)
+        except OSError as failure:  # a full disk: the driver still tells how the run ended
+            log.error("summary.not_written", error=str(failure))  # noqa: TRY400
+
+
+def segments_needed(ledger: Ledger) -> set[str]:
+    """Of the spool: those with a group that the next controller may train without rolling it out."""
+    held = (*ledger.ready.values(), *ledger.training.values())
+    spooled = (group.receipt.spooled for group in held if group.receipt is not None)
+    return {place.segment for place in spooled if place is not None}

@@ -1,0 +1,356 @@
+"""The driver of a run: makes all actors and owns them, watches, takes everything down.
+
+It is the one place that picks an exit code.
+"""
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Final, cast
+
+import msgspec
+import ray
+import structlog
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from rich.console import Console
+
+from offbeat.actors.call import cause_of, first_line, lost
+from offbeat.actors.handles import Handle
+from offbeat.config.loader import LoadedRecipe
+from offbeat.config.run import RunConfig
+from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
+from offbeat.launch.checks.finding import Level
+from offbeat.launch.checks.report import find
+from offbeat.launch.checks.software import check_ray_address
+from offbeat.launch.cluster import (
+    check_alive,
+    check_room,
+    make_actors,
+    make_controller,
+    make_run_files,
+    sharing_of,
+    start_ray,
+    stop_ray,
+    watch_gcs,
+)
+from offbeat.launch.composition import Actors, RunSpec
+from offbeat.launch.control import Orders, taken
+from offbeat.launch.dry_run import dry
+from offbeat.launch.gcs_watch import GcsWatch
+from offbeat.launch.heartbeat import Silence
+from offbeat.launch.screen import screen
+from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
+from offbeat.messages.text import printable
+from offbeat.run_files.files import ELSEWHERE
+from offbeat.run_files.place import Token, new_token
+from offbeat.runs.directory import (
+    JOURNAL,
+    SUMMARY,
+    RunDirUnusable,
+    held,
+    make_run_dir,
+    reopen_run_dir,
+)
+from offbeat.runs.unfinished import Outcome, last_summary
+from offbeat.telemetry.logs import configure_logging
+from offbeat.telemetry.progress import ProgressDisplay
+from offbeat.telemetry.redaction import Redactor
+from offbeat.telemetry.report import render_summary
+from offbeat.telemetry.status import Status
+from offbeat.telemetry.summary import Summary
+
+log = structlog.stdlib.get_logger()
+FINISHED: Final = 0
+FAILED: Final = 1
+BAD_CONFIG: Final = 2
+_EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
+_LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
+_BEGUN_S: Final = 2.0  # for a run that is to end to say that it has begun
+
+
+class Interrupted(BaseException):
+    """A signal came while nothing could be asked to end in order yet, or a second one."""
+
+    def __init__(self, signals: "Signals") -> None:
+        super().__init__(signals.received.name if signals.received else "")
+
+
+class Signals:
+    """Remembers the signal that asked the run to end; a second one ends it at once.
+
+    While nobody watches, the first one raises ``Interrupted`` wherever the process is. A watcher asks
+    ``at_once`` instead: an exception raised within a wait of Ray's would leave it as another one, and
+    one raised while Ray starts can take the interpreter along. So ``held_back`` waits for its end.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.watched = False  # somebody looks regularly
+        self.begun = False  # there is a run that can be ended in order
+        self._again = self._held = False
+
+    @property
+    def at_once(self) -> bool:
+        """The run is not to be ended in order, or cannot be."""
+        return self.received is not None and (self._again or not self.begun)
+
+    @contextmanager
+    def installed(self) -> Generator[None, None, None]:
+        heard = set(_EXIT_OF_SIGNAL)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            heard.remove(signal.SIGHUP)  # under nohup the run goes on without its terminal
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held_back(self) -> Generator[None, None, None]:
+        """The first signal raises ``Interrupted`` at the end of the block, whatever the block did."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if self.received is not None:
+                raise Interrupted(self)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._again = self.received is not None
+        self.received = self.received or signal.Signals(number)
+        if not self.watched and (self._again or not self._held):
+            raise Interrupted(self)
+
+
+def drive(
+    loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool, resume: Path | None = None
+) -> int:
+    """Run it to its end; the exit code."""
+    console, errors = screen(sys.stdout), screen(sys.stderr)
+    config = dry(loaded.config) if dry_run else loaded.config
+    if _cannot_work(config, run_dir, errors, dry_run=dry_run):
+        return BAD_CONFIG
+    with ExitStack() as ours:
+        try:
+            run_id, directory = _opened(config, run_dir, resume, ours)
+        except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
+            errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            return BAD_CONFIG
+        spec = RunSpec(config, run_id, directory, Path.cwd(), driver=secrets.token_hex(4))
+        return _driven(spec, console, errors, resumed=resume is not None)
+
+
+def _opened(
+    config: RunConfig, run_dir: Path | None, resume: Path | None, ours: ExitStack
+) -> tuple[str, Path]:
+    """Name and directory of the run, new or resumed; the directory is held until ``ours`` ends."""
+    new_id = f"{config.name}-{secrets.token_hex(4)}"
+    if resume is None:
+        directory = make_run_dir(config, run_dir)
+        ours.enter_context(held(directory))
+        return new_id, directory
+    ours.enter_context(held(resume.absolute()))
+    directory = reopen_run_dir(config, resume)
+    taken(directory)  # what was asked of a driver before this one
+    return recover(directory / JOURNAL).run_id or new_id, directory
+
+
+def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) -> int:
+    directory = spec.run_dir
+    redactor = Redactor.from_environment(config=spec.config)
+    configure_logging("driver", directory / "logs", run_id=spec.run_id, redactor=redactor)
+    console.print(f"{spec.run_id} writes to {directory}", highlight=False, soft_wrap=True)
+    log.info("run.began", driver=spec.driver, pid=os.getpid(), resumed=resumed)
+    signals = Signals()
+    try:
+        with signals.installed(), new_token(directory) as token:
+            summary = _run(spec, token, console, signals)
+    except Interrupted as interrupted:
+        summary = _unfinished(spec, "aborted", f"{interrupted} before an orderly end")
+    except (OffbeatError, RayError, RuntimeError, OSError) as error:
+        problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
+        summary = _unfinished(spec, "failed", problem)
+    log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
+    console.print(render_summary(summary, _written(directory)))
+    if summary.outcome == "failed":
+        errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
+                     soft_wrap=True)  # fmt: skip
+        errors.print(f"logs: {directory / 'logs'}", markup=False, highlight=False, soft_wrap=True)
+    if signals.received is not None:
+        return _EXIT_OF_SIGNAL[signals.received]
+    return FINISHED if summary.outcome == "finished" else FAILED
+
+
+def _cannot_work(
+    config: RunConfig, run_dir: Path | None, errors: Console, *, dry_run: bool
+) -> bool:
+    """What ``offbeat check`` calls an error here, told before anything is started.
+
+    A run that joins a cluster is not judged by this machine, and a dry run by neither.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        findings = check_ray_address(os.environ)
+    else:
+        findings = () if dry_run else find(config, run_dir)
+    found = [each for each in findings if each.level is Level.ERROR]
+    for finding in found:
+        errors.print(str(finding), style="red", markup=False, highlight=False, soft_wrap=True)
+    return bool(found)
+
+
+def _run(spec: RunSpec, token: Token, console: Console, signals: Signals) -> Summary:
+    """Everything between starting Ray and leaving it; the actors end with this function."""
+    handles = list[Handle]()
+    orders = Orders(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
+    try:
+        with signals.held_back():
+            start_ray(spec.config)
+        with signals.installed():  # Ray puts a handler of its own in place when it starts
+            with signals.held_back():
+                check_room(spec)
+                if (sharing := sharing_of(spec, token)) is not None:
+                    spec = replace(spec, sharing=sharing)
+                    handles.append(make_run_files(spec, sharing))
+                actors = make_actors(spec)
+            handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
+            with ProgressDisplay(console) as display:
+                return _lives(spec, actors, handles, display, signals, orders)
+    finally:
+        stop_ray(handles)
+
+
+def _lives(
+    spec: RunSpec,
+    actors: Actors,
+    handles: list[Handle],
+    display: ProgressDisplay,
+    signals: Signals,
+    orders: Orders,
+) -> Summary:
+    """One controller after another, until one of them reaches the end of the run.
+
+    All other actors live on: the next controller reads the journal and goes on with them.
+    """
+    budget = spec.config.supervision.controller_restart_budget
+    for left in range(budget, -1, -1):
+        controller = make_controller(spec, actors)
+        handles.append(controller)
+        try:
+            return _watch(spec, controller, display, signals, orders)
+        except (ActorLost, DeadlineExceeded) as gone:
+            ray.kill(controller)  # a frozen one must not come back
+            if not left or signals.received is not None:
+                raise
+            log.warning("controller.lost", error=str(gone), restarts_left=left)
+    raise AssertionError("unreachable: the last life returns or raises")
+
+
+def _watch(
+    spec: RunSpec,
+    controller: Handle,
+    display: ProgressDisplay,
+    signals: Signals,
+    orders: Orders,
+) -> Summary:
+    """Show how it goes until it has ended; pass on what it is ordered."""
+    ended = controller.run.remote()
+    for order in orders.given:
+        controller.control.remote(order)
+    signals.watched = True
+    give_up_at: float | None = None
+    silence, gcs = Silence(), watch_gcs()
+    while not ray.wait([ended], timeout=_LOOK_S)[0]:
+        if signals.received is not None and give_up_at is None:
+            _end_at_once_unless_begun(controller, display, signals)
+            controller.abort.remote(signals.received.name)
+            give_up_at = time.monotonic() + spec.config.supervision.signal_grace_s
+        if signals.at_once:
+            raise Interrupted(signals)
+        if give_up_at is not None and time.monotonic() > give_up_at:
+            return _unfinished(spec, "aborted", "the controller did not end in time")
+        for order in orders.taken():
+            controller.control.remote(order)
+        _check_there(controller, display, signals, gcs, silence)
+    try:
+        return Summary.from_json(cast("bytes", ray.get(ended)))
+    except RayTaskError as error:
+        raise cause_of(error, "controller", "the run") from None
+    except (RayActorError, OutOfMemoryError) as error:
+        raise lost(error, "controller", "the run") from None
+
+
+def _check_there(
+    controller: Handle, display: ProgressDisplay, signals: Signals, gcs: GcsWatch, silence: Silence
+) -> None:
+    """Show how the run goes.
+
+    Raises:
+        OffbeatError: The controller is silent for too long, or there is no cluster for it.
+    """
+    gcs.check()
+    if _show(controller, display, signals):
+        silence.broken()
+    elif gcs.answers:  # nobody else could say
+        check_alive()  # it may have nowhere to start
+    silence.check()
+
+
+def _end_at_once_unless_begun(
+    controller: Handle, display: ProgressDisplay, signals: Signals
+) -> None:
+    """Raise ``Interrupted`` unless there is a run to end in order; it is asked once more."""
+    if not signals.begun:
+        _show(controller, display, signals, _BEGUN_S)
+    if signals.at_once:
+        raise Interrupted(signals)
+
+
+def _show(
+    controller: Handle, display: ProgressDisplay, signals: Signals, within_s: float = _LOOK_S
+) -> bool:
+    """True if the controller answered."""
+    try:
+        status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
+    except (GetTimeoutError, RayError):
+        return False  # a controller that is gone ends the wait above with its own error
+    if status is not None:
+        signals.begun = True
+        display.update(msgspec.json.decode(status, type=Status))
+    return True
+
+
+def _unfinished(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
+    """The summary of a run whose controller cannot tell: what it wrote wins over what we know."""
+    return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
+
+
+def _written(directory: Path) -> dict[str, Path]:
+    """What is there of what a run writes."""
+    names = {
+        "config": "config.yaml",
+        "metrics": "metrics.jsonl",
+        "summary": SUMMARY,
+        "wandb": "wandb",
+        "journal": JOURNAL,
+        "timeline": "trace.json",
+        "rollouts": "rollouts",
+        "model": "checkpoints",
+        "logs": "logs",
+        "elsewhere": ELSEWHERE,
+    }
+    paths = {what: directory / name for what, name in names.items()}
+    return {what: path for what, path in paths.items() if path.is_file() or _holds_something(path)}
+
+
+def _holds_something(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())

@@ -1,0 +1,241 @@
+"""``offbeat submit``: the working directory and one command, as a Ray job."""
+
+import hashlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import typer
+
+from offbeat.config.dump import to_yaml
+from offbeat.config.loader import LoadedRecipe
+from offbeat.config.secrets import is_secret_key
+from offbeat.launch.checks.finding import size
+from offbeat.launch.ray_token import client_environment
+from offbeat.messages.failures import OffbeatError
+from offbeat.telemetry.redaction import Redactor
+
+EXCLUDED: Final = (
+    ".git",
+    ".venv*",
+    "__pycache__",
+    "runs",
+    "*.egg-info",
+    ".pytest_cache",
+    ".ruff_cache",
+)
+MAX_PACKAGE_BYTES: Final = 200 * 2**20
+BAD_USAGE: Final = 2
+
+
+class CannotPack(OffbeatError):
+    """The working directory cannot travel as it is."""
+
+    def __init__(self, working_dir: str, problem: str) -> None:
+        super().__init__(working_dir, problem)
+        self.working_dir, self.problem = working_dir, problem
+
+    def __str__(self) -> str:
+        return f"cannot submit from {self.working_dir}: {self.problem}"
+
+
+class NoDashboardAddress(OffbeatError):
+    """An address at which no Ray dashboard can be."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return (
+            f"--address {self.address!r} is not the address of a Ray dashboard. "
+            "Write it as http://HOST:8265"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is handed to Ray. The same recipe and overrides always get the same ``submission_id``."""
+
+    submission_id: str
+    entrypoint: str
+    working_dir: str
+    run_dir: str
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        return {"working_dir": self.working_dir, "excludes": list(EXCLUDED)}
+
+
+class Client(Protocol):
+    """The part of ``ray.job_submission.JobSubmissionClient`` that is used."""
+
+    def list_jobs(self) -> Iterable[Any]: ...
+    def submit_job(
+        self, *, entrypoint: str, submission_id: str, runtime_env: dict[str, Any]
+    ) -> str: ...
+
+
+def submit_job(
+    loaded: LoadedRecipe, overrides: Sequence[str], address: str, python: str | None
+) -> int:
+    """Pack, submit and say how to follow it. Returns the exit code.
+
+    0 submitted, now or before; 2 it could not be: the address, the token or the directory is wrong.
+    """
+    try:
+        check_address(address)
+        job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
+    except (NoDashboardAddress, CannotPack) as error:
+        typer.echo(str(error), err=True)
+        return BAD_USAGE
+    for name, value in client_environment(os.environ, Path.home()).items():
+        os.environ.setdefault(name, value)
+    # Ray reads its variables when it is imported.
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        send(job, JobSubmissionClient(address), address, typer.echo)
+    except AuthenticationError as error:
+        typer.echo(
+            f"the Ray cluster at {address} asks for a token: {_first_line(error)}. Put the "
+            "cluster's into ~/.ray/auth_token, or into RAY_AUTH_TOKEN.",
+            err=True,
+        )
+        return BAD_USAGE
+    except (ConnectionError, RuntimeError) as error:
+        typer.echo(
+            f"no Ray dashboard took the job at {address}: {_first_line(error)}. Start one with "
+            "ray start --head, or pass --address.",
+            err=True,
+        )
+        return BAD_USAGE
+    return 0
+
+
+def check_address(address: str) -> None:
+    """Other forms that Ray's client takes make it search for a cluster, a minute long for nothing.
+
+    Raises:
+        NoDashboardAddress: When it is no URL of a host, and of a port if one is named.
+    """
+    try:
+        url = urlsplit(address)
+        reachable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:  # of the port, or of an IPv6 address
+        reachable = False
+    if not reachable:
+        raise NoDashboardAddress(address)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> Job:
+    """The job for a recipe inside ``working_dir``.
+
+    What is not packed travels by name only: its absolute path has to exist on the cluster too. So
+    does the run directory, which must not lie in the copy that Ray throws away.
+
+    Raises:
+        CannotPack: A recipe is not packed, the directory is too large, or an override is a secret.
+    """
+    sources = [Path(os.path.abspath(source)) for source in loaded.sources]  # noqa: PTH100 - without `..`
+    for source in sources:
+        if not _is_packed(source, working_dir):
+            problem = (
+                f"the recipe {source} does not travel with it. Keep recipes, and what they extend, in "
+                f"this directory, outside of {', '.join(EXCLUDED)}"
+            )
+            raise CannotPack(str(working_dir), problem)
+    recipe = sources[-1].relative_to(working_dir)
+    _refuse_secrets(overrides, working_dir)
+    nbytes = packed_bytes(working_dir)
+    if nbytes > MAX_PACKAGE_BYTES:
+        problem = (
+            f"it holds {size(nbytes)}, at most {size(MAX_PACKAGE_BYTES)} are packed "
+            f"(without {', '.join(EXCLUDED)}). Keep models and data elsewhere, by an absolute path"
+        )
+        raise CannotPack(str(working_dir), problem)
+    digest = hashlib.sha256(to_yaml(loaded.config, {}).encode()).hexdigest()[:8]
+    submission_id = f"{loaded.config.name}-{digest}"
+    run_dir = str(Path(loaded.config.run_dir.replace("{name}", submission_id)).absolute())
+    command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
+    command += [*_paths_not_packed(loaded, working_dir), "--run-dir", run_dir]
+    return Job(submission_id, shlex.join(command), str(working_dir), run_dir)
+
+
+def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
+    """The command of a job is shown to whoever may look at the cluster's jobs."""
+    redacted = Redactor.from_environment()
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if is_secret_key(key) or redacted(value) != value:
+            problem = (
+                f"{key} looks like a secret, and the command of a job is no place for one. Have your "
+                "code read it from an environment variable of the cluster"
+            )
+            raise CannotPack(str(working_dir), problem)
+
+
+def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
+    config = loaded.config
+    paths = {
+        "model.path": config.model.path,
+        "data.path": config.data.path,
+        "eval.path": config.eval.path,
+    }
+    return [
+        f"{key}={path}"
+        for key, path in paths.items()
+        if path is not None and not _is_packed(Path(path), working_dir)
+    ]
+
+
+def _is_packed(path: Path, working_dir: Path) -> bool:
+    return path.is_relative_to(working_dir) and not any(
+        _is_excluded(part) for part in path.relative_to(working_dir).parts
+    )
+
+
+def packed_bytes(folder: Path) -> int:
+    """Bytes of the files that would be packed; links are not followed."""
+    total = 0
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_excluded(name)]
+        total += sum(
+            (Path(root) / name).lstat().st_size for name in files if not _is_excluded(name)
+        )
+    return total
+
+
+def _is_excluded(name: str) -> bool:
+    return any(Path(name).match(pattern) for pattern in EXCLUDED)
+
+
+def send(job: Job, client: Client, address: str, say: Callable[[str], object]) -> None:
+    """Submit unless it has been, and say where to look."""
+    known = {details.submission_id: details for details in client.list_jobs()}
+    if job.submission_id in known:
+        status = str(known[job.submission_id].status)
+        say(
+            f"{job.submission_id} was submitted before and is {status}; change name= to run it again"
+        )
+    else:
+        client.submit_job(
+            entrypoint=job.entrypoint,
+            submission_id=job.submission_id,
+            runtime_env=job.runtime_env,
+        )
+        say(f"{job.submission_id} submitted to {address}")
+    say(f"  follow  ray job logs {job.submission_id} --follow --address {address}")
+    say(f"  stop    ray job stop {job.submission_id} --address {address}")
+    say(f"  results {job.run_dir}")

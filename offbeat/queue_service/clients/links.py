@@ -1,0 +1,345 @@
+"""The client's end of the Unix socket: blocking, for any thread, and for one event loop."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+from offbeat.messages.failures import ActorLost, DeadlineExceeded
+from offbeat.queue_service import wire
+from offbeat.queue_service.credentials import is_ours
+from offbeat.queue_service.frames import Frames
+from offbeat.queue_service.service_errors import ClientClosed
+from offbeat.queue_service.storage.arenas import Slot
+from offbeat.queue_service.wire import (
+    LENGTH,
+    Attach,
+    Call,
+    Claim,
+    Nothing,
+    Probe,
+    Release,
+    Reply,
+)
+
+RECEIVED_AT_ONCE: Final = 64 << 10
+
+
+Freed = Callable[[Sequence[Slot]], None]
+"""Is told which slots are the client's to write to again."""
+
+
+def anchor(path: str, queue: str, client: str) -> socket.socket:
+    """A connection that carries nothing: its end tells the service that this client is no more.
+
+    Raises:
+        ActorLost: Nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)  # a call has been answered there, by one of ours
+        connection.sendall(wire.one_way(Attach(client, maps=False)))
+    except OSError as error:
+        connection.close()
+        raise ActorLost(queue, "connect", str(error)) from None
+    return connection
+
+
+def shares_memory(path: str, probed: Reply) -> bool:
+    """This process can map what the service made: it is on its node, and may look at it."""
+    if probed.failure is not None:
+        return False
+    try:
+        memory = wire.ARENA.decode(probed.value).opened(writable=True)
+    except OSError:
+        return False
+    return memory[: len(path.encode())] == path.encode()
+
+
+class BlockingCarrier(Protocol):
+    """Carries calls to the service and their replies back, blocking."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def client(self) -> str: ...
+    def exchange(self, op: wire.Op, unpinned: tuple[Slot, ...], wait_s: float) -> Reply: ...
+    def close(self) -> None: ...
+
+
+class LoopCarrier(Protocol):
+    """Carries calls to the service and their replies back, on one event loop."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def client(self) -> str: ...
+    async def exchange(self, op: wire.Op, unpinned: tuple[Slot, ...], wait_s: float) -> Reply: ...
+    def close(self) -> None: ...
+
+
+class BlockingLink:
+    """Carries a call and its reply; a call that waits holds a connection of its own."""
+
+    def __init__(self, path: str, queue: str, answer_s: float, freed: Freed, *, maps: bool) -> None:
+        """Connect.
+
+        Args:
+            path: Of the socket.
+            queue: What errors call the service.
+            answer_s: Most seconds for an answer, beyond those a call asks to wait.
+            freed: Called with what each reply says is free.
+            maps: Share memory with the service, where that works.
+
+        Raises:
+            ActorLost: Nobody listens there.
+        """
+        self._path, self._queue, self._answer_s = path, queue, answer_s
+        self._freed = freed
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._all: set[socket.socket] = set()
+        self._closed = self._lost = False
+        self._next_id = 1
+        self._name: str | None = None
+        self.maps = False
+        self._idle.append(self._connect())
+        if maps and shares_memory(path, self.exchange(Probe(), (), 0.0)):
+            self.maps = True
+            self.exchange(Attach(self._name, maps=True), (), 0.0)
+
+    @property
+    def client(self) -> str:
+        """The name the service gave to this client."""
+        return self._name or "a client"
+
+    def exchange(self, op: wire.Op, unpinned: tuple[Slot, ...], wait_s: float) -> Reply:
+        """The reply to one call.
+
+        Raises:
+            ActorLost: The service is gone, or was before it answered.
+            DeadlineExceeded: It did not answer in time. What it did about the call is not known.
+            ClientClosed: After ``close``.
+        """
+        during = type(op).__name__
+        with self._lock:
+            if self._closed:
+                raise ClientClosed(self._queue, during)
+            self._next_id += 1
+            call = Call(self._next_id, op, unpinned)
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self._connect()
+        reply = self._carry(connection, call, during, wait_s)
+        with self._lock:
+            self._idle.append(connection)
+        if reply.freed:
+            self._freed(reply.freed)
+        return reply
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._lost
+
+    def close(self) -> None:
+        """Leave; calls that wait in other threads raise ``ActorLost``."""
+        with self._lock:
+            self._closed = True
+            for connection in self._all:
+                # wakes a thread that waits in it; ``close`` alone would not
+                with contextlib.suppress(OSError):  # it may be down already
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+            self._all.clear()
+            self._idle.clear()
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._path)
+        except OSError as error:
+            connection.close()
+            raise ActorLost(self._queue, "connect", str(error)) from None
+        if not is_ours(connection):
+            connection.close()
+            raise ActorLost(self._queue, "connect", "another user's process listens in its place")
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._all.add(connection)
+        if closed:  # by another thread, since this one set out
+            connection.close()
+            raise ClientClosed(self._queue, "connect")
+        reply = self._carry(connection, Call(1, Attach(self._name, maps=self.maps)), "Attach", 0.0)
+        self._name = wire.NAME.decode(reply.value)
+        return connection
+
+    def _carry(self, connection: socket.socket, call: Call, during: str, wait_s: float) -> Reply:
+        within_s = wait_s + self._answer_s
+        try:
+            connection.settimeout(within_s)
+            connection.sendall(wire.framed(wire.encode(call)))
+            return wire.decode_reply(self._receive(connection))
+        except TimeoutError:
+            self._drop(connection)
+            raise DeadlineExceeded(self.client, f"{during} of {self._queue}", within_s) from None
+        except OSError as error:
+            self._drop(connection)
+            self._lost = True
+            raise ActorLost(self._queue, during, str(error)) from None
+        except BaseException:  # a signal while waiting: the reply, when it comes, is nobody's
+            self._drop(connection)
+            raise
+
+    def _receive(self, connection: socket.socket) -> bytes:
+        data = connection.recv(RECEIVED_AT_ONCE)
+        while data and len(data) < LENGTH.size:
+            data += connection.recv(LENGTH.size - len(data))
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        (length,) = LENGTH.unpack_from(data)
+        missing = LENGTH.size + length - len(data)
+        if not missing:
+            return data[LENGTH.size :]
+        parts = [data[LENGTH.size :]]
+        while missing:
+            part = connection.recv(min(missing, 1 << 20))
+            if not part:
+                raise ConnectionResetError("it closed the connection")
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def _drop(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._all.discard(connection)
+        connection.close()
+
+
+class _Receiver(asyncio.Protocol):
+    """Hands replies to the calls that wait for them."""
+
+    def __init__(self, link: "LoopLink") -> None:
+        self._link = link
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._link.deliver(wire.decode_reply(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link.lost(str(exc) if exc else "it closed the connection")
+
+
+class LoopLink:
+    """Carries any number of calls at a time over one connection. For one event loop."""
+
+    def __init__(self, queue: str, answer_s: float, freed: Freed) -> None:
+        self._transport: asyncio.WriteTransport | None = None
+        self._queue, self._answer_s, self._freed = queue, answer_s, freed
+        self._abandoned: set[int] = set()  # claims whose caller is gone, until they are answered
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._next_id = 0
+        self._why_lost: str | None = None
+        self._closed = self.maps = False
+        self.client = "a client"
+
+    @classmethod
+    async def connect(
+        cls, path: str, queue: str, answer_s: float, freed: Freed, *, maps: bool
+    ) -> "LoopLink":
+        """A link; see ``BlockingLink``.
+
+        Raises:
+            ActorLost: Nobody listens there.
+        """
+        link = cls(queue, answer_s, freed)
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_unix_connection(lambda: _Receiver(link), path)
+        except OSError as error:
+            raise ActorLost(queue, "connect", str(error)) from None
+        if not is_ours(transport.get_extra_info("socket")):
+            transport.abort()
+            raise ActorLost(queue, "connect", "another user's process listens in its place")
+        link._transport = cast("asyncio.WriteTransport", transport)
+        reply = await link.exchange(Attach(None, maps=False), (), 0.0)
+        link.client = wire.NAME.decode(reply.value)
+        if maps and shares_memory(path, await link.exchange(Probe(), (), 0.0)):
+            link.maps = True
+            await link.exchange(Attach(link.client, maps=True), (), 0.0)
+        return link
+
+    async def exchange(self, op: wire.Op, unpinned: tuple[Slot, ...], wait_s: float) -> Reply:
+        """The reply to one call; see ``BlockingLink``. Cancelling takes a call back that waits."""
+        during = type(op).__name__
+        if self._closed or self._transport is None:
+            raise ClientClosed(self._queue, during)
+        if self._why_lost is not None:
+            raise ActorLost(self._queue, during, self._why_lost)
+        id_ = self._next_id = self._next_id + 1
+        frame = wire.framed(wire.encode(Call(id_, op, unpinned)))
+        loop = asyncio.get_running_loop()
+        reply = self._waiting[id_] = loop.create_future()
+        self._send(frame)
+        within_s = wait_s + self._answer_s
+        timer = loop.call_later(within_s, self._overdue, id_, during, within_s)
+        try:
+            return await reply
+        except (asyncio.CancelledError, DeadlineExceeded):
+            answered = reply.done() and not reply.cancelled() and reply.exception() is None
+            if isinstance(op, Claim) and answered:
+                self._return(reply.result())
+            elif isinstance(op, Claim):
+                self._abandoned.add(id_)
+            self._send(wire.one_way(Nothing(), cancels=id_))
+            raise
+        finally:
+            timer.cancel()
+            del self._waiting[id_]
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._why_lost is not None
+
+    def close(self) -> None:
+        """Leave; calls that wait raise ``ActorLost``."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.close()
+        self.lost("this client was closed")
+
+    def deliver(self, reply: Reply) -> None:
+        if reply.freed:
+            self._freed(reply.freed)
+        waiting = self._waiting.get(reply.id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+        elif reply.id in self._abandoned:
+            self._abandoned.discard(reply.id)
+            self._return(reply)
+
+    def lost(self, why: str) -> None:
+        self._why_lost = self._why_lost or why
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ActorLost(self._queue, "a call", self._why_lost))
+
+    def _return(self, reply: Reply) -> None:
+        """Groups were delivered to a call that is not there any more: others may have them."""
+        if reply.failure is None and (delivery := wire.DELIVERY.decode(reply.value)) is not None:
+            slots = wire.slots_of(delivery.parcels)
+            self._send(wire.one_way(Release(delivery.lease.id), slots))
+
+    def _send(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def _overdue(self, id_: int, during: str, within_s: float) -> None:
+        waiting = self._waiting.get(id_)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(
+                DeadlineExceeded(self.client, f"{during} of {self._queue}", within_s)
+            )

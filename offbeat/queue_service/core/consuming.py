@@ -1,0 +1,170 @@
+"""What consumers ask: groups to lease, at once or when they are there, and to end a lease."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from offbeat.messages.failures import SchemaError
+from offbeat.queue_service.core.leases import Held
+from offbeat.queue_service.core.records import EVERYTHING, Lease, Part, Receipt
+from offbeat.queue_service.core.state import State
+from offbeat.queue_service.core.waits import Waiter
+from offbeat.queue_service.core.where import normal
+from offbeat.queue_service.errors import LeaseExpired
+
+
+class Consuming(State):
+    """Each task is offered every group once, and again if its lease ends without an ack."""
+
+    def claim(  # noqa: PLR0913 - what is claimed, by whom, for how long
+        self,
+        partition: str,
+        task: str,
+        n: int,
+        columns: Sequence[str],
+        *,
+        now: float,
+        lease_s: float,
+        where: Iterable[Sequence[Any]] = EVERYTHING,
+        client: str = "",
+        at_least: int | None = None,
+    ) -> Lease | None:
+        """Lease ``n`` groups (or as many as there are, if those are ``at_least``), else None.
+
+        The first claim of a task settles which columns it needs.
+
+        Raises:
+            Redeclared: The task claimed with other columns before (a SchemaError).
+            SchemaError: A column is not declared, the predicate is none, or ``lease_s`` no time.
+        """
+        home = self._home(partition)
+        least = _checked_count(n, at_least)
+        _check_lease(lease_s)
+        predicate = normal(where) if where else EVERYTHING
+        reader = home.task(task, tuple(columns))
+        groups = reader.take(least, n, predicate)
+        return None if groups is None else self._grant(home, reader, groups, client, now + lease_s)
+
+    def wait(  # noqa: PLR0913 - as claim
+        self,
+        partition: str,
+        task: str,
+        n: int,
+        columns: Sequence[str],
+        *,
+        now: float,
+        lease_s: float,
+        where: Iterable[Sequence[Any]] = EVERYTHING,
+        client: str = "",
+        at_least: int | None = None,
+    ) -> int:
+        """A claim that waits; the waiter id settles with a ``Lease``, at once if there is enough.
+
+        Among the waiters of one task, whoever can be served is: one who asks for much does not hold
+        up those who ask for less, and may be overtaken by them.
+        """
+        home = self._home(partition)
+        least = _checked_count(n, at_least)
+        _check_lease(lease_s)
+        predicate = normal(where) if where else EVERYTHING
+        reader = home.task(task, tuple(columns))
+        waiter_id = self._next_waiter()
+        waiter = Waiter(waiter_id, partition, task, client, least, n, predicate, lease_s)
+        self.claims[waiter_id] = waiter
+        reader.join(waiter)
+        self._serve(home, reader, now)
+        return waiter_id
+
+    def ack(self, lease_id: int) -> None:
+        """The groups are consumed: the task is not offered them again.
+
+        Repeated, it changes nothing. A lease holds until ``expire`` has seen its end pass: an ack
+        that comes first counts.
+
+        Raises:
+            LeaseExpired: The lease ended before; its groups are, or will be, delivered again.
+        """
+        held = self.leases.held.get(lease_id)
+        if held is None:
+            if self.leases.was_acked(lease_id):
+                return
+            raise LeaseExpired(lease_id, "ack")
+        home, task = held.partition, held.task
+        self.leases.close(held)
+        self.leases.note_acked(lease_id)
+        all_of = home.consumers
+        for group in held.groups:
+            if task.done(group) and all_of and group.acked & all_of == all_of:
+                self._clear(home, group)
+        if self.bounds.waiting:
+            self._let_in()
+
+    def release(self, lease_id: int, now: float) -> None:
+        """Give the groups back: they are available again, at their old places.
+
+        Raises:
+            LeaseExpired: The lease is not held.
+        """
+        held = self.leases.get(lease_id, "release")
+        self.leases.close(held)
+        self._give_back([held], now)
+
+    def renew(self, lease_id: int, lease_s: float, now: float) -> Lease:
+        """The lease runs until ``now + lease_s``. Groups that have left the queue are not in it.
+
+        Raises:
+            LeaseExpired: It is not held.
+            SchemaError: ``lease_s`` is no time.
+        """
+        held = self.leases.get(lease_id, "renew")
+        _check_lease(lease_s)
+        self.leases.renew(held, now + lease_s)
+        return _told(held)
+
+    def lease(self, lease_id: int) -> Lease:
+        """The lease with the groups that it still has.
+
+        Raises:
+            LeaseExpired: It is not held.
+        """
+        return _told(self.leases.get(lease_id, "look at"))
+
+    def expire(self, now: float) -> list[Lease]:
+        """End the leases whose time is over; their groups are available again."""
+        due = self.leases.due(now)
+        ended = [_told(held) for held in due]
+        self._give_back(due, now)
+        return ended
+
+    def next_expiry(self) -> float | None:
+        """When ``expire`` has something to do next, unless leases end or are renewed before."""
+        return self.leases.next_expiry()
+
+    def parts(self, receipt: Receipt, columns: Sequence[str] | None = None) -> tuple[Part, ...]:
+        """Where the columns (all, by default) of a group are; what is not written is not there.
+
+        Raises:
+            StaleHandle: The group was cleared or replaced.
+            PayloadLost: It was reported lost.
+            SchemaError: A column is not declared.
+        """
+        home = self._home(receipt.partition)
+        wanted = -1 if columns is None else home.mask_of_names(columns)
+        return home.parts(home.at(receipt), wanted)
+
+
+def _checked_count(n: int, at_least: int | None) -> int:
+    least = n if at_least is None else at_least
+    if not 1 <= least <= n:
+        raise SchemaError("n", f"{n} groups, at least {least}", "1 <= at_least <= n")
+    return least
+
+
+def _check_lease(lease_s: float) -> None:
+    if not lease_s > 0:  # a NaN among the ends of leases would hide those behind it
+        raise SchemaError("lease_s", f"{lease_s}", "seconds, more than 0")
+
+
+def _told(held: Held) -> Lease:
+    bit = held.task.bit
+    receipts = tuple([group.receipt for group in held.groups if group.leased & bit])
+    return Lease(held.id, held.partition.name, held.task.name, receipts, held.expires_at)

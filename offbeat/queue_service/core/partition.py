@@ -1,0 +1,144 @@
+"""A partition: its groups by name, its schema as bits, its tasks."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from offbeat.messages.failures import SchemaError
+from offbeat.queue_service.core.group import Gone, Group
+from offbeat.queue_service.core.records import ColumnSpec, LostGroup, Part, Receipt, Schema
+from offbeat.queue_service.core.tasks import Task
+from offbeat.queue_service.errors import PayloadLost, Redeclared, StaleHandle
+
+_LISTS_KNOWN: Final = 1024  # distinct lists of columns whose mask is remembered
+
+
+class Partition:
+    """Groups by name, in the order of their puts, and the tasks that read them."""
+
+    def __init__(self, name: str, schema: Schema, remembered: int) -> None:
+        self.name, self.schema, self.remembered = name, schema, remembered
+        self.groups: dict[str, Group] = {}
+        self.tasks: dict[str, Task] = {}
+        self.gone: OrderedDict[str, Gone] = OrderedDict()
+        self.rows = self.nbytes = self.lost = 0
+        self.untold: list[LostGroup] = []
+        self._bit = {column.name: 1 << i for i, column in enumerate(schema.columns)}
+        self._spec = {column.name: column for column in schema.columns}
+        self._masks: dict[tuple[ColumnSpec, ...], int] = {}
+        self._task_bits = {name: 1 << i for i, name in enumerate(schema.consumers)}
+        self.consumers = (
+            1 << len(schema.consumers)
+        ) - 1  # whose acks clear a group; 0 for nobody's
+
+    # --- columns -----------------------------------------------------------------------------
+
+    def mask_of(self, columns: tuple[ColumnSpec, ...]) -> int:
+        """The columns as bits, if they are what the schema declares.
+
+        Raises:
+            SchemaError: Naming the first column that is not.
+        """
+        mask = self._masks.get(columns)
+        if mask is None:
+            mask = 0
+            for column in columns:
+                want = self._spec.get(column.name)
+                if want is None:
+                    raise self._undeclared(column.name)
+                if column != want:
+                    raise SchemaError(column.name, _typed(column), _typed(want))
+                if mask & self._bit[column.name]:
+                    raise SchemaError(column.name, "given twice", "one payload a column")
+                mask |= self._bit[column.name]
+            if not mask:
+                raise SchemaError("*", "no columns at all", "at least one column in a put")
+            if len(self._masks) >= _LISTS_KNOWN:
+                self._masks.clear()
+            self._masks[columns] = mask
+        return mask
+
+    def mask_of_names(self, names: Iterable[str]) -> int:
+        """The named columns as bits.
+
+        Raises:
+            SchemaError: Naming the first that is not declared.
+        """
+        mask = 0
+        for name in names:
+            if name not in self._bit:
+                raise self._undeclared(name)
+            mask |= self._bit[name]
+        return mask
+
+    def names_of(self, mask: int) -> tuple[str, ...]:
+        """The columns of these bits, in the order of the schema."""
+        return tuple(name for name, bit in self._bit.items() if mask & bit)
+
+    def _undeclared(self, name: str) -> SchemaError:
+        return SchemaError(name, "not declared", f"one of {', '.join(self._bit)}")
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def at(self, receipt: Receipt) -> Group:
+        """The group this receipt means.
+
+        Raises:
+            PayloadLost: It was reported lost.
+            StaleHandle: It was cleared or replaced.
+        """
+        group = self.groups.get(receipt.group)
+        if group is not None and group.generation == receipt.generation:
+            return group
+        gone = self.gone.get(receipt.group)
+        if gone is not None and gone.lost and gone.generation == receipt.generation:
+            raise PayloadLost(receipt.group, receipt.attempt, gone.lost)
+        held = None if group is None else group.receipt.attempt
+        raise StaleHandle(receipt.group, receipt.attempt, held)
+
+    def parts(self, group: Group, wanted: int) -> tuple[Part, ...]:
+        """The payloads that hold any of the wanted columns, oldest first."""
+        rows = group.receipt.rows
+        every = ((group.first, 0, rows, group.payload), *group.more)
+        return tuple(
+            Part(self.names_of(columns), start, stop, payload)
+            for columns, start, stop, payload in every
+            if columns & wanted
+        )
+
+    def remember(self, group: Group, lost: str) -> None:
+        """That this group was here: a late put of it is known for what it is, for a while."""
+        receipt, gone = group.receipt, self.gone
+        gone[receipt.group] = Gone(receipt.attempt, group.generation, group.first, lost)
+        gone.move_to_end(receipt.group)
+        if len(gone) > self.remembered:
+            gone.popitem(last=False)
+
+    # --- tasks -------------------------------------------------------------------------------
+
+    def task(self, name: str, columns: tuple[str, ...]) -> Task:
+        """The task; a new one finds every group that rests here.
+
+        Raises:
+            Redeclared: It claimed with another set of columns before.
+            SchemaError: A column is not declared.
+        """
+        task = self.tasks.get(name)
+        if task is None:
+            need = self.mask_of_names(columns)
+            bit = self._task_bits.setdefault(name, 1 << len(self._task_bits))
+            task = Task(name, columns, need, bit)
+            self.tasks[name] = task
+            for group in self.groups.values():
+                task.offer(group)
+        elif task.columns != columns and task.need != self.mask_of_names(columns):
+            raise Redeclared(
+                f"task {name!r} of partition {self.name!r}",
+                f"columns {', '.join(columns) or '(none)'}",
+                f"columns {', '.join(task.columns) or '(none)'}",
+            )
+        return task
+
+
+def _typed(column: ColumnSpec) -> str:
+    return f"{'ragged' if column.ragged else 'dense'} {column.dtype}"

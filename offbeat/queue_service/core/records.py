@@ -1,0 +1,154 @@
+"""What the queue tells the outside: records that msgspec and pickle both carry."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from offbeat.messages.failures import SchemaError
+
+Scalar = int | float | str | bool | None
+Tags = dict[str, tuple[Scalar, ...]]
+"""Small scalars of a group by name, one a row: ``{"reward": (1.0, 0.0), ...}``."""
+
+GivenTags = Mapping[str, Sequence[Scalar]]
+"""Tags as a producer hands them in."""
+
+NO_TAGS: Final[GivenTags] = {}
+
+Where = tuple[tuple[str, str, Any], ...]
+"""Clauses ``(tag, operator, value)``; see ``offbeat.queue_service.core.where``."""
+
+EVERYTHING: Final[Where] = ()
+
+
+class ColumnSpec(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """One column as a schema declares it, and as a producer says it has written it."""
+
+    name: str
+    dtype: str  # as numpy names it; "object" for what is no tensor
+    ragged: bool = False  # rows of differing length
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """The columns of a partition. No two share a name.
+
+    ``consumers`` are the tasks that each read every group: once all of them have acked a group, it
+    is cleared. Without any, a group rests until somebody clears it.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    consumers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise SchemaError(name, "declared twice", "one declaration a column")
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much rests in a queue at most: a producer waits as long as its put does not fit."""
+
+    max_rows: int
+    max_bytes: int
+    remembered: int = 65_536  # groups and leases that are gone, whose late callers are known
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1 or self.max_bytes < 1 or self.remembered < 0:
+            raise ValueError(
+                f"{self}: max_rows and max_bytes are at least 1, remembered at least 0"
+            )
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """A group that the queue has taken: proof for its producer, handle for its consumers.
+
+    ``generation`` is never given twice by one queue, so a receipt never means another group.
+    """
+
+    partition: str
+    group: str
+    attempt: int
+    generation: int
+    rows: int
+    nbytes: int
+    tags: Tags
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """Groups lent to one consumer, oldest put first, until it acks or ``expires_at`` has passed."""
+
+    id: int
+    partition: str
+    task: str
+    receipts: tuple[Receipt, ...]
+    expires_at: float  # seconds, on the clock of the queue's owner
+
+
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """Rows and bytes kept free for one put of the producer that waited for them."""
+
+    rows: int
+    nbytes: int
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """One payload of a group: which columns it has, for which rows ``[start, stop)``."""
+
+    columns: tuple[str, ...]
+    start: int
+    stop: int
+    payload: Any
+
+
+class LostGroup(msgspec.Struct, frozen=True, gc=False):
+    """A group whose payload is gone: its rows have to be made again, as a newer attempt."""
+
+    partition: str
+    group: str
+    attempt: int
+    generation: int
+    rows: int
+    reason: str
+
+
+class TaskStats(msgspec.Struct, frozen=True):
+    """Groups of a partition as one task sees them; what is in none of these lacks columns."""
+
+    columns: tuple[str, ...]
+    available: int
+    leased: int
+    acked: int
+    waiting: int  # claims that wait
+
+
+class PartitionStats(msgspec.Struct, frozen=True):
+    """What rests in one partition."""
+
+    groups: int
+    rows: int
+    nbytes: int
+    oldest_age_s: float  # 0 when empty
+    lost: int  # groups, since the start
+    tasks: dict[str, TaskStats]
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What rests in the queue, and who waits for what.
+
+    ``waits`` counts waiters by reason. Producers: ``rows``, ``bytes``. Consumers: ``groups`` (too
+    few were put), ``columns`` (enough rest, but some columns are not written), ``where`` (too few
+    match).
+    """
+
+    groups: int
+    rows: int
+    nbytes: int
+    promised_rows: int  # kept free for producers that have waited and not put yet
+    promised_bytes: int
+    oldest_age_s: float
+    leases: int
+    lost: int
+    waits: dict[str, int]
+    partitions: dict[str, PartitionStats]

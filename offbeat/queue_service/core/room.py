@@ -1,0 +1,96 @@
+"""The bounds of the queue: what is taken, what is promised, and which producers wait for room."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from offbeat.queue_service.core.records import Limits, Room
+from offbeat.queue_service.errors import QueueFull, TooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A producer that waits for room, or has been promised it."""
+
+    id: int
+    room: Room
+    client: str
+    reason: str  # rows | bytes: what was short when it came
+
+
+class Bounds:
+    """Rows and bytes taken: those of groups that rest, and those promised to producers.
+
+    Producers are let in strictly in the order they came, so many small puts never starve a big one.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.rows = self.nbytes = 0  # taken, promises included
+        self.promised_rows = self.promised_bytes = 0
+        self.waiting: OrderedDict[int, Asking] = OrderedDict()
+        self.promised: dict[int, Asking] = {}
+
+    def take(self, rows: int, nbytes: int) -> None:
+        """Count what is put, or what is let go of when negative."""
+        self.rows += rows
+        self.nbytes += nbytes
+
+    def lacks(self, rows: int, nbytes: int) -> str | None:
+        """What is short for this put: ``rows``, ``bytes``, or nothing."""
+        if self.rows + rows > self.limits.max_rows:
+            return "rows"
+        return "bytes" if self.nbytes + nbytes > self.limits.max_bytes else None
+
+    def full(self, limit: str, rows: int, nbytes: int) -> QueueFull:
+        if limit == "rows":
+            return QueueFull(limit, rows, self.rows, self.limits.max_rows)
+        return QueueFull(limit, nbytes, self.nbytes, self.limits.max_bytes)
+
+    def check_possible(self, rows: int, nbytes: int) -> None:
+        """Raise what no waiting can repair.
+
+        Raises:
+            TooLarge: It would not fit into an empty queue.
+        """
+        if rows > self.limits.max_rows:
+            raise TooLarge("rows", rows, self.rows, self.limits.max_rows)
+        if nbytes > self.limits.max_bytes:
+            raise TooLarge("bytes", nbytes, self.nbytes, self.limits.max_bytes)
+
+    def first_reason(self) -> str:
+        """What the producer at the head of the line was short of."""
+        return next(iter(self.waiting.values())).reason
+
+    def let_in(self) -> list[Asking]:
+        """Promise room to those who wait, in order, until one does not fit."""
+        let_in: list[Asking] = []
+        while self.waiting:
+            asking = next(iter(self.waiting.values()))
+            room = asking.room
+            if self.lacks(room.rows, room.nbytes) is not None:
+                break
+            del self.waiting[asking.id]
+            self.promise(asking)
+            let_in.append(asking)
+        return let_in
+
+    def promise(self, asking: Asking) -> None:
+        self.promised[asking.id] = asking
+        self.promised_rows += asking.room.rows
+        self.promised_bytes += asking.room.nbytes
+        self.take(asking.room.rows, asking.room.nbytes)
+
+    def forget(self, waiter_id: int) -> Asking | None:
+        """End a promise whose put is here; what is taken is for the caller to set right."""
+        asking = self.promised.pop(waiter_id, None)
+        if asking is not None:
+            self.promised_rows -= asking.room.rows
+            self.promised_bytes -= asking.room.nbytes
+        return asking
+
+    def withdraw(self, waiter_id: int) -> Asking | None:
+        """End a promise whose put will never come."""
+        asking = self.forget(waiter_id)
+        if asking is not None:
+            self.take(-asking.room.rows, -asking.room.nbytes)
+        return asking

@@ -1,0 +1,53 @@
+"""Claims that wait, by how much they ask for: whoever cannot be served costs nobody anything."""
+
+import heapq
+from dataclasses import dataclass
+from typing import Final
+
+from offbeat.queue_service.core.group import Group
+from offbeat.queue_service.core.records import Where
+
+_SLACK: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A claim that waits."""
+
+    id: int
+    partition: str
+    task: str
+    client: str
+    at_least: int
+    at_most: int
+    where: Where
+    lease_s: float
+
+
+class Pool:
+    """The waiters of one task that share a predicate, and the available groups that match it.
+
+    Waiters without a predicate take any group: theirs are counted by the task, not listed here.
+    """
+
+    def __init__(self) -> None:
+        self.matches: dict[int, Group] = {}  # by generation
+        self.waiting: dict[int, Waiter] = {}
+        self._asks: list[tuple[int, int]] = []  # heap of (at_least, waiter)
+
+    def join(self, waiter: Waiter) -> None:
+        self.waiting[waiter.id] = waiter
+        heapq.heappush(self._asks, (waiter.at_least, waiter.id))
+
+    def leave(self, waiter: Waiter) -> None:
+        del self.waiting[waiter.id]
+        if len(self._asks) > 2 * len(self.waiting) + _SLACK:
+            self._asks = [(each.at_least, each.id) for each in self.waiting.values()]
+            heapq.heapify(self._asks)
+
+    def servable(self, count: int) -> Waiter | None:
+        """Who is content with ``count`` groups: the smallest ask, and of equal ones the oldest."""
+        asks = self._asks
+        while asks and asks[0][1] not in self.waiting:
+            heapq.heappop(asks)
+        return self.waiting[asks[0][1]] if asks and asks[0][0] <= count else None

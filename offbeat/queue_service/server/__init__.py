@@ -1,0 +1,1 @@
+"""The server of the queue service: connections, requests, payload memory, snapshots."""

@@ -1,0 +1,29 @@
+"""Who is here, and which of their calls wait."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from offbeat.queue_service.errors import QueueFull
+from offbeat.queue_service.wire import Call, Reply
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One connection of a client; what it waits for ends with it."""
+
+    answer: Callable[[Reply], None]
+    client: str = ""
+    maps: bool = False  # the client shares memory with us; else payloads travel in the messages
+    waits: dict[int, int] = field(default_factory=dict[int, int])  # call -> waiter
+
+
+@dataclass(slots=True)
+class Wait:
+    """A call that waits in the core."""
+
+    visit: Visit
+    call: Call
+    since: float
+    timer: asyncio.TimerHandle
+    full: QueueFull | None  # what a put was refused with

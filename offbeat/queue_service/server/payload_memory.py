@@ -1,0 +1,150 @@
+"""The payloads of the service: who may write where, who reads what, and when memory is free."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from offbeat.messages.failures import SchemaError
+from offbeat.queue_service.core.records import Part
+from offbeat.queue_service.storage.arenas import Arena, Bytes, Keeper, Slot, Writer
+from offbeat.queue_service.wire import Parcels, Payload, Piece
+
+_SERVICE: Final = "the service"
+WARM_BYTES: Final = 64 << 20
+"""Free memory that is kept for the next payloads: memory new to a process costs a page fault a page."""
+MOVED_ABOVE: Final = 64 << 10
+"""Bytes. Larger payloads that came in a message are moved to shared memory, for readers to view."""
+
+
+class Memory:
+    """Counts, for each slot, the payload in it and the views of it.
+
+    A client's views are pins that it takes back itself; those of one that died end with it.
+    """
+
+    def __init__(self, keeper: Keeper, path: str) -> None:
+        """``path``: of the service's socket."""
+        self._keeper = keeper
+        self._path = path.encode()
+        self._probe: Arena | None = None
+        self._pins: dict[str, Counter[Slot]] = {}
+        self._writer = Writer()
+
+    @property
+    def arena_bytes(self) -> int:
+        return self._keeper.bytes_in_use
+
+    @property
+    def has_excess(self) -> bool:
+        return self._keeper.has_excess
+
+    def probe(self) -> Arena:
+        """A page that begins with the path of the socket."""
+        if self._probe is None:
+            self._probe = self._keeper.probe(self._path)
+        return self._probe
+
+    def lend(self, client: str, nbytes: int) -> Arena:
+        return self._keeper.make(client, nbytes)
+
+    def announce(self, client: str) -> tuple[Slot, ...]:
+        return tuple(self._keeper.announce(client))
+
+    def cool(self) -> None:
+        self._keeper.cool(WARM_BYTES)
+
+    def taken(self, client: str, payload: Payload) -> Payload:
+        """A payload as it is kept; it has to be dropped once.
+
+        Raises:
+            SchemaError: Its slot was not lent to the client, or holds something already.
+        """
+        nbytes = payload.nbytes
+        if payload.slot is not None:
+            if not self._keeper.owns(client, payload.slot, nbytes):
+                raise SchemaError("*", f"{payload.slot}", f"a free slot lent to {client}")
+            self._keeper.hold(payload.slot, nbytes)
+            return payload
+        inline = payload.inline or b""
+        if len(inline) != nbytes:
+            raise SchemaError("*", f"{len(inline)} bytes", f"{nbytes} bytes, as it says")
+        if nbytes < MOVED_ABOVE:
+            return payload
+        return self._moved(payload, inline, nbytes)
+
+    def drop(self, payload: Payload) -> None:
+        """The payload is not needed any more; its memory is free once no view of it is left."""
+        if payload.slot is not None:
+            self._keeper.let_go(payload.slot)
+
+    def kept(self, payload: Payload) -> Payload:
+        """Needed once more: it has to be dropped once more."""
+        if payload.slot is not None:
+            self._keeper.pin(payload.slot)
+        return payload
+
+    def parcels(self, client: str, groups: Iterable[Sequence[Part]], *, maps: bool) -> Parcels:
+        """The groups' payloads on their way to a client; their slots are pinned for it."""
+        arenas: dict[int, Arena] = {}
+        told: list[tuple[Piece, ...]] = []
+        for parts in groups:
+            pieces: list[Piece] = []
+            for part in parts:
+                payload: Payload = part.payload
+                if payload.slot is not None and maps:
+                    arenas[payload.slot.arena] = self._keeper.arena(payload.slot)
+                    self._keeper.pin(payload.slot)
+                    self._pins.setdefault(client, Counter())[payload.slot] += 1
+                elif payload.slot is not None:
+                    payload = Payload(payload.header, payload.nbytes, self.bytes_of(payload))
+                pieces.append(Piece(part.columns, part.start, part.stop, payload))
+            told.append(tuple(pieces))
+        return Parcels(tuple(told), tuple(arenas.values()))
+
+    def unpin(self, client: str, slots: Iterable[Slot]) -> None:
+        """Views that the client has dropped."""
+        for slot in slots:
+            pins = self._pins.get(client, Counter[Slot]())
+            if pins[slot] > 0:
+                pins[slot] -= 1
+                if not pins[slot]:
+                    del pins[slot]
+                self._keeper.let_go(slot)
+
+    def client_gone(self, client: str) -> None:
+        """Its views are gone with it; what it put stays."""
+        for slot in self._pins.pop(client, Counter[Slot]()).elements():
+            self._keeper.let_go(slot)
+        self._keeper.producer_gone(client)
+
+    def bytes_of(self, payload: Payload) -> bytes:
+        """A copy of the buffers."""
+        return self.block_of(payload).tobytes()
+
+    def block_of(self, payload: Payload) -> Bytes:
+        """A view of the buffers, for as long as the payload is kept."""
+        if payload.slot is None:
+            return np.frombuffer(payload.inline or b"", np.uint8)
+        return self._keeper.read(payload.slot, payload.nbytes)
+
+    def stored(self, payload: Payload) -> Payload:
+        """A payload that came from a file, kept as one that was put."""
+        return self.taken(_SERVICE, payload)
+
+    def close(self) -> None:
+        self._keeper.close()
+
+    def _moved(self, payload: Payload, inline: bytes, nbytes: int) -> Payload:
+        self._writer.freed(self._keeper.announce(_SERVICE))
+        taken = self._writer.take(nbytes)
+        if taken is None:
+            self._writer.lend(self._keeper.make(_SERVICE, nbytes))
+            taken = self._writer.take(nbytes)
+        assert taken is not None  # noqa: S101 - an arena was made for it
+        slot, block = taken
+        block.data[:] = inline
+        self._keeper.hold(slot, nbytes)
+        return msgspec.structs.replace(payload, inline=None, slot=slot)

@@ -1,0 +1,382 @@
+"""Answers what clients ask: a core, the memory of its payloads, and whoever waits.
+
+No I/O: channels hand calls in and take replies; the loop gives the time and the timers. A call that
+waits is answered by the call that brings what it waits for, or by its deadline.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+
+from offbeat.queue_service import wire
+from offbeat.queue_service.core.core import QueueCore
+from offbeat.queue_service.core.records import Lease, Receipt, Room
+from offbeat.queue_service.core.snapshot import Snapshot
+from offbeat.queue_service.errors import LeaseExpired, QueueFull, TooLarge
+from offbeat.queue_service.server.connections import Visit, Wait
+from offbeat.queue_service.server.payload_memory import Memory
+from offbeat.queue_service.server.saving import Saving
+from offbeat.queue_service.server.wake_latency import Wakes
+from offbeat.queue_service.storage.arenas import Arena
+from offbeat.queue_service.wire import ONE_WAY, Call, Reply, encode, failure_of
+
+_COOL_AFTER_S: Final = 1.0  # memory that nobody asks for again within this is given back
+_NIL: Final = msgspec.Raw(encode(None))
+_LATER: Final = object()
+
+
+class Desk:
+    """Answers the calls of all visits, one at a time, on one event loop."""
+
+    def __init__(self, core: QueueCore, memory: Memory, saving: Saving, newest: int) -> None:
+        self._core, self._memory, self._saving = core, memory, saving
+        self._loop = asyncio.get_running_loop()
+        self._waits: dict[int, Wait] = {}
+        self._visits: Counter[str] = Counter()  # connections by client
+        self._named = 0
+        self._newest = newest  # generation of the last put
+        self._specs = wire.Specs()
+        self._calls = 0
+        self._wakes, self._changed_at = Wakes(), 0.0
+        self._closed = False
+        self._waited_s: defaultdict[str, float] = defaultdict(float)
+        self._expiry: asyncio.TimerHandle | None = None
+        self._cooling: asyncio.TimerHandle | None = None
+        self._saves: set[asyncio.Task[None]] = set()
+        self._answers: dict[type, Callable[[Visit, Call, Any], Any]] = {
+            wire.Attach: self._attach,
+            wire.Probe: lambda _visit, _call, _op: memory.probe(),
+            wire.Leave: lambda visit, _call, _op: core.drop_client(visit.client, self._loop.time()),
+            wire.Declare: lambda _visit, _call, op: core.declare(op.partition, op.schema),
+            wire.Borrow: self._borrow,
+            wire.Put: self._put,
+            wire.AddColumns: self._add_columns,
+            wire.Claim: self._claim,
+            wire.Ack: self._ack,
+            wire.Release: lambda _visit, _call, op: core.release(op.lease, self._loop.time()),
+            wire.Renew: lambda _visit, _call, op: core.renew(
+                op.lease, op.lease_s, self._loop.time()
+            ),
+            wire.Locate: lambda visit, _call, op: self._parcels(visit, op.receipts),
+            wire.Clear: lambda _visit, _call, op: core.clear(op.receipts),
+            wire.ClearPartition: lambda _visit, _call, op: core.clear_partition(op.partition),
+            wire.ReportLost: self._report_lost,
+            wire.TakeLost: lambda _visit, _call, op: core.take_lost(op.partition),
+            wire.GetStats: self._stats,
+            wire.SaveTo: self._save_to,
+            wire.Nothing: lambda _visit, _call, _op: None,
+        }
+
+    # --- channels ----------------------------------------------------------------------------
+
+    def take(self, visit: Visit, call: Call) -> None:
+        """Take a call; ``visit.answer`` is told the reply, now or later, once."""
+        self._calls += 1
+        self._changed_at = self._loop.time()
+        self._memory.unpin(visit.client, call.unpinned)
+        if (
+            call.cancels is not None
+            and (cancelled := self._cancel(visit, call.cancels)) is not None
+        ):
+            self._reply(visit, cancelled, None)
+        try:
+            value = self._answer(visit, call)
+        except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
+            self._refuse(visit, call, error)
+        else:
+            if value is not _LATER:
+                self._reply(visit, call, value)
+        self._settle()
+
+    def _answer(self, visit: Visit, call: Call) -> object:
+        if call.id in visit.waits:
+            raise ValueError(
+                f"call {call.id} of {visit.client} waits already; number the next one anew"
+            )
+        return self._answers[type(call.op)](visit, call, call.op)
+
+    def leave(self, visit: Visit) -> None:
+        """The connection is over. With the last one of its client, the client is."""
+        if self._closed:
+            return
+        self._changed_at = self._loop.time()
+        for call_id in list(visit.waits):
+            self._cancel(visit, call_id)
+        if not visit.client:
+            return
+        self._visits[visit.client] -= 1
+        if not self._visits[visit.client]:
+            del self._visits[visit.client]
+            self._core.drop_client(visit.client, self._loop.time())
+            self._memory.client_gone(visit.client)
+        self._settle()
+
+    def close(self) -> None:
+        """Stop the timers; nothing is answered any more."""
+        for timer in (self._expiry, self._cooling, *(wait.timer for wait in self._waits.values())):
+            if timer is not None:
+                timer.cancel()
+        for save in self._saves:
+            save.cancel()
+        self._closed = True
+        self._memory.close()
+
+    # --- clients -----------------------------------------------------------------------------
+
+    def _attach(self, visit: Visit, call: Call, op: wire.Attach) -> str:
+        del call
+        visit.maps = op.maps
+        if not visit.client:
+            if op.client is None:
+                self._named += 1
+            visit.client = op.client or f"client-{self._named}"
+            self._visits[visit.client] += 1
+        return visit.client
+
+    # --- producers ---------------------------------------------------------------------------
+
+    def _borrow(self, visit: Visit, call: Call, op: wire.Borrow) -> Arena:
+        del call
+        most = self._core.limits.max_bytes
+        if op.nbytes > most:
+            raise TooLarge("bytes", op.nbytes, 0, most)
+        return self._memory.lend(visit.client, op.nbytes)
+
+    def _put(self, visit: Visit, call: Call, op: wire.Put) -> object:
+        payload = self._memory.taken(visit.client, op.payload)
+        try:
+            return self._stored(op, payload, None)
+        except TooLarge:
+            self._memory.drop(payload)
+            raise
+        except QueueFull as full:
+            if not op.wait_s > 0:  # nor NaN
+                self._memory.drop(payload)
+                raise
+            waiting = msgspec.structs.replace(op, payload=payload)
+            waiter = self._core.wait_to_put(op.rows, op.nbytes, visit.client)
+            later = msgspec.structs.replace(call, op=waiting)
+            return self._wait(visit, later, waiter, op.wait_s, full)
+        except Exception:
+            self._memory.drop(payload)
+            raise
+
+    def _stored(self, op: wire.Put, payload: wire.Payload, permit: int | None) -> Receipt:
+        """Put into the core; a payload that it has already is dropped."""
+        now = self._loop.time()
+        receipt = self._core.put(
+            op.partition, op.group, op.attempt, op.rows, self._specs.of(op.columns), op.nbytes,
+            payload,
+            now=now, tags=op.tags, permit=permit,
+        )  # fmt: skip
+        if receipt.generation > self._newest:
+            self._newest = receipt.generation
+        else:
+            self._memory.drop(payload)
+        return receipt
+
+    def _add_columns(self, visit: Visit, call: Call, op: wire.AddColumns) -> Receipt:
+        del call
+        payload = self._memory.taken(visit.client, op.payload)
+        rows, now = slice(op.start, op.stop), self._loop.time()
+        try:
+            grown = self._core.add_columns(
+                op.receipt, self._specs.of(op.columns), op.nbytes, payload, now=now, rows=rows
+            )
+        except Exception:
+            self._memory.drop(payload)
+            raise
+        if all(part.payload is not payload for part in self._core.parts(grown)):
+            self._memory.drop(payload)
+        return grown
+
+    # --- consumers ---------------------------------------------------------------------------
+
+    def _claim(self, visit: Visit, call: Call, op: wire.Claim) -> object:
+        core, now = self._core, self._loop.time()
+        lease = core.claim(
+            op.partition, op.task, op.n, op.columns, now=now, lease_s=op.lease_s, where=op.where,
+            client=visit.client, at_least=op.at_least,
+        )  # fmt: skip
+        if lease is not None:
+            return self._delivery(visit, lease)
+        if not op.wait_s > 0:  # nor NaN
+            return None
+        waiter = core.wait(
+            op.partition, op.task, op.n, op.columns, now=now, lease_s=op.lease_s, where=op.where,
+            client=visit.client, at_least=op.at_least,
+        )  # fmt: skip
+        return self._wait(visit, call, waiter, op.wait_s, None)
+
+    def _delivery(self, visit: Visit, lease: Lease) -> wire.Delivery:
+        return wire.Delivery(lease, self._parcels(visit, lease.receipts))
+
+    def _parcels(self, visit: Visit, receipts: tuple[Receipt, ...]) -> wire.Parcels:
+        groups = [self._core.parts(receipt) for receipt in receipts]
+        return self._memory.parcels(visit.client, groups, maps=visit.maps)
+
+    def _ack(self, visit: Visit, call: Call, op: wire.Ack) -> None:
+        del visit, call
+        receipts: tuple[Receipt, ...] = ()
+        if op.clear:
+            with contextlib.suppress(LeaseExpired):  # the ack says what there is to say about it
+                receipts = self._core.lease(op.lease).receipts
+        self._core.ack(op.lease)
+        self._core.clear(receipts)
+
+    # --- groups that leave, and numbers ------------------------------------------------------
+
+    def _report_lost(self, visit: Visit, call: Call, op: wire.ReportLost) -> None:
+        del visit, call
+        self._core.lost(op.receipts, op.reason)
+
+    def _stats(self, visit: Visit, call: Call, op: wire.GetStats) -> wire.ServiceStats:
+        del visit, call, op
+        queue = self._core.stats(self._loop.time())
+        return wire.ServiceStats(
+            queue,
+            len(self._visits),
+            self._memory.arena_bytes,
+            self._calls,
+            dict(self._waited_s),
+            self._wakes.count,
+            self._wakes.p99_s,
+        )
+
+    def _save_to(self, visit: Visit, call: Call, op: wire.SaveTo) -> object:
+        """Index and payloads are taken here, between two calls; they are written beside the loop."""
+        snapshot, payloads = self._core.export(self._loop.time())
+        taken = [self._memory.kept(payload) for payload in cast("list[wire.Payload]", payloads)]
+        save = self._loop.create_task(self._save(visit, call, op.directory, snapshot, taken))
+        self._saves.add(save)
+        save.add_done_callback(self._saves.discard)
+        return _LATER
+
+    async def _save(
+        self,
+        visit: Visit,
+        call: Call,
+        directory: str,
+        snapshot: Snapshot,
+        taken: list[wire.Payload],
+    ) -> None:
+        try:
+            blocks = [(payload, self._memory.block_of(payload)) for payload in taken]
+            await self._saving.write(directory, snapshot, blocks)
+        except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
+            self._refuse(visit, call, error)
+        else:
+            self._reply(visit, call, len(taken))
+        finally:
+            if not self._closed:
+                for payload in taken:
+                    self._memory.drop(payload)
+                self._settle()
+
+    # --- answers, now and later --------------------------------------------------------------
+
+    def _reply(self, visit: Visit, call: Call, value: object) -> None:
+        if call.id == ONE_WAY:
+            return
+        raw = _NIL if value is None else msgspec.Raw(encode(value))
+        visit.answer(Reply(call.id, raw, None, self._memory.announce(visit.client)))
+
+    def _refuse(self, visit: Visit, call: Call, error: Exception) -> None:
+        if call.id == ONE_WAY:
+            return
+        freed = self._memory.announce(visit.client)
+        visit.answer(Reply(call.id, _NIL, failure_of(error), freed))
+
+    def _wait(
+        self, visit: Visit, call: Call, waiter: int, wait_s: float, full: QueueFull | None
+    ) -> object:
+        timer = self._loop.call_later(wait_s, self._overdue, waiter)
+        self._waits[waiter] = Wait(visit, call, self._loop.time(), timer, full)
+        visit.waits[call.id] = waiter
+        return _LATER
+
+    def _end_wait(self, waiter: int) -> Wait:
+        wait = self._waits.pop(waiter)
+        wait.timer.cancel()
+        del wait.visit.waits[wait.call.id]
+        self._waited_s[type(wait.call.op).__name__] += self._loop.time() - wait.since
+        return wait
+
+    def _cancel(self, visit: Visit, call_id: int) -> Call | None:
+        """Forget a call that waits: it is the caller's to answer. None if it does not."""
+        waiter = visit.waits.get(call_id)
+        if waiter is None:
+            return None
+        self._core.cancel(waiter)
+        call = self._end_wait(waiter).call
+        if isinstance(call.op, wire.Put):
+            self._memory.drop(call.op.payload)
+        return call
+
+    def _overdue(self, waiter: int) -> None:
+        self._core.cancel(waiter)
+        wait = self._end_wait(waiter)
+        op, full = wait.call.op, wait.full
+        if isinstance(op, wire.Put) and full is not None:
+            self._memory.drop(op.payload)
+            late = QueueFull(full.limit, full.asked, full.held, full.most, op.wait_s)
+            self._refuse(wait.visit, wait.call, late)
+        else:
+            self._reply(wait.visit, wait.call, None)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Answer whom the last call served; what is free, is; timers stand at the next event.
+
+        Leases are delivered before the next put is let in: it may replace a group of theirs.
+        """
+        rooms = deque[tuple[int, Room]]()
+        while (settled := self._core.settled()) or rooms:
+            for waiter, got in settled:
+                if isinstance(got, Lease):
+                    self._serve(waiter, got)
+                else:
+                    rooms.append((waiter, got))
+            if rooms:
+                self._serve(*rooms.popleft())
+        for payload in self._core.freed():
+            self._memory.drop(cast("wire.Payload", payload))
+        expiry = self._core.next_expiry()
+        if expiry is not None and (self._expiry is None or expiry < self._expiry.when()):
+            if self._expiry is not None:
+                self._expiry.cancel()
+            self._expiry = self._loop.call_at(expiry, self._expire)
+        if self._cooling is None and self._memory.has_excess:
+            self._cooling = self._loop.call_later(_COOL_AFTER_S, self._cool)
+
+    def _serve(self, waiter: int, got: Lease | Room) -> None:
+        if waiter not in self._waits:
+            return
+        wait = self._end_wait(waiter)
+        self._wakes.add(self._loop.time() - self._changed_at)
+        visit, call, op = wait.visit, wait.call, wait.call.op
+        if isinstance(got, Lease):
+            self._reply(visit, call, self._delivery(visit, got))
+            return
+        assert isinstance(op, wire.Put)  # noqa: S101 - who waits for room puts
+        try:
+            receipt = self._stored(op, op.payload, waiter)
+        except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
+            self._core.cancel(waiter)
+            self._memory.drop(op.payload)
+            self._refuse(visit, call, error)
+        else:
+            self._reply(visit, call, receipt)
+
+    def _expire(self) -> None:
+        self._expiry, self._changed_at = None, self._loop.time()
+        self._core.expire(self._changed_at)
+        self._settle()
+
+    def _cool(self) -> None:
+        self._cooling = None
+        self._memory.cool()

@@ -1,0 +1,54 @@
+"""Everything a service consists of, put together: a core, its memory, its desk, its socket."""
+
+import asyncio
+
+from offbeat.queue_service.core.core import QueueCore
+from offbeat.queue_service.core.records import Limits
+from offbeat.queue_service.server.payload_memory import Memory
+from offbeat.queue_service.server.request_handler import Desk
+from offbeat.queue_service.server.saving import Saving
+from offbeat.queue_service.server.socket import Listener, new_path
+from offbeat.queue_service.storage.arenas import Keeper
+
+
+class House:
+    """A service in this process, on the event loop that opens it. It needs no Ray."""
+
+    def __init__(self, limits: Limits, restore_from: str | None = None) -> None:
+        self._limits, self._restore_from = limits, restore_from
+        self._opening: asyncio.Task[str] | None = None
+        self._desk: Desk | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def desk(self) -> Desk:
+        assert self._desk is not None, "open the house first"  # noqa: S101
+        return self._desk
+
+    async def open(self) -> str:
+        """Begin to serve, unless it does; the path of the socket.
+
+        Raises:
+            SnapshotFailed: The snapshot to start from is none.
+        """
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> str:
+        path = new_path()
+        core, memory, saving = QueueCore(self._limits), Memory(Keeper(), path), Saving()
+        newest = 0
+        if self._restore_from is not None:
+            newest = await saving.restore(self._restore_from, core, memory)
+        self._desk = Desk(core, memory, saving, newest)
+        self._listener = Listener(path)
+        await self._listener.open(self._desk)
+        return path
+
+    def close(self) -> None:
+        """Serve no more; clients raise ``ActorLost``."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._desk is not None:
+            self._desk.close()

@@ -1,0 +1,92 @@
+"""Packing a finished group: the standard columns, checked, and the receipt that vouches for them.
+
+Legend: G samples of the group, N response tokens over all samples.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.messages.failures import FailureKind, SchemaError
+from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
+from offbeat.rollouts.calls import failed
+from offbeat.transfer_queue import schema
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A group before it is packed."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: NDArray[np.int32]  # [N]
+    logprobs: NDArray[np.float32]  # [N]
+    loss_mask: NDArray[np.bool_] | None  # [N]; None: every token is the model's own
+    offsets: NDArray[np.int64]  # [G + 1]
+    version_spans: tuple[VersionSpans, ...]  # [G], each adding up to the sample's length
+    finish_reasons: tuple[str, ...]  # [G]
+    engine_incarnation: str
+    generate_s: float
+    reward_s: float
+    kept_kv: tuple[int, ...] = ()  # [G], see GenerateResult
+
+
+def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[Receipt, Columns]:
+    """The columns of the group and their receipt.
+
+    Raises:
+        RolloutFailed: ``schema``, when a column is not what the schema declares (a NaN logprob).
+    """
+    tokens, mask = len(rollout.response_ids), rollout.loss_mask
+    columns: Columns = {
+        schema.PROMPT_IDS: np.array(rollout.prompt_ids, dtype=np.int32),
+        schema.RESPONSE_IDS: rollout.response_ids,
+        schema.RESPONSE_OFFSETS: rollout.offsets,
+        schema.LOSS_MASK: np.ones(tokens, dtype=np.bool_) if mask is None else mask,
+        schema.GENERATION_LOGPROBS: rollout.logprobs,
+        schema.WEIGHT_VERSIONS: version_of_each_token(rollout.version_spans, tokens),
+        schema.REWARDS: np.array(rewards, dtype=np.float32),
+    }
+    try:
+        schema.check(columns)
+    except SchemaError as error:
+        raise failed(task, FailureKind.DATA, "schema", str(error)) from error
+    return _receipt(task, rollout, columns), columns
+
+
+def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArray[np.int32]:
+    """[N] the weight version of each token, from run-length spans."""
+    versions = [version for sample in spans for version, _ in sample]
+    if len(set(versions)) == 1:  # almost every group
+        return np.full(tokens, versions[0], dtype=np.int32)
+    counts = [count for sample in spans for _, count in sample]
+    return np.repeat(np.array(versions, dtype=np.int32), counts)
+
+
+def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
+    lengths = tuple(end - start for start, end in pairwise(rollout.offsets.tolist()))
+    mask = rollout.loss_mask
+    valid = lengths
+    if mask is not None:
+        valid = tuple(np.add.reduceat(mask, rollout.offsets[:-1], dtype=np.int64).tolist())
+    return Receipt(
+        ordinal=task.ordinal,
+        attempt=task.attempt,
+        engine=task.engine,
+        engine_incarnation=rollout.engine_incarnation,
+        rewards=tuple(columns[schema.REWARDS].tolist()),  # bit-equal to the column
+        prompt_tokens=(len(rollout.prompt_ids),) * len(lengths),
+        response_tokens=lengths,
+        valid_tokens=valid,
+        finish_reasons=rollout.finish_reasons,
+        version_spans=rollout.version_spans,
+        columns=tuple(columns),
+        payload_bytes=schema.payload_bytes(columns),
+        generate_s=rollout.generate_s,
+        reward_s=rollout.reward_s,
+        kept_kv=rollout.kept_kv,
+    )

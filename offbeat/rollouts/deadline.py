@@ -1,0 +1,53 @@
+"""The deadline of a rollout, kept where it is known what the rollout waits for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import RolloutTask
+from offbeat.rollouts.calls import Generate
+
+T = TypeVar("T")
+
+
+async def within_deadline(
+    task: RolloutTask, generate: Generate, roll_out: Callable[[Generate], Awaitable[T]]
+) -> T:
+    """Run a rollout; past the task's deadline it is cancelled.
+
+    A rollout that is late says nothing about its engine, unless it waits for the engine: an
+    environment that hangs must not cost a healthy engine its process.
+
+    Args:
+        task: Whose deadline it is.
+        generate: Sends one request to the task's engine.
+        roll_out: The rollout, given the calls that it is to use in place of ``generate``.
+
+    Raises:
+        RolloutFailed: ``deadline``, of the engine if a request to it was not answered, else of the
+            environment.
+    """
+    waits_for_engine = False
+
+    async def watched(request: GenerateRequest) -> GenerateResult:
+        nonlocal waits_for_engine
+        try:
+            return await generate(request)
+        except asyncio.CancelledError:
+            waits_for_engine = True
+            raise
+
+    try:
+        async with asyncio.timeout(task.deadline_s) as deadline:
+            return await roll_out(watched)
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        source = FailureSource.ENGINE if waits_for_engine else FailureSource.ENVIRONMENT
+        late = task.engine if waits_for_engine else "the environment"
+        detail = f"{late} took longer than rollout.deadline_s={task.deadline_s:g}"
+        raise RolloutFailed(
+            FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "deadline", detail, source
+        ) from error

@@ -1,0 +1,45 @@
+"""Rolling out one prompt group: prompt in, checked columns and their receipt out. No Ray here."""
+
+from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
+from offbeat.messages.generation import SamplingParams
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.rollouts.calls import Engine, Generate
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.multi_turn import run_multi_turn
+from offbeat.rollouts.single_turn import run_single_turn
+
+
+async def run_group(
+    task: RolloutTask,
+    environment: Environment,
+    generate: Generate,
+    sampling: SamplingParams,
+    *,
+    max_turns: int,
+    max_model_len: int,
+) -> tuple[Receipt, Columns]:
+    """All samples of one prompt, generated, rewarded and packed.
+
+    The columns are those of ``transfer_queue.schema``, checked; the receipt vouches for them.
+    Cancelling cancels every open ``generate``. What ``generate`` raises passes through as it is.
+
+    Args:
+        task: What to roll out, and on which engine.
+        environment: Started, shared by all groups of the worker.
+        generate: Sends one request to the task's engine.
+        sampling: ``seed`` is replaced by the task's own.
+        max_turns: Model calls in one multi-turn episode at most.
+        max_model_len: Longest prompt plus response, in tokens.
+
+    Raises:
+        RolloutFailed: INFRASTRUCTURE when the engine aborted or answered out of shape; DATA when
+            the prompt does not fit, the environment failed or the columns break the schema.
+    """
+    engine = Engine(task, generate, sampling, max_model_len)
+    match environment:
+        case SingleTurn():
+            return await run_single_turn(task, environment, engine)
+        case MultiTurn():
+            return await run_multi_turn(task, environment, engine, max_turns)
+        case _:
+            raise TypeError(f"{type(environment).__name__} is neither SingleTurn nor MultiTurn")

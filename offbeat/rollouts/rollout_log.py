@@ -1,0 +1,192 @@
+"""Every finished group on disk, for people: prompt, responses, rewards, weight versions.
+
+Parquet files of a few hundred groups or some megabytes each, written whole beside the loop and moved
+into place, so that a reader never sees a torn one. A worker that is killed takes its unfinished file
+with it. A disk that fails, or is slower than the rollouts, costs the log, never a rollout nor memory:
+what is not logged is counted, and the worker's log says how many groups.
+"""
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.run_files.files import Files
+from offbeat.run_files.transfer import send
+from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
+
+log = structlog.stdlib.get_logger()
+GROUPS_PER_FILE: Final = 512
+FILE_BYTES: Final = 64 * 2**20  # of tokens and text before compression; a file ends with either
+HELD_BYTES: Final = 256 * 2**20  # in memory, written or not; what comes on top is not logged
+_LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
+
+_Row = tuple[RolloutTask, Receipt, Columns]
+
+
+class RolloutLog:
+    """Appends groups; all methods belong to one event loop."""
+
+    def __init__(
+        self,
+        directory: Path,
+        life: str,
+        *,
+        groups_per_file: int = GROUPS_PER_FILE,
+        file_bytes: int = FILE_BYTES,
+        held_bytes: int = HELD_BYTES,
+        files: Files | None = None,
+    ) -> None:
+        """``life`` names this process and no other, in a resumed run either: files begin with it.
+
+        With ``files`` they go to the run directory of another machine, and none stays in this one.
+        """
+        self._directory, self._life, self._files_of_run = directory, life, files
+        self._groups_per_file = groups_per_file
+        self._file_bytes, self._held_limit = file_bytes, held_bytes
+        self._rows = list[_Row]()
+        self._rows_bytes = 0
+        self._files = 0
+        self.held_bytes = 0
+        """Bytes of the groups that are not written yet."""
+        self.not_logged = 0
+        """Groups that are in no file, and will not be: the disk was too slow or refused."""
+        self._told = 0  # of them, in the worker's log
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
+        self._writing = list[asyncio.Future[None]]()
+
+    def add(self, task: RolloutTask, receipt: Receipt, columns: Columns) -> None:
+        """Take a group, unless the disk is too far behind; a full file is written in the background."""
+        nbytes = _bytes_of(task, receipt, columns)
+        if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
+            self.not_logged += 1
+            if not self._told:
+                self._tell()
+            return
+        self._rows.append((task, receipt, {name: _owned(columns[name]) for name in _LOGGED}))
+        self._rows_bytes += nbytes
+        self.held_bytes += nbytes
+        if len(self._rows) >= self._groups_per_file or self._rows_bytes >= self._file_bytes:
+            self._start_writing()
+
+    async def close(self) -> None:
+        """Write what there is."""
+        if self._rows:
+            self._start_writing()
+        for written in self._writing:
+            await written
+        self._writer.shutdown()
+        if self.not_logged > self._told:
+            self._tell()
+
+    def _start_writing(self) -> None:
+        rows, self._rows = self._rows, []
+        nbytes, self._rows_bytes = self._rows_bytes, 0
+        name = f"{self._life}-{self._files:05d}.parquet"
+        self._files += 1
+        loop = asyncio.get_running_loop()
+        path = self._directory / name
+        written = loop.run_in_executor(self._writer, _write, path, rows, self._files_of_run)
+        ended = asyncio.ensure_future(self._ended(written, nbytes))
+        self._writing = [*(each for each in self._writing if not each.done()), ended]
+
+    async def _ended(self, written: asyncio.Future[int], nbytes: int) -> None:
+        lost = await written
+        self.not_logged += lost
+        self.held_bytes -= nbytes
+        if self.not_logged > self._told:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = self.not_logged
+        log.warning(
+            "rollouts.not_logged",
+            groups=self.not_logged,
+            held_mib=self.held_bytes >> 20,
+            limit_mib=self._held_limit >> 20,
+            fix="a faster disk for the run directory, or rollout.log: false",
+        )
+
+
+def _bytes_of(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:
+    """Bytes that the rows of a group take in a table: each sample has a copy of the prompt."""
+    prompt = columns[PROMPT_IDS].nbytes + len(str(task.prompt.data.get("prompt") or ""))
+    return receipt.samples * prompt + columns[RESPONSE_IDS].nbytes
+
+
+def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The column without the larger buffer that it may be a part of."""
+    return column if column.base is None else column.copy()
+
+
+def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
+    """Write one file; returns the groups that are lost because the disk refused."""
+    beside = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table(rows), beside)
+        if files is None:
+            beside.replace(path)
+        else:
+            send(files, beside, path.parent.name, path.name)
+            beside.unlink()
+    except (OSError, pa.ArrowException) as error:
+        log.warning("rollouts.not_written", path=str(path), groups=len(rows), error=str(error))
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        return len(rows)
+    return 0
+
+
+def table(rows: list[_Row]) -> pa.Table:
+    """One row a sample. ``response_ids`` are tokens; the prompt is text where the row has text."""
+    columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+    for task, receipt, packed in rows:
+        offsets = packed[RESPONSE_OFFSETS].tolist()
+        responses = packed[RESPONSE_IDS]
+        for sample in range(receipt.samples):
+            spans = receipt.version_spans[sample]
+            values = (
+                receipt.ordinal,
+                receipt.attempt,
+                sample,
+                receipt.engine,
+                task.prompt.epoch,
+                task.prompt.row,
+                task.prompt.data.get("prompt"),
+                packed[PROMPT_IDS],
+                responses[offsets[sample] : offsets[sample + 1]],
+                receipt.rewards[sample],
+                receipt.finish_reasons[sample],
+                min(version for version, _ in spans),
+                max(version for version, _ in spans),
+                receipt.kept_kv[sample] if receipt.kept_kv else 0,
+            )
+            for name, value in zip(_FIELDS, values, strict=True):
+                columns[name].append(value)
+    return pa.table(columns, schema=pa.schema(list(_FIELDS.items())))
+
+
+_FIELDS: Final = {
+    "ordinal": pa.int64(),
+    "attempt": pa.int32(),
+    "sample": pa.int32(),
+    "engine": pa.string(),
+    "epoch": pa.int32(),
+    "row": pa.int64(),
+    "prompt": pa.string(),
+    "prompt_ids": pa.list_(pa.int32()),
+    "response_ids": pa.list_(pa.int32()),
+    "reward": pa.float64(),
+    "finish_reason": pa.string(),
+    "oldest_version": pa.int64(),
+    "newest_version": pa.int64(),
+    "kept_kv": pa.int32(),
+}

@@ -1,0 +1,1 @@
+"""Access to the run directory from processes on several machines. No Ray."""

@@ -1,0 +1,220 @@
+"""The run directory as processes of other machines write and read it: through an actor beside the driver.
+
+Names are relative and stay below a few folders; a file is at most as large as it was announced, a call
+carries at most ``CHUNK_BYTES``. Every call but ``append`` can be made again.
+"""
+
+import os
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+import xxhash
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.run_files.place import Token
+
+log = structlog.stdlib.get_logger()
+CHUNK_BYTES: Final = 8 * 2**20
+FOLDERS: Final = ("checkpoints", "logs", "rollouts")
+ELSEWHERE: Final = "elsewhere.jsonl"
+"""Of a run directory: which processes wrote on another machine, and where."""
+
+_MARGIN_BYTES: Final = 64 * 2**20  # stay free on the driver's disk, for the journal
+_DIGESTED_BYTES: Final = (
+    2**20
+)  # larger files are told apart by size, and by the small ones beside them
+_NAME_BYTES: Final = 255
+
+Fingerprint = tuple[tuple[str, int, str], ...]
+"""Name, size and digest of each file of an entry; large files have no digest."""
+
+
+class BadName(OffbeatError):
+    """A name that leads out of what may be written for others."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.name!r} is no name of a file below {', '.join(FOLDERS)} of the run directory"
+
+
+class TooMuch(OffbeatError):
+    """A call, or a file, larger than was agreed on."""
+
+    def __init__(self, name: str, nbytes: int, allowed: int) -> None:
+        super().__init__(name, nbytes, allowed)
+        self.name, self.nbytes, self.allowed = name, nbytes, allowed
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.nbytes} bytes were sent, at most {self.allowed} are taken"
+
+
+class Files(Protocol):
+    """What a process of another machine can do in the run directory. Each call raises ``OSError``."""
+
+    def sees(self, token: Token) -> bool: ...
+    def elsewhere(self, process: str, machine: str, directory: str) -> None:
+        """Note that a process writes on its own machine."""
+        ...
+
+    def listing(self, folder: str) -> Mapping[str, Fingerprint]:
+        """Return the entries of a folder, hidden ones too."""
+        ...
+
+    def read(self, name: str, offset: int, nbytes: int) -> bytes: ...
+    def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
+        """Write a part of a file of ``nbytes``; the one at offset 0 comes first."""
+        ...
+
+    def append(self, name: str, data: bytes) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Give an entry its name; what had it is removed."""
+        ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class RunFiles:
+    """``Files`` of a run directory on this machine."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._root = run_dir
+
+    def sees(self, token: Token) -> bool:
+        return PurePosixPath(token.name).name == token.name and token.is_in(self._root)
+
+    def elsewhere(self, process: str, machine: str, directory: str) -> None:
+        log.info("process.elsewhere", of=process, machine=machine, directory=directory)
+        line = msgspec.json.encode({"process": process, "machine": machine, "directory": directory})
+        with (self._root / ELSEWHERE).open("ab") as file:
+            file.write(line + b"\n")
+
+    def listing(self, folder: str) -> Mapping[str, Fingerprint]:
+        return fingerprints(self._path(folder))
+
+    def read(self, name: str, offset: int, nbytes: int) -> bytes:
+        self._check_size(name, nbytes, CHUNK_BYTES)
+        with _opened(self._path(name), os.O_RDONLY) as file:
+            return os.pread(file, nbytes, offset)
+
+    def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
+        path = self._path(name)
+        self._check_size(name, len(data), CHUNK_BYTES)
+        self._check_size(name, offset + len(data), nbytes)
+        flags = os.O_WRONLY
+        if offset == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._check_size(name, nbytes, max(0, self._free_bytes() - _MARGIN_BYTES))
+            flags |= os.O_CREAT | os.O_TRUNC
+        with _opened(path, flags) as file:
+            left, at = memoryview(data), offset
+            while left:
+                done = os.pwrite(file, left, at)
+                left, at = left[done:], at + done
+            if at == nbytes:
+                os.fsync(file)
+
+    def append(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        self._check_size(name, len(data), min(CHUNK_BYTES, self._free_bytes()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+            os.write(file, data)
+
+    def rename(self, old: str, new: str) -> None:
+        source, target = self._path(old), self._path(new)
+        if not source.exists() and target.exists():
+            return  # the same call once more
+        if source.is_dir() and target.exists():
+            aside = self._path(f"{PurePosixPath(new).parent}/.partial_old_{target.name}")
+            _remove(aside)
+            target.rename(aside)
+            source.rename(target)
+            _remove(aside)
+        else:
+            source.replace(target)
+        _sync(target.parent)
+
+    def remove(self, name: str) -> None:
+        _remove(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a name that was sent.
+
+        Raises:
+            BadName: It leads elsewhere, through a link as well.
+        """
+        parts = name.split("/")
+        good = parts[0] in FOLDERS and not any(
+            part in {"", ".", ".."} or "\0" in part or len(os.fsencode(part)) > _NAME_BYTES
+            for part in parts
+        )
+        if not good:
+            raise BadName(name)
+        path = self._root.joinpath(*parts)
+        # The folder itself may be a link that the owner of the run has put there.
+        folder = self._root / parts[0]
+        if path != folder and not path.parent.resolve().is_relative_to(folder.resolve()):
+            raise BadName(name)
+        return path
+
+    @staticmethod
+    def _check_size(name: str, nbytes: int, allowed: int) -> None:
+        if not 0 <= nbytes <= allowed:
+            raise TooMuch(name, nbytes, allowed)
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._root).free
+
+
+def fingerprints(folder: Path) -> dict[str, Fingerprint]:
+    """Return what is in a folder on this machine, by which copies are told apart."""
+    if not folder.is_dir():
+        return {}
+    return {entry.name: _fingerprint(entry) for entry in sorted(folder.iterdir())}
+
+
+def _fingerprint(entry: Path) -> Fingerprint:
+    if entry.is_symlink():
+        return ()
+    if entry.is_file():
+        return (_file("", entry),)
+    found = sorted(each for each in entry.rglob("*") if each.is_file() and not each.is_symlink())
+    return tuple(_file(each.relative_to(entry).as_posix(), each) for each in found)
+
+
+def _file(name: str, path: Path) -> tuple[str, int, str]:
+    size = path.stat().st_size
+    small = size <= _DIGESTED_BYTES
+    return name, size, xxhash.xxh3_128_hexdigest(path.read_bytes()) if small else ""
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Generator[int]:
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,222 @@
+"""The directory of one run: chosen, made, never shared with another run."""
+
+import fcntl
+import itertools
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import yaml
+
+from offbeat.config.base import is_uri
+from offbeat.config.dump import to_yaml
+from offbeat.config.run import RunConfig
+from offbeat.config.secrets import REDACTED
+from offbeat.messages.failures import OffbeatError
+from offbeat.runs.inputs import DATA, MODEL, input_digests, read_inputs, write_inputs
+from offbeat.telemetry.summary import write_atomically
+
+CONFIG: Final = "config.yaml"
+SUMMARY: Final = "summary.json"
+JOURNAL: Final = "journal"
+
+
+class RunDirUnusable(OffbeatError):
+    """A run cannot write where it was told to."""
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        super().__init__(path, problem, fix)
+        self.path, self.problem, self.fix = path, problem, fix
+
+    def __str__(self) -> str:
+        return f"run directory {self.path}: {self.problem}. {self.fix}"
+
+
+def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
+    """Make the run's directory and write the resolved config into it.
+
+    ``asked`` must be free. The recipe's own ``run_dir`` gets the first free number behind it, so
+    that a recipe can be run again as it stands.
+
+    Raises:
+        RunDirUnusable: It holds a run already, cannot be written, or is a URI.
+    """
+    if asked is not None and is_uri(str(asked)):
+        fix = "Name a directory; copy it afterwards, or mount the storage"
+        raise RunDirUnusable(str(asked), "it is a URI, and a run writes into a directory", fix)
+    wanted = Path(str(asked or config.run_dir).replace("{name}", config.name)).absolute()
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    candidates = itertools.chain([wanted], () if asked else numbered)
+    for candidate in candidates:
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            # The config is the mark of a taken directory; creating it settles a race of two runs.
+            with (candidate / CONFIG).open("x", encoding="utf-8") as file:
+                file.write(to_yaml(config, os.environ))
+            write_inputs(config, candidate)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            fix = "Name another one with --run-dir"
+            raise RunDirUnusable(str(candidate), error.strerror or str(error), fix) from error
+        return candidate
+    if not wanted.is_dir():
+        raise RunDirUnusable(str(wanted), "it is a file", "Name another one with --run-dir")
+    fix = f"Name another one with --run-dir, or go on with it: offbeat train --resume {wanted}"
+    raise RunDirUnusable(str(wanted), "it holds another run", fix)
+
+
+def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
+    """The directory of a run that is to go on, checked against the recipe it goes on with.
+
+    Its config becomes this one. A summary, which tells of a run that has ended, goes. A run that was
+    ended while it started, before its first record, begins.
+
+    Raises:
+        RunDirUnusable: It holds no run, or one that this recipe cannot go on with: the message names
+            each difference. Or its run has finished all these steps, or it cannot be written.
+    """
+    directory = run_dir.absolute()
+    if not (directory / CONFIG).exists():
+        fix = "Name the directory that an earlier run wrote"
+        raise RunDirUnusable(str(directory), "it holds no run to resume", fix)
+    _check_secrets(config, directory)
+    content = to_yaml(config, os.environ)
+    try:
+        before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
+        _check_fixed(before, yaml.safe_load(content), directory, _changed_inputs(config, directory))
+        _check_journal(directory)
+        _check_unfinished(config, directory)
+        (directory / JOURNAL).mkdir(exist_ok=True)
+        write_atomically(directory / CONFIG, content.encode())
+        write_inputs(config, directory)
+        (directory / SUMMARY).unlink(missing_ok=True)
+    except (OSError, yaml.YAMLError) as error:
+        fix = "Make it readable and writable, or start a new run"
+        raise RunDirUnusable(str(directory), str(error), fix) from error
+    return directory
+
+
+_DONE: Final = ("rollouts", "checkpoints")
+"""Where only a run that has begun puts something; its journal has been written before."""
+
+
+def _check_journal(directory: Path) -> None:
+    """It has been written, or there was nothing to write yet."""
+    if any(file.stat().st_size for file in (directory / JOURNAL).glob("events-*.bin")):
+        return
+    done = [name for name in _DONE if any(directory.glob(f"{name}/*"))]
+    metrics = directory / "metrics.jsonl"
+    if done or (metrics.exists() and metrics.stat().st_size):
+        raise RunDirUnusable(
+            str(directory),
+            "its journal is empty or gone: nothing tells which prompts were drawn or trained",
+            "Bring journal/ back, or start a new run; a checkpoint may serve as its model",
+        )
+
+
+def _check_unfinished(config: RunConfig, directory: Path) -> None:
+    """There is something left to do; a finished run keeps its summary otherwise."""
+    path = directory / SUMMARY
+    told = dict(_leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
+    done = told.get("steps")
+    if told.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
+        problem = f"its run has finished step {done}, and steps={config.steps}"
+        fix = f"Ask for more: offbeat train --resume {directory} steps={done * 2}"
+        raise RunDirUnusable(str(directory), problem, fix)
+
+
+@contextmanager
+def held(directory: Path) -> Generator[None]:
+    """While the block runs, no other process holds the directory; it ends with the process too.
+
+    On a file system without locks nobody is refused. Of two controllers there, the journal lets only
+    the one go on that was started last.
+
+    Raises:
+        RunDirUnusable: Another process holds it, or there is no such directory.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        fix = "Name the directory that an earlier run wrote"
+        raise RunDirUnusable(str(directory), "it holds no run to resume", fix) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        fix = f"End it first: offbeat control {directory} stop"
+        raise RunDirUnusable(str(directory), "its run is alive", fix) from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+_FIXED: Final = (
+    "seed",
+    "groups_per_step",
+    "samples_per_group",
+    "sampler.name",
+    "model",
+    "data",
+    "environment.name",
+    "environment.target",
+    "environment.options",
+    "trainer.backend",
+)
+"""What the books of a run are made of: with another value its ordinals or steps mean other things."""
+
+
+def _changed_inputs(config: RunConfig, directory: Path) -> dict[str, str]:
+    """Return what is wrong with the run's input files by recipe key; "" where they are as they were.
+
+    A key that is missing was not recorded, or is no local file: then its name has to do.
+    """
+    before, now = read_inputs(directory), input_digests(config)
+    problems = {
+        DATA: "has other prompts than those the run has drawn from",
+        MODEL: "has another config, tokenizer or code than the run began with",
+    }
+    known = {key: before[key] == now[key] for key in before.keys() & now.keys()}
+    return {key: "" if same else f"{key} {problems[key]}" for key, same in known.items()}
+
+
+def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
+    """What the books are made of is as it was. Prompts may have moved, if they are the same."""
+    was, wanted = dict(_leaves(before)), dict(_leaves(now))
+    keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
+    changed = [
+        f"{key} is {wanted.get(key)!r}, the run has {was.get(key)!r}"
+        for key in keys
+        if wanted.get(key) != was.get(key) and not (key == DATA and DATA in inputs)
+    ]
+    changed += [problem for problem in inputs.values() if problem]
+    if changed:
+        fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
+        raise RunDirUnusable(str(directory), "; ".join(changed), fix)
+
+
+def _check_secrets(config: RunConfig, directory: Path) -> None:
+    """No secret that the run's own config left out has become its value."""
+    missing = [key for key, value in _leaves(config.model_dump()) if value == REDACTED]
+    if missing:
+        problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
+        raise RunDirUnusable(str(directory), problem, f"Give it again: {missing[0]}=...")
+
+
+def _is_fixed(key: str) -> bool:
+    return any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value with its dotted key."""
+    if isinstance(tree, dict):
+        for key, value in cast("dict[str, object]", tree).items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, tree

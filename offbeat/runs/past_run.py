@@ -1,0 +1,107 @@
+"""The journal of a run directory, for commands that look at a run: finished, crashed, or live."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from offbeat.controller.events import AnyEvent
+from offbeat.controller.journal import read_journal
+from offbeat.controller.journal.legality import contradiction
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import OffbeatError
+from offbeat.runs.directory import JOURNAL, SUMMARY
+
+UNREADABLE: Final = 2
+"""Exit code where there is no run to look at."""
+
+
+class NotARun(OffbeatError):
+    """A directory holds no journal to look at."""
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        super().__init__(path, problem, fix)
+        self.path, self.problem, self.fix = path, problem, fix
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}. {self.fix}"
+
+
+class ImpossibleEvent(OffbeatError):
+    """An event of the journal does not fit those before it: it was not written by a ledger."""
+
+    def __init__(self, number: int, event: str, problem: str) -> None:
+        super().__init__(number, event, problem)
+        self.number, self.event, self.problem = number, event, problem
+
+    def __str__(self) -> str:
+        return (
+            f"event {self.number} of the journal cannot have happened: {self.problem}: {self.event}. "
+            "Keep the run directory and report this"
+        )
+
+
+def journal_of(run_dir: Path) -> Path:
+    """Where the run's journal is.
+
+    Raises:
+        NotARun: It has none.
+    """
+    if not run_dir.is_dir():
+        raise NotARun(str(run_dir), "no such directory", "Name a run directory, as in runs/gsm8k")
+    journal = run_dir / JOURNAL
+    if not journal.is_dir() and (run_dir / SUMMARY).exists():
+        raise NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
+    if not journal.is_dir():
+        fix = "Name the directory that holds config.yaml and journal; a run has one once it began"
+        raise NotARun(str(run_dir), "it holds no journal", fix)
+    return journal
+
+
+def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
+    """Every event with its number, from 1; when it is handed out, the ledger has taken it in.
+
+    Raises:
+        JournalCorrupt: A file of the journal is damaged.
+        ImpossibleEvent: An event does not fit those before it.
+    """
+    for number, event in enumerate(read_journal(journal), start=1):
+        problem = contradiction(ledger, event)
+        if problem is not None:
+            raise ImpossibleEvent(number, _brief(event), problem)
+        ledger.apply(event)
+        if not conserves(ledger):
+            raise ImpossibleEvent(number, _brief(event), f"groups do not add up: {ledger}")
+        yield number, event
+
+
+def _brief(event: AnyEvent, longest: int = 500) -> str:
+    """The event in one line; a step or a rewind may be of very many groups."""
+    text = repr(event)
+    return text if len(text) <= longest else f"{text[:longest]} ..."
+
+
+def clock_time(unix_s: float) -> str:
+    """As the logs write it, to the millisecond; a dash where the journal does not say."""
+    moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
+    return moment.replace("+00:00", "Z") if unix_s else "-"
+
+
+def conserves(ledger: Ledger) -> bool:
+    """Every group that was drawn is in one place."""
+    places = ledger.admitted + ledger.in_flight + len(ledger.ready) + len(ledger.training)
+    ended = ledger.totals.trained + sum(ledger.totals.dropped.values())
+    return ledger.totals.drawn == places + ended and places == len(ledger.groups)
+
+
+@contextmanager
+def told_in_one_line() -> Generator[None, None, None]:
+    """What makes a run unreadable leaves the command with exit code 2, without a traceback."""
+    try:
+        yield
+    except (OffbeatError, OSError) as error:
+        typer.echo(f"offbeat: {error}", err=True)
+        raise typer.Exit(UNREADABLE) from error

@@ -1,0 +1,303 @@
+"""``offbeat replay``: the journal folded again, twice, and held against the summary."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from offbeat.controller.books import Group
+from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
+from offbeat.controller.history import History
+from offbeat.controller.journal import JournalCorrupt, recover
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.text import printable
+from offbeat.runs.directory import SUMMARY
+from offbeat.runs.past_run import clock_time, folded, journal_of
+from offbeat.telemetry.summary import Summary
+
+
+class ControllerLife(msgspec.Struct):
+    """One life of the controller. Times are those of its first and last event, 0: not known."""
+
+    incarnation: int
+    resumed: bool  # offbeat train --resume began it
+    began_unix_s: float
+    ended_unix_s: float
+
+    def to_text(self) -> str:
+        """A few words."""
+        how = "resumed " if self.resumed else ""
+        if not self.began_unix_s:
+            return f"incarnation {self.incarnation} {how}".rstrip()
+        began, ended = clock_time(self.began_unix_s), clock_time(self.ended_unix_s)
+        return f"incarnation {self.incarnation} {how}from {began} to {ended}"
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal of a run says, and what does not agree with it."""
+
+    run_id: str
+    events: dict[str, int]  # by kind
+    lives: list[ControllerLife]  # of the controller, in order
+    rewinds: list[Rewound]
+    lineage: int
+    trainer_version: int  # steps applied in this lineage
+    steps_refused: int
+    checkpoints: list[int]  # versions, of all lineages
+    weights_digest: str | None
+    groups: dict[str, int]  # drawn is the sum of all others
+    dropped: dict[str, int]  # by reason
+    retried: dict[str, int]  # by reason
+    evicted: int
+    restarts: dict[str, int]  # of engines, workers and the trainer, over all lives
+    engines_retired: list[str]
+    summary: Literal["agrees", "differs", "of an earlier life", "not written"]
+    ended: str  # by the summary: outcome, and the error if there is one
+    differences: list[str]  # one line each
+
+    @property
+    def agrees(self) -> bool:
+        """Nothing on disk contradicts the journal, nor the journal itself."""
+        return not self.differences
+
+    def to_json(self) -> str:
+        """Indented, newline at the end."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+    def to_text(self) -> str:
+        """For people; newline at the end."""
+        rows = {
+            "events": f"{sum(self.events.values())}: {_listed(self.events)}",
+            "controller": "\n".join(life.to_text() for life in self.lives) or "no life yet",
+            "groups": self._equation(),
+            "dropped": _listed(self.dropped),
+            "retried": _listed(self.retried) + (f"; {self.evicted} evicted" * bool(self.evicted)),
+            "steps": f"{self.trainer_version} applied, {self.steps_refused} refused",
+            "restarts": _listed(self.restarts)
+            + (f"; retired: {', '.join(self.engines_retired)}" * bool(self.engines_retired)),
+            "lineage": self._lineage(),
+            "checkpoints": f"versions {_joined(self.checkpoints)}" if self.checkpoints else "none",
+            "weights": self.weights_digest or "none published",
+            SUMMARY: self._summary(),
+        }
+        width = max(map(len, rows))
+        below = "\n" + " " * (width + 2)
+        lines = [f"{name:<{width}}  {value}".replace("\n", below) for name, value in rows.items()]
+        verdict = "the journal and what was written beside it agree"
+        if self.differences:
+            verdict = f"{len(self.differences)} differences:"
+        return "\n".join([self.run_id or "no life yet", *lines, verdict, *self.differences]) + "\n"
+
+    def _summary(self) -> str:
+        """What it says of the end, unless it tells of another."""
+        if self.summary == "not written":
+            return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume tells)"
+        return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
+
+    def _equation(self) -> str:
+        rest = [f"{count} {place}" for place, count in self.groups.items() if place != "drawn"]
+        return f"{self.groups['drawn']} drawn = {' + '.join(rest)}"
+
+    def _lineage(self) -> str:
+        back = [f"to version {each.target} ({each.reason})" for each in self.rewinds]
+        return f"{self.lineage}" + ("".join(f"; rewound {each}" for each in back))
+
+
+def replay(run_dir: Path) -> Replay:
+    """Fold the journal from its first event and from its newest snapshot, and compare.
+
+    Works on a run that is live: what it writes meanwhile may or may not be counted.
+
+    Raises:
+        NotARun: There is no journal.
+        JournalCorrupt: A file of it is damaged.
+        ImpossibleEvent: An event does not fit those before it.
+    """
+    journal = journal_of(run_dir)
+    story = _Story()
+    for _, event in folded(journal, story.ledger):
+        story.take(event)
+    differences = list(_between_folds(journal, story.ledger))
+    state, ended, found = _held_against(story, run_dir / SUMMARY)
+    ledger = story.ledger
+    return Replay(
+        run_id=ledger.run_id,
+        events=dict(story.kinds),
+        lives=story.lives,
+        rewinds=story.rewinds,
+        lineage=ledger.lineage,
+        trainer_version=ledger.trainer_version,
+        steps_refused=story.kinds[StepRefused.__name__],
+        checkpoints=story.checkpoints,
+        weights_digest=ledger.digest,
+        groups={**ledger.counts(), "dropped": sum(ledger.totals.dropped.values())},
+        dropped=ledger.totals.dropped,
+        retried=ledger.totals.retried,
+        evicted=ledger.totals.evicted,
+        restarts=story.history.tally.restarts,
+        engines_retired=sorted(story.history.tally.retired),
+        summary=state,
+        ended=ended,
+        differences=[*differences, *found],
+    )
+
+
+class _Story:
+    """What is told on the way that the ledger does not keep."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.history = History()
+        self.kinds = Counter[str]()
+        self.lives = list[ControllerLife]()
+        self._driver = ""
+        self.rewinds = list[Rewound]()
+        self.checkpoints = list[int]()
+        self.at_ends = list[dict[str, Any]]()  # of the lives before the last
+
+    def take(self, event: AnyEvent) -> None:
+        """An event that the ledger has taken in."""
+        self.kinds[type(event).__name__] += 1
+        match event:
+            case Opened():
+                if self.lives:
+                    self.at_ends.append(self.told())
+                resumed = bool(self.lives) and event.driver != self._driver
+                self.lives.append(
+                    ControllerLife(event.incarnation, resumed, event.unix_s, event.unix_s)
+                )
+                self._driver = event.driver
+            case Rewound():
+                if self.rewinds and self.rewinds[-1].lineage == event.lineage:
+                    self.rewinds.pop()  # the same rewind, in parts
+                # What it undoes may be every group.
+                brief = msgspec.structs.replace(event, undone=(), rewards=())
+                self.rewinds.append(brief)
+            case Checkpointed():
+                self.checkpoints.append(event.version)
+            case _:
+                pass
+        self.history.take(event)
+        if self.lives:
+            self.lives[-1].ended_unix_s = event.unix_s
+
+    def told(self) -> dict[str, Any]:
+        """What a summary at the end of the last life says."""
+        tally = self.history.tally
+        return {
+            **_told(self.ledger),
+            "restarts": tally.restarts.get("engine", 0),
+            "worker_restarts": tally.restarts.get("worker", 0),
+            "trainer_restarts": tally.restarts.get("trainer", 0),
+            "engines_retired": sorted(tally.retired),
+            "rewinds": self.ledger.lineage,
+            "controller_lives": len(self.lives),
+            "resumes": self.history.resumes,
+        }
+
+
+# --- two folds -----------------------------------------------------------------------------------
+
+
+def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
+    """Where the fold from the newest snapshot is not the fold from the first event."""
+    try:
+        recovered = recover(journal)
+    except JournalCorrupt as error:  # of events that the fold from the first one on could take in
+        yield f"the newest snapshot is not of the events before it: {error.problem}"
+        return
+    wanted, got = _state(recovered), _state(whole)
+    if wanted == got or _was_once(journal, recovered, wanted):
+        return
+    for name in wanted:
+        if wanted[name] != got[name]:
+            snapshot, whole_fold = _brief(wanted[name]), _brief(got[name])
+            yield f"{name}: {snapshot} by the newest snapshot, {whole_fold} by the first event on"
+
+
+def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bool:
+    """A live run has gone on since: the two agreed at some event."""
+    ledger, told = Ledger(), _told(recovered)
+    return any(_told(ledger) == told and _state(ledger) == wanted for _ in folded(journal, ledger))
+
+
+def _state(ledger: Ledger) -> dict[str, Any]:
+    """All there is, but for the order of groups that are neither ready nor claimed: it says nothing."""
+    whole = msgspec.structs.asdict(ledger.snapshot())
+    groups: list[Group] = whole.pop("groups")
+    ordered = [*ledger.training, *ledger.ready]
+    whole["groups"] = {group.ordinal: msgspec.to_builtins(group) for group in groups}
+    return {**msgspec.to_builtins(whole), "ready and claimed, in order": ordered}
+
+
+# --- the summary ---------------------------------------------------------------------------------
+
+_Standing = Literal["agrees", "differs", "of an earlier life", "not written"]
+
+
+def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]:
+    """Whether the summary agrees, how it says that the run ended, and the differences."""
+    if not path.exists():
+        return "not written", "", []
+    try:
+        summary = Summary.from_json(path.read_bytes())
+    except msgspec.DecodeError as error:
+        return "differs", "", [f"{SUMMARY} cannot be read: {error}"]
+    ended = f"{summary.outcome}: {summary.error}" if summary.error else summary.outcome
+    said = {
+        "run_id": summary.run_id,
+        "trainer_version": summary.trainer_version,
+        "weights_digest": summary.weights_digest,
+        "restarts": summary.restarts,
+        "worker_restarts": summary.worker_restarts,
+        "trainer_restarts": summary.trainer_restarts,
+        "engines_retired": sorted(summary.engines_retired),
+        "rewinds": summary.rewinds,
+        "controller_lives": summary.controller_lives,
+        "resumes": summary.resumes,
+        **{
+            f"groups.{name}": value
+            for name, value in msgspec.structs.asdict(summary.groups).items()
+        },
+    }
+    found = story.told()
+    if said == found:
+        return "agrees", ended, []
+    if said in story.at_ends:
+        return "of an earlier life", ended, []
+    differences = [
+        f"{name}: {value} in {SUMMARY}, {found[name]} in the journal"
+        for name, value in said.items()
+        if value != found[name]
+    ]
+    return "differs", ended, differences
+
+
+def _told(ledger: Ledger) -> dict[str, Any]:
+    """What a summary says of the ledger."""
+    counts = {f"groups.{place}": count for place, count in ledger.counts().items()}
+    return {
+        "run_id": ledger.run_id,
+        "trainer_version": ledger.trainer_version,
+        "weights_digest": ledger.digest,
+        **counts,
+        "groups.dropped": dict(ledger.totals.dropped),
+    }
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
+
+
+def _joined(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _brief(value: object, longest: int = 200) -> str:
+    text = str(value)
+    return text if len(text) <= longest else f"{text[:longest]} ..."

@@ -1,0 +1,113 @@
+"""The summary of a run whose controller is gone without a word: what its journal can tell."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from offbeat.config.run import RunConfig
+from offbeat.controller.history import History
+from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
+from offbeat.controller.ledger import Ledger
+from offbeat.runs.directory import JOURNAL, SUMMARY
+from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
+
+log = structlog.stdlib.get_logger()
+Outcome = Literal["aborted", "failed"]
+
+
+def last_summary(
+    run_dir: Path, config: RunConfig, run_id: str, outcome: Outcome, error: str
+) -> Summary:
+    """Return the summary that the controller wrote, or make and write the best one without it.
+
+    A damaged summary or journal is named in the error and does not hide how the run ended.
+    """
+    path = run_dir / SUMMARY
+    try:
+        return Summary.from_json(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (msgspec.DecodeError, OSError) as damage:
+        log.error("summary.unreadable", error=str(damage))  # noqa: TRY400
+    try:
+        summary = journalled_summary(run_dir / JOURNAL, config, run_id, outcome, error)
+    except (JournalCorrupt, JournalVersion, OSError) as damage:
+        log.error("journal.unreadable", error=str(damage))  # noqa: TRY400
+        summary = _without_journal(config, run_id, outcome, error, damage)
+    try:
+        summary.write(path)
+    except OSError as failure:  # a full disk: what is shown still says how the run ended
+        log.error("summary.not_written", error=str(failure))  # noqa: TRY400
+    return summary
+
+
+def _without_journal(
+    config: RunConfig, run_id: str, outcome: Outcome, error: str, damage: Exception
+) -> Summary:
+    """Return a summary that counts nothing, and says why."""
+    told = str(damage)
+    return Summary(
+        run_id=run_id,
+        name=config.name,
+        outcome=outcome,
+        error=error if told in error else f"{error}; nothing is counted here: {told}",
+        steps=0,
+        steps_asked=config.steps,
+        trainer_version=0,
+        groups=Groups(),
+        wall_s=0.0,
+    )
+
+
+def journalled_summary(
+    journal: Path,
+    config: RunConfig,
+    run_id: str,
+    outcome: Outcome,
+    error: str,
+) -> Summary:
+    """What is known without the controller, up to its last record: not how the syncs were.
+
+    Raises:
+        JournalCorrupt: A file of the journal is damaged.
+        JournalVersion: Another version of offbeat wrote it.
+    """
+    ledger, history = Ledger(), History()
+    if journal.exists():
+        ledger, history = recover_with_history(journal)
+    staleness, tally = ledger.steps.staleness, history.tally
+    trainer, engines = tally.shares()
+    return Summary(
+        run_id=run_id,
+        name=config.name,
+        outcome=outcome,
+        error=error,
+        steps=ledger.trainer_version,
+        steps_asked=config.steps,
+        trainer_version=ledger.trainer_version,
+        groups=Groups(**ledger.counts(), dropped=ledger.totals.dropped),
+        reward_first=ledger.steps.first,
+        reward_last=ledger.steps.last,
+        staleness_histogram=staleness,
+        max_staleness_trained=max(staleness, default=0),
+        wall_s=history.wall_s,
+        first_step_s=history.first_step_s,
+        samples_per_s=history.samples / history.serving_s if history.serving_s else 0.0,
+        tokens_per_s=history.tokens / history.serving_s if history.serving_s else 0.0,
+        trainer_busy_fraction=trainer.pop(TrainerTime.COMPUTE, 0.0),
+        generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
+        trainer_waits=trainer,
+        generator_waits=engines,
+        verdict=tally.verdict() if tally.trainer_s else "",
+        restarts=tally.restarts.get("engine", 0),
+        worker_restarts=tally.restarts.get("worker", 0),
+        trainer_restarts=tally.restarts.get("trainer", 0),
+        engines_retired=sorted(tally.retired),
+        rewinds=ledger.lineage,
+        controller_lives=max(1, ledger.incarnation),
+        resumes=history.resumes,
+        weights_digest=ledger.digest,
+    )

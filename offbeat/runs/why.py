@@ -1,0 +1,241 @@
+"""``offbeat why``: the life of one prompt group, event by event."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from offbeat.controller.books import Group, Place
+from offbeat.controller.events import (
+    Admitted,
+    AnyEvent,
+    Checkpointed,
+    Claimed,
+    Committed,
+    Dispatched,
+    Dropped,
+    Opened,
+    Returned,
+    Rewound,
+    StepApplied,
+    StepIntent,
+    StepRefused,
+    Unclaimed,
+)
+from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Receipt, group_id
+from offbeat.runs.past_run import clock_time, folded, journal_of
+from offbeat.sampler.policy import NEVER
+
+_GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
+_SHOWN: Final = 16  # samples whose rewards are spelled out
+
+
+class NoSuchGroup(OffbeatError):
+    """The journal has no such group."""
+
+    def __init__(self, group: str, drawn: int, reason: Literal["name", "range"]) -> None:
+        super().__init__(group, drawn, reason)
+        self.group, self.drawn, self.reason = group, drawn, reason
+
+    def __str__(self) -> str:
+        if self.reason == "name":
+            return f"{self.group!r} names no group. Write it as g-000412 or 412"
+        if not self.drawn:
+            return f"{self.group} was not drawn: no group was drawn yet"
+        last = group_id(self.drawn - 1)
+        return f"{self.group} was not drawn yet; those drawn are {group_id(0)} to {last}"
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Something that happened to a group."""
+
+    event: int  # its number in the journal, from 1
+    unix_s: float  # 0: the journal does not say
+    version: int  # the trainer's, before the event
+    what: str
+    detail: str
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """A group's life, as far as the journal goes."""
+
+    run_id: str
+    group: str
+    moments: list[Moment]
+    now: str
+    until_unix_s: float  # the last event of the journal, whatever it is about
+
+    def to_json(self) -> str:
+        """Indented, newline at the end."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+    def to_text(self) -> str:
+        """For people; newline at the end."""
+        head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
+        what = max(len(moment.what) for moment in self.moments)
+        time = max(len("time"), *(len(clock_time(moment.unix_s)) for moment in self.moments))
+        lines = [f"{'event':>8}  {'version':>7}  {'time':<{time}}  what"]
+        lines += [
+            f"{m.event:>8}  {m.version:>7}  {clock_time(m.unix_s):<{time}}  {m.what:<{what}}  {m.detail}"
+            for m in self.moments
+        ]
+        return "\n".join([head, *map(str.rstrip, lines), f"now: {self.now}"]) + "\n"
+
+
+def why(run_dir: Path, group: str) -> Life:
+    """Tell what became of a group, written as ``g-000412`` or ``412``, and why.
+
+    Raises:
+        NoSuchGroup: It was not drawn, or the name is none.
+        NotARun: There is no journal.
+        JournalCorrupt: A file of it is damaged.
+        ImpossibleEvent: An event does not fit those before it.
+    """
+    named = _GROUP.fullmatch(group.strip())
+    if named is None:
+        raise NoSuchGroup(group, 0, "name")
+    ledger = Ledger()
+    teller = _Teller(int(named[1]), ledger)
+    moments = list[Moment]()
+    version, until_unix_s = 0, 0.0
+    for number, event in folded(journal_of(run_dir), ledger):
+        moments += (Moment(number, event.unix_s, version, *told) for told in teller.tell(event))
+        version, until_unix_s = ledger.trainer_version, event.unix_s
+    name = group_id(teller.ordinal)
+    if not moments:
+        raise NoSuchGroup(name, ledger.totals.drawn, "range")
+    return Life(
+        run_id=ledger.run_id,
+        group=name,
+        moments=moments,
+        now=teller.now(),
+        until_unix_s=until_unix_s,
+    )
+
+
+class _Teller:
+    """Follows one group through the events."""
+
+    def __init__(self, ordinal: int, ledger: Ledger) -> None:
+        self.ordinal, self._ledger = ordinal, ledger
+        self._was: Place | None = None
+        self._driver = ""
+        self._ended = ""  # how, while it is in the ledger no more
+        self._trained_in = 0  # version made, 0 for none
+
+    def now(self) -> str:
+        """Where the group is after the last event."""
+        group = self._ledger.groups.get(self.ordinal)
+        return self._ended if group is None else _whereabouts(group)
+
+    def tell(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
+        """What the event, which the ledger has taken in, was to the group: in short, and in full."""
+        group = self._ledger.groups.get(self.ordinal)
+        was, self._was = self._was, None if group is None else group.place
+        match event:
+            case Claimed() | StepIntent() | StepApplied():
+                yield from self._step(event)
+            case StepRefused() if was is Place.TRAINING:
+                self._ended = f"dropped: step {event.step} was not applied ({event.reason})"
+                yield "dropped", f"step {event.step} was not applied: {event.reason}"
+            case Unclaimed() if was is Place.TRAINING:
+                yield "ready again", f"attempt {event.attempt} at step {event.step} was aborted"
+            case Rewound():
+                yield from self._rewound(event, was)
+            case Checkpointed() if 0 < self._trained_in <= event.version:
+                yield "saved", f"in the checkpoint of version {event.version}"
+                self._trained_in = 0
+            case Opened():
+                before, self._driver = self._driver, event.driver
+                if group is not None:
+                    what = "new controller" if event.driver == before else "resumed"
+                    yield what, f"incarnation {event.incarnation} takes over"
+            case _:
+                yield from self._own(event)
+
+    def _own(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
+        match event:
+            case Admitted(ordinal=self.ordinal):
+                bound = f"for step {event.stamp}" if event.stamp != NEVER else "for any step"
+                yield "drawn", bound
+            case Dispatched(ordinal=self.ordinal):
+                detail = f"attempt {event.attempt} to {event.engine}, which serves version "
+                yield "dispatched", f"{detail}{event.version}"
+            case Returned(ordinal=self.ordinal):
+                yield "returned", f"attempt {event.attempt}: {event.kind}, {event.reason}"
+            case Committed() if event.receipt.ordinal == self.ordinal:
+                yield "committed", _received(event.receipt)
+            case Dropped(ordinal=self.ordinal):
+                how = "filtered out" if event.filtered else "dropped"
+                shrinks = f"; step {event.shrinks} goes without it" if event.shrinks else ""
+                self._ended = f"{how}: {event.reason}"
+                yield how, f"{event.reason}{shrinks}"
+            case _:
+                pass
+
+    def _step(self, event: Claimed | StepIntent | StepApplied) -> Iterator[tuple[str, str]]:
+        if self.ordinal not in event.ordinals:
+            return
+        at = f"step {event.step}, attempt {event.attempt}"
+        match event:
+            case Claimed():
+                yield "claimed", at
+            case StepIntent():
+                yield "to be applied", f"{at}: written down before the trainer was told"
+            case StepApplied():
+                self._trained_in = event.version
+                self._ended = f"trained in step {event.step}, which made version {event.version}"
+                yield "trained", f"{at}, which made version {event.version}"
+
+    def _rewound(self, event: Rewound, was: Place | None) -> Iterator[tuple[str, str]]:
+        """A rewind brings back what was trained since, and a ready group with abandoned tokens."""
+        back = f"to version {event.target}, lineage {event.lineage}: {event.reason}"
+        if was is None and self._was is not None:
+            self._trained_in = 0
+            yield "rewound", f"{back}; it was trained since, and is to be rolled out again"
+        elif was in (Place.READY, Place.TRAINING) and self._was is Place.ADMITTED:
+            yield "rewound", f"{back}; it has tokens of an abandoned version"
+        elif was is Place.TRAINING:
+            yield "rewound", f"{back}; its step was open"
+
+
+def _whereabouts(group: Group) -> str:
+    match group.place:
+        case Place.ADMITTED:
+            return f"admitted, to be dispatched as attempt {group.attempt + 1}"
+        case Place.IN_FLIGHT:
+            return f"in flight on {group.engine}, attempt {group.attempt}"
+        case Place.READY:
+            return f"ready, waits for the trainer; oldest token of version {group.bound_version}"
+        case Place.TRAINING:
+            return "training, in the open step"
+
+
+def _received(receipt: Receipt) -> str:
+    """What a finished group is like."""
+    shown = " ".join(f"{reward:g}" for reward in receipt.rewards[:_SHOWN])
+    more = f" and {receipt.samples - _SHOWN} more" if receipt.samples > _SHOWN else ""
+    mean = sum(receipt.rewards) / receipt.samples if receipt.samples else 0.0
+    versions = sorted({version for spans in receipt.version_spans for version, _ in spans})
+    return "; ".join([
+        f"attempt {receipt.attempt} from {receipt.engine}",
+        f"rewards {shown}{more} (mean {mean:.3g})",
+        f"response tokens {_range(receipt.response_tokens)}",
+        f"versions {_range(versions)}",
+        "finished by " + ", ".join(
+            f"{reason} {count}" for reason, count in Counter(receipt.finish_reasons).most_common()
+        ),
+        f"{receipt.generate_s:.3g} s in the engine, {receipt.reward_s:.3g} s in the environment",
+    ])  # fmt: skip
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = sorted(numbers)
+    if not found:
+        return "none"
+    return f"{found[0]}" if found[0] == found[-1] else f"{found[0]} to {found[-1]}"

@@ -1,0 +1,104 @@
+"""What the loss reads besides the new log-probabilities, in the order of a microbatch's tokens."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.algorithms.losses import LossTokens
+from offbeat.messages.failures import SchemaError
+from offbeat.messages.training import LossSpec
+from offbeat.trainers.batches.fitness import check_finite, check_length
+from offbeat.trainers.batches.packing import Batch, Packed
+from offbeat.trainers.errors import UnfitColumns
+from offbeat.transfer_queue.schema import (
+    GENERATION_LOGPROBS,
+    POLICY_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    WEIGHT_VERSIONS,
+    Columns,
+)
+
+
+def loss_tokens(
+    batch: Batch,
+    groups: Sequence[Columns],
+    advantages: Sequence[Sequence[float]],
+    spec: LossSpec,
+    device: torch.device,
+    *,
+    version: int | None = None,
+) -> Callable[[Packed, Tensor], LossTokens]:
+    """A function that picks each microbatch's values out of the groups' columns.
+
+    With the trainer's weight ``version``, each token's staleness is among them: what its loss is
+    diagnosed by, not what it is made of.
+
+    Raises:
+        SchemaError: A column the loss needs is in no group, or the advantages do not fit the samples.
+        UnfitColumns: A group's column does not fit its tokens, or is not finite where it is trained.
+    """
+    counts = np.bincount(batch.group_S, minlength=len(groups)).tolist()
+    if [len(each) for each in advantages] != counts:
+        got = [len(each) for each in advantages]
+        raise SchemaError("advantages", f"{got} a group", f"{counts}: one a sample")
+    advantages_S = np.concatenate([np.asarray(each, np.float64) for each in advantages])
+
+    def column(name: str) -> NDArray[np.generic]:
+        return _column(batch, groups, name)
+
+    generation = column(GENERATION_LOGPROBS)
+    old = column(POLICY_LOGPROBS) if spec.needs_policy_logprobs else generation
+    reference = column(REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
+    staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
+
+    def make(packed: Packed, logprobs_N: Tensor) -> LossTokens:
+        sample_N = batch.sample[packed.source_N]
+        present, sequence_N = np.unique(sample_N, return_inverse=True)
+
+        def tensor(values: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(values).to(device, non_blocking=True)
+
+        return LossTokens(
+            logprobs_N=logprobs_N,
+            old_N=tensor(old[packed.source_N]),
+            generation_N=tensor(generation[packed.source_N]),
+            reference_N=None if reference is None else tensor(reference[packed.source_N]),
+            advantages_N=tensor(advantages_S[sample_N]),
+            mask_N=torch.ones(len(sample_N), dtype=torch.bool, device=device),
+            sequence_N=tensor(sequence_N),
+            sequences=len(present),
+            staleness_N=None if staleness is None else tensor(staleness[packed.source_N]),
+        )
+
+    return make
+
+
+def worthless_tokens(packed: Packed, logprobs_N: Tensor) -> LossTokens:
+    """The same of a microbatch of nobody's tokens: none is valid, so that nothing comes of it."""
+    nothing_N, device = torch.zeros_like(logprobs_N, requires_grad=False), logprobs_N.device
+    return LossTokens(
+        logprobs_N=logprobs_N,
+        old_N=nothing_N,
+        generation_N=nothing_N,
+        reference_N=nothing_N,
+        advantages_N=nothing_N,
+        mask_N=torch.zeros(len(packed.source_N), dtype=torch.bool, device=device),
+        sequence_N=torch.zeros(len(packed.source_N), dtype=torch.int64, device=device),
+        sequences=1,
+    )
+
+
+def _column(batch: Batch, groups: Sequence[Columns], name: str) -> NDArray[np.generic]:
+    if not any(name in group for group in groups):
+        raise SchemaError(name, "missing", "written before train_microbatch")
+    tokens = np.diff(batch.ends, prepend=0).tolist()
+    for place, group in enumerate(groups):
+        if name not in group:
+            raise UnfitColumns(place, name, "missing", "in every group")
+        check_length(place, group, name, tokens[place])
+    values = np.concatenate([group[name] for group in groups])
+    check_finite(name, values, batch.wanted, batch.ends)
+    return values

@@ -1,0 +1,199 @@
+"""From the columns of prompt groups to padded rows of tokens. Numpy only.
+
+With a shared prompt a row holds the prompt once and the responses of several samples behind it; each
+response sees the prompt and itself. Otherwise a row is the prompt and one response. A response's
+last token predicts nothing and is left out; so is whatever follows its last wanted token.
+
+Legend: R rows, T tokens of the longest row, S samples, N wanted response tokens (what logprobs are
+computed of), U places in the rows that predict one or more of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.trainers.batches.fitness import check_layout
+from offbeat.transfer_queue.schema import (
+    LOSS_MASK,
+    PROMPT_IDS,
+    RESPONSE_IDS,
+    RESPONSE_OFFSETS,
+    Columns,
+)
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+PROMPT: Final = 0  # the segment every token of a row may see
+PADDING: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Groups laid end to end; every array is indexed by sample, or by token of all responses."""
+
+    prompts: tuple[Ints, ...]  # one a group
+    group_S: Ints
+    start_S: Ints  # first token of each sample's response
+    length_S: Ints  # up to and with its last wanted token; 0 when it has none
+    tokens: Ints  # all response tokens
+    wanted: Bools  # of those: the ones to compute logprobs of
+    sample: Ints  # of those: whose they are
+    ends: Ints  # where each group's response tokens end
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Samples of one group that share one copy of its prompt."""
+
+    group: int
+    samples: tuple[int, ...]
+    length: int  # tokens a forward pass sees
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The rows of one microbatch, and where its wanted tokens are predicted."""
+
+    input_ids_RT: Ints
+    positions_RT: Ints
+    segments_RT: Ints  # PROMPT, 1.. a sample of the row, PADDING
+    predicts_U: Ints  # index into the flattened rows
+    which_N: Ints  # the U that predicts each wanted token
+    target_N: Ints  # token ids
+    source_N: Ints  # index into ``Batch.tokens``
+    one_sample_a_row: bool  # then causal attention needs no mask
+
+
+WORTHLESS: Final = Packed(
+    input_ids_RT=np.zeros((1, 1), np.int64),
+    positions_RT=np.zeros((1, 1), np.int64),
+    segments_RT=np.zeros((1, 1), np.int64),
+    predicts_U=np.zeros(1, np.int64),
+    which_N=np.zeros(1, np.int64),
+    target_N=np.zeros(1, np.int64),
+    source_N=np.zeros(1, np.int64),
+    one_sample_a_row=True,
+)
+"""A microbatch of one token that is nobody's: for a rank that has to compute along with others."""
+
+
+def rows_of(prompts: Sequence[Sequence[int]]) -> Packed:
+    """Prompts of equal length, a row each; the last place of each row predicts, nothing is wanted."""
+    input_ids_RT = np.asarray(prompts, np.int64)
+    rows, tokens = input_ids_RT.shape
+    nothing_N = np.zeros(0, np.int64)
+    return Packed(
+        input_ids_RT=input_ids_RT,
+        positions_RT=np.tile(np.arange(tokens), (rows, 1)),
+        segments_RT=np.full((rows, tokens), PROMPT, np.int64),
+        predicts_U=np.arange(1, rows + 1) * tokens - 1,
+        which_N=nothing_N,
+        target_N=nothing_N,
+        source_N=nothing_N,
+        one_sample_a_row=True,
+    )
+
+
+def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -> Batch:
+    """Lay groups end to end; wanted are the tokens under the loss mask, or all of them.
+
+    Raises:
+        UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.
+    """
+    check_layout(groups, (LOSS_MASK,) if only_trained else (), vocabulary)
+    offsets = [np.asarray(group[RESPONSE_OFFSETS], np.int64) for group in groups]
+    firsts = np.cumsum([0] + [int(each[-1]) for each in offsets])
+    start_S = np.concatenate(
+        [each[:-1] + first for each, first in zip(offsets, firsts, strict=False)]
+    )
+    full_S = np.concatenate([np.diff(each) for each in offsets])
+    tokens = np.concatenate([group[RESPONSE_IDS] for group in groups]).astype(np.int64)
+    if only_trained:
+        wanted = np.concatenate([group[LOSS_MASK] for group in groups]).astype(np.bool_)
+        ends = np.where(wanted, np.arange(1, len(tokens) + 1), 0)
+        length_S = np.maximum(np.maximum.reduceat(ends, start_S) - start_S, 0)
+    else:
+        wanted, length_S = np.ones(len(tokens), np.bool_), full_S
+    return Batch(
+        prompts=tuple(np.asarray(group[PROMPT_IDS], np.int64) for group in groups),
+        group_S=np.repeat(np.arange(len(groups)), [len(each) - 1 for each in offsets]),
+        start_S=start_S,
+        length_S=length_S,
+        tokens=tokens,
+        wanted=wanted,
+        sample=np.repeat(np.arange(len(full_S)), full_S),
+        ends=firsts[1:],
+    )
+
+
+def pack(batch: Batch, rows: Sequence[Row]) -> Packed:
+    """Lay out one microbatch. Every sample of ``rows`` has at least one wanted token."""
+    prompts = [batch.prompts[row.group] for row in rows]
+    prompt_R = np.array([len(prompt) for prompt in prompts])
+    samples_R = np.array([len(row.samples) for row in rows])
+    sample_S = np.concatenate([np.asarray(row.samples, np.int64) for row in rows])
+    row_S = np.repeat(np.arange(len(rows)), samples_R)
+    length_S, start_S = batch.length_S[sample_S], batch.start_S[sample_S]
+    column_S = prompt_R[row_S] + _before_in_row(length_S - 1, row_S, samples_R)
+    segment_S = 1 + _before_in_row(np.ones_like(length_S), row_S, samples_R)
+    width = max(row.length for row in rows)
+
+    input_ids_RT = np.zeros((len(rows), width), np.int64)
+    positions_RT = np.zeros((len(rows), width), np.int64)
+    segments_RT = np.full((len(rows), width), PADDING, np.int64)
+    owner, within = _ragged(prompt_R)
+    place = owner * width + within
+    input_ids_RT.reshape(-1)[place] = np.concatenate(prompts)
+    segments_RT.reshape(-1)[place] = PROMPT
+    positions_RT[:] = np.minimum(np.arange(width), prompt_R[:, None])
+    owner, within = _ragged(length_S - 1)
+    place = row_S[owner] * width + column_S[owner] + within
+    input_ids_RT.reshape(-1)[place] = batch.tokens[start_S[owner] + within]
+    positions_RT.reshape(-1)[place] = prompt_R[row_S[owner]] + within
+    segments_RT.reshape(-1)[place] = segment_S[owner]
+
+    owner, within = _ragged(length_S)
+    source = start_S[owner] + within
+    keep = batch.wanted[source]
+    owner, within, source_N = owner[keep], within[keep], source[keep]
+    behind_prompt_N = prompt_R[row_S[owner]] - 1
+    column_N = np.where(within == 0, behind_prompt_N, column_S[owner] + within - 1)
+    predicts_U, which_N = np.unique(row_S[owner] * width + column_N, return_inverse=True)
+    return Packed(
+        input_ids_RT,
+        positions_RT,
+        segments_RT,
+        predicts_U,
+        which_N,
+        batch.tokens[source_N],
+        source_N,
+        one_sample_a_row=len(sample_S) == len(rows),
+    )
+
+
+def visible(segments_RT: Ints) -> Bools:
+    """[R, T, T]: which token (second axis) may see which (third): the prompt and its own sample.
+
+    No row is empty, padding included: it sees the prompt, and nothing is read from it.
+    """
+    own = segments_RT[:, :, None] == segments_RT[:, None, :]
+    prompt = segments_RT[:, None, :] == PROMPT
+    return (own | prompt) & np.tri(segments_RT.shape[1], dtype=np.bool_)
+
+
+def _before_in_row(values_S: Ints, row_S: Ints, samples_R: Ints) -> Ints:
+    """Sum of the values of the samples that stand before each one in its row."""
+    before = np.cumsum(values_S) - values_S
+    first_R = np.cumsum(samples_R) - samples_R
+    return before - before[first_R][row_S]
+
+
+def _ragged(lengths: Ints) -> tuple[Ints, Ints]:
+    """Owner and place within its owner of every element, for owners of these lengths."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    first = np.cumsum(lengths) - lengths
+    return owner, np.arange(len(owner)) - first[owner]

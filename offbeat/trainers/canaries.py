@@ -1,0 +1,32 @@
+"""Which releases of a rank have a canary, and how it is made."""
+
+import msgspec
+
+from offbeat.config.run import RunConfig
+from offbeat.messages.weights import Canary
+from offbeat.trainers.split_step import SplitStep
+from offbeat.weight_sync.canary import KEPT, prompts, tolerance
+from offbeat.weight_sync.transport import Published
+
+
+class Canaries:
+    """Puts a canary into every ``sync.canary_interval``-th release of a process, the first included.
+
+    All ranks add it together, to every release that they publish.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._interval = config.sync.canary_interval
+        self._tolerance = tolerance(config.model.dtype, config.sync.wire_dtype)
+        self._releases = 0  # published by this process
+
+    def add(self, published: Published, split: SplitStep) -> Published:
+        """The release with its canary, if it has one, of the weights as they are."""
+        is_due = bool(self._interval) and not self._releases % self._interval
+        self._releases += 1
+        if not is_due:
+            return published
+        asked = prompts(split.vocabulary)
+        canary = Canary(asked, *split.top_logprobs(asked, KEPT), self._tolerance)
+        manifest = msgspec.structs.replace(published.manifest, canary=canary)
+        return published._replace(manifest=manifest)

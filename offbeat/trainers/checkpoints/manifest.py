@@ -1,0 +1,174 @@
+"""What a checkpoint says of itself, and whether that is true.
+
+``manifest.json`` is an envelope: the manifest as it was written, and the digest of those very bytes.
+So a flipped bit is found wherever it is, in a file or in the record of its digest.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import xxhash
+
+from offbeat.messages.failures import OffbeatError
+from offbeat.trainers.errors import CheckpointMismatch
+
+MANIFEST: Final = "manifest.json"
+SCHEMA: Final = 2
+"""Version of the files of a checkpoint; another one is refused."""
+_BLOCK_BYTES: Final = 4 * 2**20
+
+
+class CheckpointCorrupt(OffbeatError):
+    """A file of a checkpoint is not what was written."""
+
+    def __init__(self, file: str, problem: str) -> None:
+        super().__init__(file, problem)
+        self.file, self.problem = file, problem
+
+    def __str__(self) -> str:
+        return f"{self.file} is not what was written: {self.problem}"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose state it is: only the same trainer of the same model can take it up."""
+
+    backend: str
+    model: str  # for people
+    fingerprint: str  # of names, shapes and types of all weights
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """One file of a checkpoint."""
+
+    name: str
+    nbytes: int
+    digest: str  # xxh3-128
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds."""
+
+    schema: int
+    version: int
+    weights_digest: str
+    identity: Identity
+    files: tuple[FileRecord, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(each.nbytes for each in self.files)
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    digest: str
+    manifest: msgspec.Raw
+
+
+class _OnlySchema(msgspec.Struct, frozen=True):
+    schema: int
+
+
+def describe(directory: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
+    """Size and digest of these files of a directory, by reading them.
+
+    Raises:
+        OSError: The disk cannot read.
+    """
+    files = [directory / name for name in names]
+    return tuple(FileRecord(file.name, file.stat().st_size, _digest(file)) for file in files)
+
+
+def encode(manifest: CheckpointManifest) -> bytes:
+    """The content of ``manifest.json``."""
+    content = msgspec.json.encode(manifest)
+    digest = xxhash.xxh3_128_hexdigest(content)
+    return msgspec.json.encode(_Envelope(digest, msgspec.Raw(content)))
+
+
+def read_manifest(directory: Path) -> CheckpointManifest:
+    """What a checkpoint says of itself; its files are there and have their sizes.
+
+    Raises:
+        CheckpointCorrupt: The manifest or a file is missing or damaged.
+        CheckpointMismatch: It is of another schema.
+        OSError: The disk cannot read.
+    """
+    file = directory / MANIFEST
+    if not file.exists():
+        raise CheckpointCorrupt(str(file), "it is missing")
+    try:
+        envelope = msgspec.json.decode(file.read_bytes(), type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointCorrupt(str(file), str(error)) from None
+    content = bytes(envelope.manifest)
+    _expect(file, xxhash.xxh3_128_hexdigest(content), envelope.digest)
+    try:
+        schema = msgspec.json.decode(content, type=_OnlySchema).schema
+        if schema != SCHEMA:
+            fix = "Go on with the release of offbeat that wrote it, or start a new run"
+            raise CheckpointMismatch(str(directory), "schema", str(schema), str(SCHEMA), fix)
+        manifest = msgspec.json.decode(content, type=CheckpointManifest)
+    except msgspec.ValidationError as error:
+        raise CheckpointCorrupt(str(file), str(error)) from None
+    for each in manifest.files:
+        if Path(each.name).name != each.name:
+            raise CheckpointCorrupt(str(file), f"{each.name!r} is no file of its directory")
+        path = directory / each.name
+        nbytes = path.stat().st_size if path.exists() else None
+        if nbytes != each.nbytes:
+            problem = "it is missing" if nbytes is None else f"{nbytes} bytes, not {each.nbytes}"
+            raise CheckpointCorrupt(str(path), problem)
+    return manifest
+
+
+def verify(directory: Path, files: Iterable[FileRecord]) -> None:
+    """Read these files of a directory and compare their digests.
+
+    Raises:
+        CheckpointCorrupt: Naming the file and both digests.
+        OSError: The disk cannot read.
+    """
+    for each in files:
+        _expect(directory / each.name, _digest(directory / each.name), each.digest)
+
+
+def check_version(directory: Path, manifest: CheckpointManifest, named: int) -> None:
+    """Refuse what stands under the name of another version.
+
+    Raises:
+        CheckpointCorrupt: Naming the version it is of.
+    """
+    if manifest.version != named:
+        raise CheckpointCorrupt(str(directory), f"it holds version {manifest.version}")
+
+
+def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity) -> None:
+    """Refuse another backend's state, and another model's.
+
+    Raises:
+        CheckpointMismatch: Naming the difference and the way out.
+    """
+    held = manifest.identity
+    if held.backend != own.backend:
+        fix = f"Set trainer.backend to {held.backend}, or start a new run"
+        raise CheckpointMismatch(str(directory), "backend", held.backend, own.backend, fix)
+    if held.fingerprint != own.fingerprint:
+        fix = "Set model.path and model.dtype to what the run began with, or start a new run"
+        got, want = (f"{each.model} ({each.fingerprint[:8]})" for each in (held, own))
+        raise CheckpointMismatch(str(directory), "model", got, want, fix)
+
+
+def _expect(file: Path, got: str, want: str) -> None:
+    if got != want:
+        raise CheckpointCorrupt(str(file), f"its xxh3-128 digest is {got}, not {want}")
+
+
+def _digest(file: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with file.open("rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,93 @@
+"""Checkpoints of a trainer on a machine that does not see the run directory: kept here, copied there.
+
+What is in the run directory counts. Before a rewind this machine gets what is there; after a save, or a
+rewind, it is there what is here. Of one rank only: several write one checkpoint together.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from offbeat.messages.failures import CheckpointFailed
+from offbeat.run_files.files import Files, fingerprints
+from offbeat.run_files.transfer import fetch, remove, send
+from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
+from offbeat.trainers.checkpoints.shared_work import Write
+from offbeat.trainers.checkpoints.store import LATEST, Stored
+
+FOLDER: Final = "checkpoints"
+_STATE, _ABANDONED, _PARTIAL = "state_", "abandoned_", ".partial_"
+
+
+class MirroredCheckpoints:
+    """The store of one rank, with its copy in the driver's run directory."""
+
+    def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
+        """``root`` is where ``store`` keeps them on this machine."""
+        self._store, self._root, self._files = store, root, files
+
+    def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
+        """As ``RankCheckpoints.save``; it is in the run directory when this returns."""
+        saved = self._store.save(version, weights_digest, nbytes, write)
+        try:
+            self._publish(gone=(_STATE, _ABANDONED))
+        except OSError as error:
+            raise CheckpointFailed(0, version, str(error)) from error
+        return saved
+
+    def rewind(self, at_most: int) -> Stored | None:
+        """As ``RankCheckpoints.rewind``, among those of the run directory."""
+        try:
+            self._fetch()
+            found = self._store.rewind(at_most)
+            self._publish(gone=(_STATE,))
+        except OSError as error:
+            raise CheckpointFailed(0, at_most, str(error)) from error
+        return found
+
+    def load(self, stored: Stored, load: Write) -> None:
+        self._store.load(stored, load)
+
+    def send_model(self, directory: Path) -> None:
+        """Put an exported model beside the checkpoints.
+
+        Raises:
+            OSError: A disk or the way there failed.
+        """
+        send(self._files, directory, FOLDER, directory.name)
+
+    def _fetch(self) -> None:
+        """Have here what is there: every state, and the name of the latest."""
+        there, here = self._files.listing(FOLDER), fingerprints(self._root)
+        self._root.mkdir(parents=True, exist_ok=True)
+        for name, content in there.items():
+            if _is_kept(name) and here.get(name) != content:
+                fetch(self._files, FOLDER, name, content, self._root / name)
+        for name in here:
+            if _is_kept(name) and name not in there:
+                remove(self._root / name)
+
+    def _publish(self, gone: tuple[str, ...]) -> None:
+        """Have there what is here; entries named like ``gone`` that are not here are removed."""
+        there, here = dict(self._files.listing(FOLDER)), fingerprints(self._root)
+        extra = {there[name]: name for name in there if name not in here and _is_of_a_state(name)}
+        for name in sorted(here, key=lambda each: each == LATEST):  # it names what is there by then
+            if name.startswith(_PARTIAL) or there.get(name) == here[name]:
+                continue
+            if (renamed := extra.pop(here[name], None)) is not None:
+                self._files.rename(f"{FOLDER}/{renamed}", f"{FOLDER}/{name}")
+                del there[renamed]
+            elif name == LATEST or _is_of_a_state(name):
+                send(self._files, self._root / name, FOLDER, name)
+        for name in there:
+            if name not in here and name.startswith((*gone, _PARTIAL)):
+                self._files.remove(f"{FOLDER}/{name}")
+        if LATEST in there and LATEST not in here:
+            self._files.remove(f"{FOLDER}/{LATEST}")
+
+
+def _is_kept(name: str) -> bool:
+    return name == LATEST or name.startswith(_STATE)
+
+
+def _is_of_a_state(name: str) -> bool:
+    return name.startswith((_STATE, _ABANDONED, "corrupt_"))

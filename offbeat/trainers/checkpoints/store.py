@@ -1,0 +1,299 @@
+"""Checkpoints of a trainer's whole state: each is on disk wholly, or not at all.
+
+    state_N        a complete checkpoint of version N
+    LATEST         the name of the newest one; for people and tools, ``newest`` does not rely on it
+    abandoned_N    of a lineage that was rewound; removed once the new lineage has a checkpoint
+    corrupt_N      found damaged at a rewind; kept for whoever wants to know why
+    .partial_*     being written or removed when a process died; the next save removes it
+
+A checkpoint is written as ``.partial_*``, synced file by file, and renamed; then LATEST is moved, and
+only then older ones go. So at every instant LATEST names a complete one, from the first one on.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from offbeat.messages.failures import CheckpointFailed
+from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.manifest import (
+    MANIFEST,
+    SCHEMA,
+    CheckpointCorrupt,
+    CheckpointManifest,
+    FileRecord,
+    Identity,
+    check_identity,
+    check_version,
+    describe,
+    encode,
+    read_manifest,
+    verify,
+)
+from offbeat.trainers.errors import CheckpointMismatch
+
+log = structlog.stdlib.get_logger()
+LATEST: Final = "LATEST"
+_STATE, _ABANDONED, _CORRUPT, _PARTIAL = "state_", "abandoned_", "corrupt_", ".partial_"
+_MOST_DIGITS: Final = 18
+_MARGIN_BYTES: Final = 2**20  # for what a file system needs beside the content
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint that has been verified."""
+
+    directory: Path
+    manifest: CheckpointManifest
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+
+class Readers(Protocol):
+    """Who reads the files of a checkpoint to digest them: they may be more than one process can read."""
+
+    def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
+        """As ``checkpoint_manifest.describe``."""
+        ...
+
+    def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
+        """As ``checkpoint_manifest.verify``."""
+        ...
+
+
+class OneReader:
+    """This process reads all of them."""
+
+    def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
+        return describe(directory, names)
+
+    def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
+        verify(directory, files)
+
+
+class CheckpointStore:
+    """The checkpoints in one directory. One writer at a time."""
+
+    def __init__(
+        self,
+        root: Path,
+        identity: Identity,
+        *,
+        keep: int,
+        rank: int = 0,
+        readers: Readers | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        """``keep`` complete checkpoints stay, the newest ones; while one is written, one more."""
+        self._root, self._identity, self._keep, self._rank = root, identity, keep, rank
+        self._readers, self._disk = readers or OneReader(), disk or Disk()
+
+    def save(
+        self, version: int, weights_digest: str, nbytes: int, write: Callable[[Path], None]
+    ) -> int:
+        """Keep a state; returns its bytes once it is durable and LATEST names it.
+
+        Saving again what is there already, whole, is a no-op. One of this version that is not is set
+        aside.
+
+        Args:
+            version: Names it.
+            weights_digest: Of the weights in it.
+            nbytes: What the state will take, about.
+            write: Puts the files into the empty directory it is given; need not sync them.
+
+        Raises:
+            CheckpointFailed: The disk is full, cannot be written, or failed. What was there before
+                is there still, and ``newest`` finds it.
+        """
+        partial, final = self._root / f"{_PARTIAL}{version}_{os.getpid()}", self._directory(version)
+        try:
+            self._disk.make_directory(self._root)
+            self._sweep()
+            stored = self._same(version, weights_digest)
+            if stored is None:
+                self._check_room(version, nbytes)
+                manifest = self._write(partial, version, weights_digest, write)
+                self._disk.rename(partial, final)
+                self._disk.sync(self._root)
+                stored = Stored(final, manifest)
+            self._name_as_latest(stored)
+        except OSError as error:
+            self._give_up(partial)
+            raise CheckpointFailed(self._rank, version, str(error)) from error
+        self._prune(version)
+        return stored.manifest.nbytes
+
+    def newest(self, at_most: int) -> Stored | None:
+        """The newest checkpoint of this version or older whose every file verifies.
+
+        A damaged one is skipped and logged, and stays as it is.
+
+        Raises:
+            CheckpointMismatch: The newest undamaged one is of another model, backend or schema.
+        """
+        versions = (each for each in self._versions() if each <= at_most)
+        return next((found for each in versions if (found := self._verified(each))), None)
+
+    def rewind(self, at_most: int) -> Stored | None:
+        """``newest``, and set aside whatever is newer: weights of those versions will be others now.
+
+        With None, the initial model, everything is set aside and there is no LATEST.
+
+        Raises:
+            CheckpointMismatch: As ``newest``; nothing is set aside.
+            CheckpointFailed: The disk refused; the trainer must not go on from there.
+        """
+        found = self.newest(at_most)
+        version = found.version if found else 0
+        newer = [each for each in self._versions() if each > version]
+        try:
+            if newer:
+                self._name_as_latest(found)
+            for each in newer:
+                self._set_aside(each, _CORRUPT if each <= at_most else _ABANDONED)
+            if newer:
+                self._disk.sync(self._root)
+        except OSError as error:
+            raise CheckpointFailed(self._rank, version, str(error)) from error
+        return found
+
+    def latest(self) -> int | None:
+        """The version that LATEST names; None without one, or when it is damaged."""
+        file = self._root / LATEST
+        name = file.read_bytes().removeprefix(_STATE.encode()).strip() if file.exists() else b""
+        return int(name) if name.isdigit() and len(name) <= _MOST_DIGITS else None
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def _write(
+        self, partial: Path, version: int, weights_digest: str, write: Callable[[Path], None]
+    ) -> CheckpointManifest:
+        """Everything of a checkpoint, synced, under a name that nobody looks at."""
+        self._disk.make_directory(partial)
+        write(partial)
+        written = sorted(partial.iterdir())
+        for file in written:
+            self._disk.sync(file)
+        files = tuple(self._readers.describe(partial, [file.name for file in written]))
+        manifest = CheckpointManifest(SCHEMA, version, weights_digest, self._identity, files)
+        self._disk.write(partial / MANIFEST, encode(manifest))
+        self._disk.sync(partial / MANIFEST)
+        self._disk.sync(partial)
+        return manifest
+
+    def _check_room(self, version: int, nbytes: int) -> None:
+        free = self._disk.free_bytes(self._root)
+        if free < nbytes + _MARGIN_BYTES:
+            problem = (
+                f"it takes about {nbytes / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free in "
+                f"{self._root}. Free some space"
+            )
+            raise CheckpointFailed(self._rank, version, problem)
+
+    def _same(self, version: int, weights_digest: str) -> Stored | None:
+        """This very checkpoint if it is there; whatever else has its name is set aside."""
+        if version not in self._versions():
+            return None
+        there = self._verified(version)
+        if there and there.manifest.weights_digest == weights_digest:
+            return there
+        if self.latest() == version:
+            self._name_as_latest(self.newest(version - 1))
+        self._set_aside(version, _ABANDONED if there else _CORRUPT)
+        return None
+
+    def _name_as_latest(self, stored: Stored | None) -> None:
+        """Durably, and in one moment. None: there is none."""
+        latest = self._root / LATEST
+        if stored is None:
+            self._disk.remove(latest)
+        elif self.latest() != stored.version:
+            beside = self._root / f"{_PARTIAL}{LATEST}"
+            self._disk.write(beside, f"{stored.directory.name}\n".encode())
+            self._disk.sync(beside)
+            self._disk.rename(beside, latest)
+        self._disk.sync(self._root)
+
+    def _set_aside(self, version: int, prefix: str) -> None:
+        """Out of the way, under a name that says why."""
+        names = (f"{prefix}{version}{again}" for again in _suffixes())
+        free = next(name for name in names if not (self._root / name).exists())
+        log.warning("checkpoint.set_aside", version=version, name=free)
+        self._disk.rename(self._directory(version), self._root / free)
+
+    # --- removing --------------------------------------------------------------------------------
+
+    def _prune(self, version: int) -> None:
+        """Remove what the new checkpoint replaces. A disk that refuses costs room, nothing else."""
+        whole = [each for each in self._versions() if each <= version and self._complete(each)]
+        gone = [self._directory(each) for each in whole[self._keep :]]
+        gone += sorted(self._root.glob(f"{_ABANDONED}*"))
+        hidden = [self._root / f"{_PARTIAL}{path.name}" for path in gone]
+        try:
+            for path, partial in zip(gone, hidden, strict=True):
+                self._disk.rename(path, partial)  # so that half a checkpoint never has its name
+            if hidden:
+                self._disk.sync(self._root)
+            for partial in hidden:
+                self._disk.remove(partial)
+        except OSError as error:
+            log.warning("checkpoint.not_removed", version=version, error=str(error))
+
+    def _sweep(self) -> None:
+        for path in sorted(self._root.glob(f"{_PARTIAL}*")):
+            self._disk.remove(path)
+
+    def _give_up(self, partial: Path) -> None:
+        """Leave no half of a checkpoint behind, if the disk lets us; else the next save does it."""
+        try:
+            self._disk.remove(partial)
+        except OSError as error:
+            log.warning("checkpoint.not_removed", path=str(partial), error=str(error))
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def _directory(self, version: int) -> Path:
+        return self._root / f"{_STATE}{version}"
+
+    def _versions(self) -> list[int]:
+        """Newest first."""
+        names = (path.name.removeprefix(_STATE) for path in self._root.glob(f"{_STATE}*"))
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def _verified(self, version: int) -> Stored | None:
+        """A checkpoint of which every byte is as it was written; else None, and a line in the log."""
+        directory = self._directory(version)
+        try:
+            manifest = read_manifest(directory)
+            check_version(directory, manifest, version)
+            check_identity(directory, manifest, self._identity)
+            self._readers.verify(directory, manifest.files)
+        except CheckpointCorrupt as corrupt:
+            log.warning("checkpoint.corrupt", file=corrupt.file, problem=corrupt.problem)
+            return None
+        except OSError as error:
+            log.warning("checkpoint.unreadable", file=str(directory), problem=str(error))
+            return None
+        return Stored(directory, manifest)
+
+    def _complete(self, version: int) -> CheckpointManifest | None:
+        """A checkpoint that has all its files in their sizes: what can be told without reading it."""
+        try:
+            return read_manifest(self._directory(version))
+        except (CheckpointCorrupt, CheckpointMismatch, OSError):
+            return None
+
+
+def _suffixes() -> Iterator[str]:
+    yield ""
+    again = 2
+    while True:
+        yield f".{again}"
+        again += 1

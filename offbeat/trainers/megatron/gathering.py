@@ -1,0 +1,92 @@
+"""Whole tensors out of the pieces of all ranks, a few at a time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from offbeat.trainers.megatron.errors import IncompleteWeights
+from offbeat.trainers.megatron.hf_files import view_of, where
+from offbeat.trainers.megatron.mapping import Box, Shape
+from offbeat.trainers.ranks.peers import Peers
+
+_BOXES: Final = msgspec.msgpack.Decoder(list[Box])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    box: Box
+    owner: int  # the lowest rank that holds it
+
+
+class Gathering:
+    """Where all boxes of a model are. All ranks make one, with their own boxes, at the same time."""
+
+    def __init__(self, boxes: Sequence[Box], peers: Peers) -> None:
+        self._rank = peers.rank
+        world = peers.gathered(list(boxes), _BOXES)
+        owned = dict[tuple[str, Shape], _Piece]()
+        for rank, theirs in enumerate(world):
+            for box in theirs:
+                owned.setdefault(box.key, _Piece(box, rank))
+        self._pieces = dict[str, list[_Piece]]()
+        for piece in owned.values():
+            self._pieces.setdefault(piece.box.tensor, []).append(piece)
+        self.shapes: dict[str, Shape] = {}
+        for name in sorted(self._pieces):  # an order that no layout changes
+            pieces = self._pieces[name]
+            self.shapes[name] = pieces[0].box.whole
+            covered = sum(prod(each.box.shape) for each in pieces)
+            if covered != prod(self.shapes[name]):
+                problem = f"has {prod(self.shapes[name])} elements, the ranks hold {covered}"
+                raise IncompleteWeights("this world of ranks", name, problem)
+
+    def owned(self) -> list[Box]:
+        """The boxes this rank answers for: every element of the model is in one of one rank."""
+        pieces = (each for name in self.shapes for each in self._pieces[name])
+        return [each.box for each in pieces if each.owner == self._rank]
+
+    def tensors(self, names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors, on every rank; all ranks call it with the same names.
+
+        Args:
+            names: Hugging Face names.
+            values: This rank's parameters, or what has their names and shapes; one type for all.
+        """
+        some = next(iter(values.values()))
+        whole = {
+            name: torch.empty(self.shapes[name], dtype=some.dtype, device=some.device)
+            for name in names
+        }
+        pieces = [each for name in names for each in self._pieces[name]]
+        for owner in sorted({each.owner for each in pieces}):
+            theirs = [each.box for each in pieces if each.owner == owner]
+            flat = torch.empty(
+                sum(prod(box.shape) for box in theirs), dtype=some.dtype, device=some.device
+            )
+            if owner == self._rank:
+                torch.cat([view_of(values, box).reshape(-1) for box in theirs], out=flat)
+            dist.broadcast(flat, src=owner)
+            parts = flat.split([prod(box.shape) for box in theirs])
+            for box, part in zip(theirs, parts, strict=True):
+                whole[box.tensor][where(box.start, box.shape)] = part.view(box.shape)
+        return whole
+
+    def all_tensors(
+        self, values: Mapping[str, Tensor], batch_elements: int = 1 << 26
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor in order of its name; at most about ``batch_elements`` are held at a time."""
+        batch, elements = list[str](), 0
+        for name, shape in self.shapes.items():
+            if batch and elements + prod(shape) > batch_elements:
+                yield from self.tensors(batch, values).items()
+                batch, elements = [], 0
+            batch.append(name)
+            elements += prod(shape)
+        if batch:
+            yield from self.tensors(batch, values).items()

@@ -1,0 +1,75 @@
+"""Weights in a Hugging Face directory: read box by box, written tensor by tensor."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from offbeat.trainers.megatron.errors import IncompleteWeights
+from offbeat.trainers.megatron.mapping import Box
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+
+
+class HfWeights:
+    """The tensors of a directory's safetensors files; only what is asked for is read."""
+
+    def __init__(self, path: Path, opened: dict[str, Any]) -> None:
+        self._path, self._opened = path, opened
+
+    def read(self, box: Box) -> Tensor:
+        """The box's elements, on the CPU, in the file's type.
+
+        Raises:
+            IncompleteWeights: The tensor is missing or has another shape.
+        """
+        if box.tensor not in self._opened:
+            raise IncompleteWeights(str(self._path), box.tensor, "is missing")
+        view = self._opened[box.tensor].get_slice(box.tensor)
+        if tuple(view.get_shape()) != box.whole:
+            problem = f"has shape {tuple(view.get_shape())}, not {box.whole}"
+            raise IncompleteWeights(str(self._path), box.tensor, problem)
+        return view[where(box.start, box.shape)]
+
+
+@contextmanager
+def hf_weights(path: Path) -> Iterator[HfWeights]:
+    """The weights of a directory, while its files are open."""
+    index = path / INDEX
+    files = [SINGLE]
+    if index.exists():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    with ExitStack() as stack:
+        opened = dict[str, Any]()
+        for file in files:
+            if not (path / file).exists():
+                raise IncompleteWeights(str(path), file, "is missing")
+            handle = stack.enter_context(safe_open(path / file, framework="pt"))
+            opened |= dict.fromkeys(handle.keys(), handle)
+        yield HfWeights(path, opened)
+
+
+@torch.no_grad()
+def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[Box], path: Path) -> None:
+    """Fill parameters from a Hugging Face directory; rows that pad the vocabulary become zero."""
+    for each in parameters.values():
+        each.zero_()
+    with hf_weights(path) as weights:
+        for box in boxes:
+            view_of(parameters, box).copy_(weights.read(box))
+
+
+def view_of(parameters: Mapping[str, Tensor], box: Box) -> Tensor:
+    """The box's elements in the local parameter that holds them."""
+    return parameters[box.parameter][where(box.local, box.shape)]
+
+
+def where(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The slices of a box."""
+    return tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))

@@ -1,0 +1,66 @@
+"""What the layers of a model are built from: the library's modules, and a norm for every layout."""
+
+from typing import cast
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttentionSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlock,
+    TransformerBlockSubmodules,
+)
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch import nn
+
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.layout import Layout
+
+
+class Norm(nn.RMSNorm):
+    """torch's RMS norm; the library's own wrapper of it refuses sequence parallelism.
+
+    There every tensor-parallel rank norms its share of the tokens, so the weight's gradient is a part
+    of the sum on each: the mark tells the finalize hook to add the parts up.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue] -- read by name
+
+
+def block_of(architecture: Architecture, layout: Layout) -> ModuleSpec:
+    """The layers of one stage, without Transformer Engine."""
+    layer: ModuleSpec = get_gpt_layer_local_spec(
+        num_experts=architecture.experts or None,
+        qk_layernorm=architecture.qk_norm,
+        normalization="RMSNorm",
+    )
+    parts = cast("TransformerLayerSubmodules", layer.submodules)
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    if architecture.qk_norm:
+        attention = cast("ModuleSpec", parts.self_attention)
+        inner = cast("SelfAttentionSubmodules", attention.submodules)
+        inner.q_layernorm = inner.k_layernorm = Norm
+    here = architecture.layers // layout.pipeline
+    block = TransformerBlockSubmodules([layer] * here, layer_norm=ModuleSpec(module=Norm))
+    return ModuleSpec(module=TransformerBlock, submodules=block)
+
+
+def mark_what_is_dealt(model: nn.Module) -> None:
+    """Say of which weights every tensor-parallel rank holds another part.
+
+    The library counts the others once in its gradient norm. Its layers mark their weights while they
+    initialise them, which they are not asked to: the weights come from files.
+    """
+    dealt_along = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
+    for module in model.modules():
+        axis = dealt_along.get(type(module))
+        if axis is not None and module.weight is not None:
+            set_tensor_model_parallel_attributes(module.weight, True, axis, 1)  # noqa: FBT003 -- its signature

@@ -1,0 +1,193 @@
+"""Where every element of a megatron parameter is in Hugging Face's tensors. Pure.
+
+A parameter of one rank is a few boxes of a few Hugging Face tensors: a slice of rows, a slice of
+columns, or the heads of some key-value groups. Loading, export, checkpoints, digests and weight sync
+all walk the same boxes, so that they cannot disagree, and whatever was written under one layout can
+be read under another.
+
+    direct      every rank holds the whole tensor              norms, the router
+    row         columns are dealt to tensor-parallel ranks     output of attention, of the MLP
+    gated       gate's rows, then up's rows                    input of a gated MLP
+    qkv         for each key-value group: its queries' rows, its key's, its value's
+    vocabulary  rows are dealt; rows behind the vocabulary pad it and have no counterpart
+    expert      one of the above, for an expert dealt to expert-parallel ranks
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.errors import UnmappedParameter
+from offbeat.trainers.megatron.layout import Layout
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a Hugging Face tensor that a local parameter holds."""
+
+    tensor: str  # Hugging Face name
+    whole: Shape  # of that tensor
+    start: Shape  # of the box in the tensor
+    parameter: str  # local name
+    local: Shape  # start of the box in the parameter
+    shape: Shape
+
+    @property
+    def key(self) -> tuple[str, Shape]:
+        """Equal for copies of the same box on several ranks."""
+        return self.tensor, self.start
+
+
+Rule = Callable[[Shape, int], list[Box]]
+"""(local shape, tensor-parallel rank) -> boxes."""
+
+
+def boxes_of(
+    parameters: Mapping[str, Shape], architecture: Architecture, layout: Layout
+) -> list[Box]:
+    """The boxes of one rank's parameters, in their order.
+
+    Raises:
+        UnmappedParameter: No rule knows the name, or the boxes do not cover the parameter.
+    """
+    boxes = list[Box]()
+    for name, shape in parameters.items():
+        found = _rule(name, architecture, layout)(shape, layout.tensor_rank)
+        covered = sum(_elements(box.shape) for box in found)
+        padding = _padding(name, shape, architecture, layout)
+        if covered + padding != _elements(shape):
+            problem = f"of shape {shape} has {_elements(shape)} elements, {covered} of them mapped"
+            raise UnmappedParameter(name, problem)
+        boxes.extend(found)
+    return boxes
+
+
+def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:
+    """Rows of the embedding, all ranks together: as many for each."""
+    return -(-architecture.vocabulary // layout.tensor) * layout.tensor
+
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+_EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
+
+
+def _rule(name: str, a: Architecture, layout: Layout) -> Rule:
+    embedding = "model.embed_tokens.weight"
+    top: dict[str, Rule] = {
+        "embedding.word_embeddings.weight": partial(_vocabulary, name, embedding, a),
+        "output_layer.weight": partial(
+            _vocabulary, name, embedding if a.tied else "lm_head.weight", a
+        ),
+        "decoder.final_layernorm.weight": partial(_direct, name, "model.norm.weight"),
+    }
+    if name in top:
+        return top[name]
+    if (found := _LAYER.fullmatch(name)) is None:
+        raise UnmappedParameter(name, "has no Hugging Face name")
+    layer = int(found[1]) + layout.pipeline_rank * (a.layers // layout.pipeline)
+    return _layer_rule(name, found[2], f"model.layers.{layer}.", a, layout)
+
+
+def _layer_rule(name: str, within: str, prefix: str, a: Architecture, layout: Layout) -> Rule:
+    attention, tensor = f"{prefix}self_attn.", layout.tensor
+    rules: dict[str, Rule] = {
+        "input_layernorm.weight": partial(_direct, name, f"{prefix}input_layernorm.weight"),
+        "pre_mlp_layernorm.weight": partial(
+            _direct, name, f"{prefix}post_attention_layernorm.weight"
+        ),
+        "self_attention.linear_qkv.weight": partial(_qkv, name, attention, "weight", a),
+        "self_attention.linear_qkv.bias": partial(_qkv, name, attention, "bias", a),
+        "self_attention.q_layernorm.weight": partial(_direct, name, f"{attention}q_norm.weight"),
+        "self_attention.k_layernorm.weight": partial(_direct, name, f"{attention}k_norm.weight"),
+        "self_attention.linear_proj.weight": partial(
+            _row, name, f"{attention}o_proj.weight", tensor
+        ),
+        "mlp.linear_fc1.weight": partial(_gated, name, f"{prefix}mlp.", tensor),
+        "mlp.linear_fc2.weight": partial(_row, name, f"{prefix}mlp.down_proj.weight", tensor),
+        "mlp.router.weight": partial(_direct, name, f"{prefix}mlp.gate.weight"),
+    }
+    if within in rules:
+        return rules[within]
+    if (found := _EXPERT.fullmatch(within)) is None:
+        raise UnmappedParameter(name, "has no Hugging Face name")
+    expert = int(found[1]) + layout.expert_rank * (a.experts // layout.expert)
+    inside = f"{prefix}mlp.experts.{expert}."
+    experts: dict[str, Rule] = {
+        "linear_fc1.weight": partial(_gated, name, inside, tensor),
+        "linear_fc2.weight": partial(_row, name, f"{inside}down_proj.weight", tensor),
+    }
+    if found[2] not in experts:
+        raise UnmappedParameter(name, "has no Hugging Face name")
+    return experts[found[2]]
+
+
+def _direct(parameter: str, tensor: str, shape: Shape, rank: int) -> list[Box]:
+    del rank
+    origin = (0,) * len(shape)
+    return [Box(tensor, shape, origin, parameter, origin, shape)]
+
+
+def _row(parameter: str, tensor: str, ranks: int, shape: Shape, rank: int) -> list[Box]:
+    rows, columns = shape
+    whole, start = (rows, columns * ranks), (0, columns * rank)
+    return [Box(tensor, whole, start, parameter, (0, 0), shape)]
+
+
+def _gated(parameter: str, prefix: str, ranks: int, shape: Shape, rank: int) -> list[Box]:
+    rows = shape[0] // 2
+    part, whole = (rows, *shape[1:]), (rows * ranks, *shape[1:])
+    return [
+        Box(f"{prefix}{name}.weight", whole, (rows * rank, 0), parameter, (rows * half, 0), part)
+        for half, name in enumerate(("gate_proj", "up_proj"))
+    ]
+
+
+def _qkv(
+    parameter: str, prefix: str, kind: str, a: Architecture, shape: Shape, rank: int
+) -> list[Box]:
+    queries, others, at = a.heads // a.groups, shape[1:], 0
+    here = shape[0] // ((queries + 2) * a.head_dim)
+    boxes = list[Box]()
+    for group in range(here * rank, here * (rank + 1)):
+        for name, heads, whole in (("q", queries, a.heads), ("k", 1, a.groups), ("v", 1, a.groups)):
+            rows, zeros = heads * a.head_dim, (0,) * len(others)
+            boxes.append(
+                Box(
+                    f"{prefix}{name}_proj.{kind}",
+                    (whole * a.head_dim, *others),
+                    (group * rows, *zeros),
+                    parameter,
+                    (at, *zeros),
+                    (rows, *others),
+                )
+            )
+            at += rows
+    return boxes
+
+
+def _vocabulary(parameter: str, tensor: str, a: Architecture, shape: Shape, rank: int) -> list[Box]:
+    rows = max(0, min(shape[0], a.vocabulary - shape[0] * rank))
+    if not rows:
+        return []
+    whole, start = (a.vocabulary, shape[1]), (shape[0] * rank, 0)
+    return [Box(tensor, whole, start, parameter, (0, 0), (rows, shape[1]))]
+
+
+def _padding(name: str, shape: Shape, a: Architecture, layout: Layout) -> int:
+    """Elements of a parameter that only pad the vocabulary."""
+    if name not in _EMBEDDINGS:
+        return 0
+    end = shape[0] * (layout.tensor_rank + 1)
+    return min(shape[0], max(0, end - a.vocabulary)) * shape[1]
+
+
+def _elements(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,76 @@
+"""One rank's rows of a chunk, cut into microbatches that all ranks can run together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.transformer import TransformerConfig
+
+from offbeat.trainers.batches.packing import PADDING, Ints, Packed
+from offbeat.trainers.megatron.groups import expert_group
+
+
+def aligned(microbatches: Sequence[Packed], config: TransformerConfig) -> list[Packed]:
+    """The same microbatches, padded and with empty ones behind, so that no rank waits for another.
+
+    Ranks that share experts exchange the tokens of every microbatch. They need as many of them as the
+    others, and of the same shape if they gather the tokens of all; they call this together. Ranks that
+    only share gradients need not be even. Ranks that share each row need its length to be a multiple.
+    """
+    multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    has_experts = config.num_moe_experts is not None
+    gathers = has_experts and config.moe_token_dispatcher_type == "allgather"  # noqa: S105 -- no secret
+    shapes: list[tuple[int, int]] = [each.input_ids_RT.shape for each in microbatches]
+    count, rows, tokens = len(shapes), 1, 1
+    if has_experts:
+        every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
+        count, rows, tokens = _most([count, max(every_rows), max(every_tokens)])
+    even: list[Packed] = []
+    for each in [*microbatches, *[_EMPTY] * (count - len(shapes))]:
+        own_rows, own_tokens = each.input_ids_RT.shape
+        shape = (rows, tokens) if gathers else (own_rows, own_tokens)
+        even.append(_padded(each, *shape, multiple))
+    return even
+
+
+def _most(values: Sequence[int]) -> list[int]:
+    """The largest of each on any rank that this one shares experts with."""
+    most = torch.tensor(values).to(torch.cuda.current_device())
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=expert_group())
+    return most.tolist()
+
+
+def _padded(packed: Packed, rows: int, tokens: int, multiple: int) -> Packed:
+    """The same with so many rows, and so long ones or a little longer; none of it is read."""
+    tokens = -(-tokens // multiple) * multiple
+    if packed.input_ids_RT.shape == (rows, tokens):
+        return packed
+    width = packed.input_ids_RT.shape[1]
+    row_U, column_U = np.divmod(packed.predicts_U, width)
+
+    def grown(values: Ints, fill: int) -> Ints:
+        more = rows - values.shape[0], tokens - values.shape[1]
+        return np.pad(values, ((0, more[0]), (0, more[1])), constant_values=fill)
+
+    return replace(
+        packed,
+        input_ids_RT=grown(packed.input_ids_RT, 0),
+        positions_RT=grown(packed.positions_RT, 0),
+        segments_RT=grown(packed.segments_RT, PADDING),
+        predicts_U=row_U * tokens + column_U,
+    )
+
+
+_NONE = np.zeros(0, np.int64)
+_EMPTY = Packed(
+    input_ids_RT=np.zeros((1, 1), np.int64),
+    positions_RT=np.zeros((1, 1), np.int64),
+    segments_RT=np.zeros((1, 1), np.int64),
+    predicts_U=_NONE,
+    which_N=_NONE,
+    target_N=_NONE,
+    source_N=_NONE,
+    one_sample_a_row=True,
+)

@@ -1,0 +1,178 @@
+"""A megatron-core GPTModel of a Hugging Face architecture, without Transformer Engine.
+
+Dropout is off: nothing random happens in a step, so that it can be repeated.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+
+from offbeat.trainers.megatron.architecture import Architecture
+from offbeat.trainers.megatron.errors import UnsupportedLayout
+from offbeat.trainers.megatron.layers import block_of, mark_what_is_dealt
+from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.mapping import padded_vocabulary
+
+
+def transformer_config(
+    architecture: Architecture,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool = False,
+    recompute: bool = False,
+) -> TransformerConfig:
+    """The library's description of one rank's share.
+
+    Raises:
+        UnsupportedLayout: The model cannot be cut like this.
+    """
+    _check(architecture, layout, sequence_parallel=sequence_parallel)
+    a = architecture
+    # A token travels to its experts. With tensor parallelism that takes gathers of uneven parts, which
+    # gloo does not have, and the tests could not run what is trained with: there every rank gathers the
+    # tokens of all that it shares experts with, whose rows are made alike.
+    gathers = a.experts > 0 and layout.tensor > 1
+    options: dict[str, Any] = {
+        "num_layers": a.layers,
+        "hidden_size": a.hidden,
+        "num_attention_heads": a.heads,
+        "num_query_groups": a.groups,
+        "kv_channels": a.head_dim,
+        "ffn_hidden_size": a.intermediate,
+        "layernorm_epsilon": a.norm_eps,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "add_qkv_bias": a.qkv_bias,
+        "qk_layernorm": a.qk_norm,
+        "gated_linear_unit": True,
+        "activation_func": functional.silu,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "expert_model_parallel_size": layout.expert,
+        "sequence_parallel": sequence_parallel,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        # Microbatches are as long as their longest row.
+        "variable_seq_lengths": layout.pipeline > 1 and not gathers,
+        "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
+        "use_cpu_initialization": True,  # of weights that are about to be loaded
+        "perform_initialization": False,
+        "gradient_accumulation_fusion": False,  # a CUDA kernel of Apex
+        # Else the schedule divides the loss by the number of its microbatches.
+        "calculate_per_token_loss": True,
+    }
+    if recompute:  # each layer by itself
+        options |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    if a.experts:
+        options |= {
+            "num_moe_experts": a.experts,
+            "moe_ffn_hidden_size": a.intermediate,
+            "moe_router_topk": a.experts_per_token,
+            "moe_router_pre_softmax": not a.normalise_routing,
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+        }
+    return TransformerConfig(**options)
+
+
+def build_model(
+    architecture: Architecture, config: TransformerConfig, layout: Layout, seed: int
+) -> GPTModel:
+    """One rank's share of the model, on the device the library takes for its own."""
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=block_of(architecture, layout),
+        vocab_size=padded_vocabulary(architecture, layout),
+        max_sequence_length=architecture.max_positions,
+        pre_process=layout.is_first_stage,
+        post_process=layout.is_last_stage,
+        position_embedding_type="rope",
+        rotary_base=architecture.rope_theta,  # pyright: ignore[reportArgumentType] -- a power's base
+        share_embeddings_and_output_weights=architecture.tied,
+    )
+    model.rotary_pos_emb = PackedRotary(
+        architecture.head_dim, architecture.rope_theta, model.pg_collection.cp
+    )
+    mark_what_is_dealt(model)
+    if layout.is_last_stage:
+        # ``Forward`` gathers what the head sees, which is less than the head itself would.
+        model.output_layer.sequence_parallel = False
+    return model.to(torch.cuda.current_device())
+
+
+def in_data_parallel(
+    model: GPTModel, config: TransformerConfig, *, overlap: bool, sharded: bool
+) -> DistributedDataParallel:
+    """The model with buffers for its gradients. Sums of many microbatches need more than 16 bits.
+
+    Args:
+        model: One rank's share.
+        config: Its description.
+        overlap: Reductions may start while backward passes still run.
+        sharded: Reduced gradients are dealt to data-parallel ranks, for an optimizer that is, too.
+    """
+    options = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.params_dtype != torch.float64,
+        overlap_grad_reduce=overlap,
+        use_distributed_optimizer=sharded,
+    )
+    return DistributedDataParallel(config, options, model)
+
+
+class PackedRotary(RotaryEmbedding):
+    """Rotary positions that need not count up along a row: samples share a prompt."""
+
+    def __init__(self, dim: int, base: float, context_group: ProcessGroup) -> None:
+        super().__init__(
+            dim,
+            rotary_percent=1.0,
+            rotary_base=base,  # pyright: ignore[reportArgumentType] -- a power's base
+            use_cpu_initialization=True,
+            cp_group=context_group,
+        )
+        self.positions_RT: Tensor | None = None  # of the microbatch being computed; None: 0, 1, ..
+
+    def forward(self, max_seq_len: int, *unused: object, **also_unused: object) -> Tensor:
+        """Angles [T, R or 1, 1, head_dim], as the attention of the library multiplies them in."""
+        del unused, also_unused
+        if self.positions_RT is None:
+            return self.get_emb(max_seq_len)
+        self.inv_freq = self.inv_freq.to(self.positions_RT.device)
+        angles_TRD = self.positions_RT.T[..., None].to(self.inv_freq.dtype) * self.inv_freq
+        return torch.cat((angles_TRD, angles_TRD), dim=-1)[:, :, None, :]
+
+
+def _check(a: Architecture, layout: Layout, *, sequence_parallel: bool) -> None:
+    divisible = (
+        ("trainer.tensor_parallel", layout.tensor, "key-value heads", a.groups),
+        ("trainer.tensor_parallel", layout.tensor, "heads", a.heads),
+        ("trainer.tensor_parallel", layout.tensor, "columns of the MLP", a.intermediate),
+        ("trainer.pipeline_parallel", layout.pipeline, "layers", a.layers),
+        ("trainer.expert_parallel", layout.expert, "experts", a.experts or 1),
+    )
+    for setting, ranks, what, count in divisible:
+        if count % ranks:
+            raise UnsupportedLayout(setting, str(ranks), f"a divisor of the model's {count} {what}")
+    if a.experts and layout.tensor > 1 and not sequence_parallel:
+        want = "true: the library trains experts with tensor parallelism in no other way"
+        raise UnsupportedLayout("trainer.sequence_parallel", "false", want)
+    if sequence_parallel and layout.tensor == 1:
+        want = "false, or trainer.tensor_parallel to 2 or more: its ranks share the tokens"
+        raise UnsupportedLayout("trainer.sequence_parallel", "true", want)

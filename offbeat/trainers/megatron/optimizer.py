@@ -1,0 +1,205 @@
+"""AdamW over the library's gradient buffers: every rank updates all it holds.
+
+Half-precision parameters get a float32 master each. Moments are as large as the share of the model
+this rank holds: for less, on CUDA, there is ``sharded_optimizer``, which keeps the same promises.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Final
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from torch import Tensor, nn
+
+from offbeat.config.training import OptimizerConfig
+from offbeat.trainers.megatron.hf_files import view_of
+from offbeat.trainers.megatron.mapping import Box
+from offbeat.trainers.movement import Movement, MovementProbe
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+MASTER: Final = "master"
+_HALF: Final = (torch.bfloat16, torch.float16)
+
+
+def has_master(parameter: Tensor) -> bool:
+    """Its updates would be lost in rounding: a float32 copy of it is what is trained."""
+    return parameter.dtype in _HALF
+
+
+class RankOptimizer(ABC):
+    """AdamW on what one rank holds. Weight decay is for matrices only.
+
+    Its state has the same form whoever keeps it, and is as large as this rank's share of the model.
+    """
+
+    sharded: ClassVar[bool]
+    """It wants gradients that are dealt to data-parallel ranks, not whole ones on each."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+    ) -> None:
+        """Start with no moments, from the weights as they are.
+
+        Args:
+            ddp: A module whose parameters have a ``main_grad`` each.
+            config: Rates and bounds.
+            owned: What this rank answers for: every element of the model is in one box of one rank.
+        """
+        self._config, self._owned = config, owned
+        self._parameters: dict[str, nn.Parameter] = dict(ddp.module.named_parameters())
+
+    @abstractmethod
+    def grad_norm(self) -> float:
+        """Of the whole model's reduced gradients, nothing counted twice; all ranks call it."""
+
+    @abstractmethod
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
+        """Clip by this norm, which is finite, and update; all ranks call it.
+
+        Returns:
+            Whether this rank's part of the float32 weights moved.
+        """
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Updates since the state was new."""
+
+    @abstractmethod
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """By kind, then by the parameter's name: moments, and masters where there are any.
+
+        All ranks call it.
+        """
+
+    @abstractmethod
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        """Take up a ``state`` of the same parameters; the weights are somebody else's business."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Be as new, after somebody else wrote the weights."""
+
+    def kinds(self, steps: int) -> tuple[str, ...]:
+        """The kinds of a ``state`` after so many updates."""
+        masters = (MASTER,) if self._has_masters else ()
+        return (*MOMENTS, *masters) if steps else masters
+
+    def like(self, name: str) -> Tensor:
+        """Room for one parameter's moment or master, filled with zeros."""
+        parameter = self._parameters[name].detach()
+        dtype = torch.float32 if has_master(parameter) else parameter.dtype
+        return torch.zeros_like(parameter, dtype=dtype)
+
+    @property
+    def bytes_a_weight(self) -> int:
+        """Of ``state``, once there are moments."""
+        room = self.like(next(iter(self._parameters)))
+        return room.element_size() * (2 + self._has_masters)
+
+    @property
+    def _has_masters(self) -> bool:
+        return any(has_master(each) for each in self._parameters.values())
+
+
+class MainGradAdamW(RankOptimizer):
+    """torch's AdamW on all of this rank's parameters."""
+
+    sharded: ClassVar[bool] = False
+
+    def __init__(
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+    ) -> None:
+        super().__init__(ddp, config, owned)
+        self._masters: dict[str, Tensor] = {
+            name: each.detach().float().requires_grad_() if has_master(each) else each
+            for name, each in self._parameters.items()
+        }
+        masters = self._masters.values()
+        self._adamw = torch.optim.AdamW(
+            [
+                {
+                    "params": [each for each in masters if each.ndim > 1],
+                    "weight_decay": config.weight_decay,
+                },
+                {"params": [each for each in masters if each.ndim <= 1], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+
+    def grad_norm(self) -> float:
+        """Summed over owned boxes: neither replicas count twice nor tied embeddings on two stages."""
+        gradients = {name: _gradient(each) for name, each in self._parameters.items()}
+        device = next(iter(gradients.values())).device
+        squares = torch.zeros((), dtype=torch.float64, device=device)
+        for box in self._owned:
+            squares += view_of(gradients, box).double().square().sum()
+        dist.all_reduce(squares)
+        return math.sqrt(float(squares))
+
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
+        limit = self._config.max_grad_norm
+        clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
+        for name, master in self._masters.items():
+            master.grad = _gradient(self._parameters[name]).mul_(clip)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        probe = MovementProbe(self._masters.values())
+        self._adamw.step()
+        movement = probe.after([each.grad for each in self._masters.values()])
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.grad = None
+                if (parameter := self._parameters[name]) is not master:
+                    parameter.copy_(master)
+        return movement
+
+    # --- the state ---------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        taken = [int(each["step"]) for each in self._adamw.state.values()]
+        return max(taken, default=0)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        kinds = {
+            kind: {name: self._adamw.state[each][kind] for name, each in self._masters.items()}
+            for kind in (MOMENTS if self.steps else ())
+        }
+        if masters := {name: each.detach() for name, each in self._own_masters()}:
+            kinds[MASTER] = masters
+        return kinds
+
+    @torch.no_grad()
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        self._adamw.state.clear()
+        for name, master in self._own_masters():
+            master.copy_(kinds[MASTER][name])
+        if not steps:
+            return
+        for name, master in self._masters.items():
+            self._adamw.state[master] = {
+                "step": torch.tensor(float(steps), device=master.device),
+                **{kind: kinds[kind][name].to(master.device) for kind in MOMENTS},
+            }
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        self._adamw.state.clear()
+        for name, master in self._own_masters():
+            master.copy_(self._parameters[name])
+
+    def _own_masters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                yield name, master
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue] -- the library's

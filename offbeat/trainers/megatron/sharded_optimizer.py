@@ -1,0 +1,168 @@
+"""AdamW dealt over data-parallel ranks: the library's distributed optimizer, for CUDA.
+
+Gradients are reduce-scattered, every rank updates its part of each buffer, and the new weights are
+gathered. A part is a range of a flattened parameter, not a box: states are made whole on the way out
+and cut on the way in, so that they are those of ``MainGradAdamW`` and are taken up under any layout.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer_config import OptimizerConfig as LibraryConfig
+from torch import Tensor, nn
+
+from offbeat.config.training import OptimizerConfig
+from offbeat.trainers.megatron.mapping import Box
+from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer
+from offbeat.trainers.movement import Movement, MovementProbe
+
+_STEP: Final = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A parameter of this rank, and the part of it that this rank updates, if any."""
+
+    parameter: nn.Parameter
+    optimizer: DistributedOptimizer
+    main: Tensor | None  # of the part, in float32; what the moments belong to
+    part: slice  # of the flattened parameter
+
+
+class ShardedAdamW(RankOptimizer):
+    """AdamW on this rank's part of the parameters that its data-parallel peers hold as well.
+
+    Weights and gradients are float32 or have 16 bits. The gradients are reduced by a
+    ``DistributedDataParallel`` that deals them out (``sharded``).
+    """
+
+    sharded: ClassVar[bool] = True
+
+    def __init__(
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+    ) -> None:
+        super().__init__(ddp, config, owned)
+        dtype = next(iter(self._parameters.values())).dtype
+        beta1, beta2 = config.betas
+        library = get_megatron_optimizer(
+            LibraryConfig(
+                optimizer="adam",
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                adam_beta1=beta1,
+                adam_beta2=beta2,
+                adam_eps=config.eps,
+                clip_grad=config.max_grad_norm or 0.0,
+                use_distributed_optimizer=True,
+                bf16=dtype == torch.bfloat16,
+                params_dtype=dtype,
+            ),
+            [ddp],
+            use_gloo_process_groups=False,
+        )
+        self._library = cast("ChainedOptimizer", library)  # one of matrices, maybe one of experts
+        chained = cast("list[DistributedOptimizer]", self._library.chained_optimizers)
+        self._chained = [each for each in chained if not each.is_stub_optimizer]
+        self._places = dict(self._all_places())
+        self._steps = 0
+
+    def grad_norm(self) -> float:
+        """Of the whole model's reduced gradients, in float32; all ranks call it.
+
+        Every element counts on one rank: parts do not overlap, and of what tensor-parallel ranks hold
+        alike, or two stages, the library takes one.
+        """
+        self._library.prepare_grads()
+        return float(self._library.get_grad_norm())
+
+    def step(self, grad_norm: float, learning_rate: float) -> Movement:
+        """Clip by this norm, which ``grad_norm`` has just told, and update; all ranks call it."""
+        if (limit := self._config.max_grad_norm) is not None:
+            for each in self._chained:
+                parts = cast("list[Tensor]", each.get_parameters())
+                clip_grad_by_total_norm_fp32(parts, limit, grad_norm)
+        for group in self._library.param_groups:
+            group["lr"] = learning_rate
+            # The library leaves this to its own scheduler: the multiple is 0 for vectors.
+            group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
+        mains = [cast("Tensor", main) for each in self._chained for main in each.get_parameters()]
+        probe = MovementProbe(mains)
+        self._library.step_with_ready_grads()
+        movement = probe.after([each.grad for each in mains])
+        for main in mains:
+            main.grad = None
+        self._steps += 1
+        return movement
+
+    # --- the state ---------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            kind: {name: self._whole(place, kind) for name, place in self._places.items()}
+            for kind in self.kinds(self._steps)
+        }
+
+    @torch.no_grad()
+    def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
+        self._clear()
+        for name, place in self._places.items():
+            if place.main is None:
+                continue
+            if MASTER in kinds:
+                place.main.copy_(kinds[MASTER][name].view(-1)[place.part])
+            if steps:
+                moments = {kind: kinds[kind][name].view(-1)[place.part] for kind in MOMENTS}
+                place.optimizer.optimizer.state[place.main] = {
+                    _STEP: torch.tensor(float(steps)),
+                    **{kind: each.to(place.main, copy=True) for kind, each in moments.items()},
+                }
+        self._steps = steps
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        self._clear()
+        self._library.reload_model_params()
+
+    def _clear(self) -> None:
+        for each in self._chained:
+            each.optimizer.state.clear()
+        self._steps = 0
+
+    @torch.no_grad()
+    def _whole(self, place: _Place, kind: str) -> Tensor:
+        """One parameter's master or moment, from the parts of all data-parallel ranks, on the CPU."""
+        whole = torch.zeros_like(place.parameter, dtype=torch.float32).view(-1)
+        if place.main is not None:
+            held = place.optimizer.optimizer.state[place.main]
+            whole[place.part] = place.main if kind == MASTER else held[kind]
+        dist.all_reduce(whole, group=place.optimizer.data_parallel_group)
+        return whole.view(place.parameter.shape).cpu()
+
+    def _all_places(self) -> Iterator[tuple[str, _Place]]:
+        """In an order that is the same on all ranks that share a parameter."""
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        for optimizer in self._chained:
+            for buffer in optimizer.buffers:
+                for parameter in buffer.param_index_map:
+                    yield names[parameter], _place(optimizer, parameter)
+
+
+def _place(optimizer: DistributedOptimizer, parameter: nn.Parameter) -> _Place:
+    if parameter not in optimizer.model_param_gbuf_map:
+        return _Place(parameter, optimizer, None, slice(0, 0))
+    buffer, dtype, bucket = optimizer.model_param_gbuf_map[parameter]
+    ranges: Any = optimizer.gbuf_ranges[buffer][dtype][bucket]["param_map"][parameter]["param"]
+    group, order = optimizer.model_param_group_index_map[parameter]
+    main = optimizer.param_groups[group]["params"][order]
+    return _Place(parameter, optimizer, main, slice(ranges.start, ranges.end))

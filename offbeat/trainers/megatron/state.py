@@ -1,0 +1,113 @@
+"""A rank's share of a trainer's state in one file, in Hugging Face's coordinates.
+
+The files of all ranks lie in one directory. Whoever reads them takes the boxes that overlap its own,
+so that a state can be taken up under another layout than it was written under.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Final, Self
+
+import torch
+from torch import Tensor
+
+from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
+from offbeat.trainers.megatron.errors import IncompleteWeights
+from offbeat.trainers.megatron.hf_files import view_of, where
+from offbeat.trainers.megatron.mapping import Box, Shape
+
+WEIGHTS: Final = "weight"
+_STEPS: Final = "steps"
+_FILES: Final = "share-*.safetensors"
+
+Kinds = Mapping[str, Mapping[str, Tensor]]
+"""By kind (weights, moments), then by the local parameter's name."""
+
+
+def save_share(directory: Path, rank: int, boxes: Sequence[Box], kinds: Kinds, steps: int) -> None:
+    """Write the boxes this rank answers for, of every kind.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    tensors = {
+        f"{kind}/{box.tensor}@{_text(box.start)}": view_of(values, box).detach()
+        for kind, values in kinds.items()
+        for box in boxes
+    }
+    tensors[_STEPS] = torch.tensor(steps)
+    save_tensors(tensors, directory / f"share-{rank:05}.safetensors")
+
+
+class SavedShares:
+    """The files of all ranks of a state, while they are open. They hold one tensor in memory at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._stack = directory, ExitStack()
+        self._saved = dict[tuple[str, str], list[tuple[Shape, Callable[[], Tensor]]]]()
+        self.steps = 0
+
+    def __enter__(self) -> Self:
+        files = sorted(self._directory.glob(_FILES))
+        if not files:
+            raise IncompleteWeights(str(self._directory), _FILES, "is missing")
+        for file in files:
+            tensors = self._stack.enter_context(saved_tensors(file))
+            self.steps = int(tensors[_STEPS])
+            for key in tensors:
+                if key != _STEPS:
+                    kind, name, start = _parsed(key)
+                    read = partial(tensors.__getitem__, key)
+                    self._saved.setdefault((kind, name), []).append((start, read))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @torch.no_grad()
+    def fill(self, kind: str, values: Mapping[str, Tensor], boxes: Iterable[Box]) -> None:
+        """Copy everything of a kind that the boxes ask for.
+
+        Raises:
+            IncompleteWeights: An element of a box is in no file.
+        """
+        wanted = dict[str, list[Box]]()
+        for box in boxes:
+            wanted.setdefault(box.tensor, []).append(box)
+        for name, theirs in wanted.items():
+            pieces = [(start, read()) for start, read in self._saved.get((kind, name), [])]
+            for box in theirs:
+                missing = _fill(view_of(values, box), box.start, pieces)
+                if missing:
+                    problem = f"lacks {missing} elements of its {kind}"
+                    raise IncompleteWeights(str(self._directory), name, problem)
+
+
+def _fill(target: Tensor, start: Shape, pieces: Iterable[tuple[Shape, Tensor]]) -> int:
+    """Copy what pieces of the same tensor have of a box; how many of its elements none of them has."""
+    missing = target.numel()
+    for at, piece in pieces:
+        low = tuple(map(max, start, at))
+        ends = (
+            (a + n, b + m) for a, n, b, m in zip(start, target.shape, at, piece.shape, strict=True)
+        )
+        size = tuple(min(both) - first for both, first in zip(ends, low, strict=True))
+        if min(size) > 0:
+            there = tuple(a - b for a, b in zip(low, at, strict=True))
+            here = tuple(a - b for a, b in zip(low, start, strict=True))
+            target[where(here, size)].copy_(piece[where(there, size)])
+            missing -= prod(size)
+    return missing
+
+
+def _text(start: Shape) -> str:
+    return ",".join(map(str, start))
+
+
+def _parsed(key: str) -> tuple[str, str, Shape]:
+    kind, _, rest = key.partition("/")
+    name, _, start = rest.rpartition("@")
+    return kind, name, tuple(map(int, start.split(",")))

@@ -1,0 +1,1 @@
+"""What the ranks of one trainer do together: process group, collectives, dispatch of groups."""

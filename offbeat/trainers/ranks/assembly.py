@@ -1,0 +1,71 @@
+"""What the actor of a rank is put together from, whatever the backend."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import TrainerConfig
+from offbeat.trainers.expert_names import Meta, Named
+from offbeat.trainers.ranks.peers import Peers
+from offbeat.trainers.receiver_names import names_for_files, names_for_module
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.dtypes import WirePolicy
+from offbeat.weight_sync.source import GatheredSource
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class MakesTrainer(Protocol[T_co]):
+    """The constructor that trainers of all backends have."""
+
+    def __call__(
+        self,
+        model_path: str | Path,
+        *,
+        trainer: TrainerConfig,
+        model: ModelConfig,
+        total_steps: int,
+        seed: int,
+        peers: Peers,
+    ) -> T_co: ...
+
+
+def trainer_of(kind: MakesTrainer[T_co], spec: TrainerSpec, peers: Peers) -> T_co:
+    """The trainer of one rank."""
+    config = spec.config
+    return kind(
+        spec.model_path,
+        trainer=config.trainer,
+        model=config.model,
+        total_steps=config.steps,
+        seed=config.seed,
+        peers=peers,
+    )
+
+
+def source_of(
+    spec: TrainerSpec, metas: Iterable[Meta], named: Callable[[], Iterator[Named]]
+) -> GatheredSource:
+    """What sends the weights of one rank, under the names that the run's engines hold them by.
+
+    Args:
+        spec: Of the rank.
+        metas: Name, shape and type of every weight, in the order of ``named``.
+        named: Goes through the whole weights, on all ranks together.
+
+    Raises:
+        UnsupportedModel: The engines hold them under names that are not known here.
+    """
+    config, sync, held = spec.config, spec.config.sync, list(metas)
+    if config.generator.backend == "vllm":
+        names = names_for_files(spec.model_path, held)
+    else:
+        remote_code = config.model.trust_remote_code
+        names = names_for_module(spec.model_path, held, remote_code=remote_code)
+    return GatheredSource(
+        names.metas(held),
+        lambda: names.named(named()),
+        int(sync.chunk_mb * 2**20),
+        WirePolicy(sync.wire_dtype, sync.keep_float32),
+    )

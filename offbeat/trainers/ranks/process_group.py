@@ -1,0 +1,131 @@
+"""A world of ranks over ``torch.distributed``: how it comes together, and how its end is noticed.
+
+Ranks exchange tensors and msgpack, never pickles: what a rank sends is data to the others, not code.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from offbeat.rendezvous.frames import SharedKey, StoreAddress
+from offbeat.rendezvous.interface import bind_collectives
+from offbeat.rendezvous.store import SharedStore
+from offbeat.rendezvous.store_server import StoreServer
+from offbeat.trainers.ranks.peers import WorldBroken, line_of
+from offbeat.trainers.spec import Rendezvous
+
+T = TypeVar("T")
+_BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
+_BROKEN: Final = ("gloo", "NCCL", "Application timeout caused pair closure", "Connection closed")
+"""In the text of what a collective raises: gloo has no class of its own for it."""
+
+
+def open_rendezvous(host: str) -> tuple[StoreServer, StoreAddress]:
+    """Let ranks meet at a free port of this address. Only holders of the key are answered."""
+    key = SharedKey.random()
+    server = StoreServer(host, key)
+    return server, StoreAddress(server.host, server.port, key)
+
+
+def join(at: Rendezvous, rank: int, device: str, own_address: str) -> "ProcessGroupPeers":
+    """Be a rank of a world; returns once all of its ranks are there.
+
+    Args:
+        at: Where.
+        rank: Which one.
+        device: What the ranks compute on: gloo on the CPU, NCCL on CUDA devices.
+        own_address: Of this machine. The sockets of gloo and NCCL are bound to its interface.
+
+    Raises:
+        WorldBroken: Not all ranks came in time.
+        AddressNotLocal: This machine has another address.
+    """
+    bind_collectives(own_address, os.environ)
+    try:
+        store = SharedStore(at.store, at.timeout_s)
+        peers = enter(PrefixStore(at.world, store), rank, at.size, device, at.timeout_s)
+    except Exception as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()  # so that these processes can meet again
+        if is_broken(error):
+            raise WorldBroken(rank, "its start", line_of(error)) from error
+        raise
+    peers.store = store  # groups that are made later ask it, and would find its C++ half alone
+    return peers
+
+
+def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> "ProcessGroupPeers":
+    """Be a rank of a world whose ranks have a store in common already."""
+    kind, patience = device.partition(":")[0], timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        _BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=patience
+    )
+    peers = ProcessGroupPeers(kind)
+    peers.most([0])
+    return peers
+
+
+class ProcessGroupPeers:
+    """All ranks of the process group of this process."""
+
+    def __init__(self, kind: str) -> None:
+        self._device = torch.device(kind)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.store: Store | None = None
+
+    def most(self, values: Sequence[int]) -> list[int]:
+        most = torch.tensor(values, dtype=torch.int64, device=self._device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return most.tolist()
+
+    def gathered(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
+        own = self._encoded(value)
+        lengths = torch.empty(self.size, dtype=torch.int64, device=self._device)
+        dist.all_gather_single(lengths, self._length(own))
+        longest = int(lengths.max())
+        padded = torch.zeros(longest, dtype=torch.uint8, device=self._device)
+        padded[: len(own)] = own
+        every = torch.empty(self.size * longest, dtype=torch.uint8, device=self._device)
+        dist.all_gather_single(every, padded)
+        rows = every.view(self.size, longest).cpu()
+        return [
+            _decoded(row[:length], decoder)
+            for row, length in zip(rows, lengths.tolist(), strict=True)
+        ]
+
+    def told(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+        own = self._encoded(value) if self.rank == 0 else None
+        length = self._length(own) if own is not None else self._length(torch.empty(0))
+        dist.broadcast(length, src=0)
+        if own is None:
+            own = torch.empty(int(length), dtype=torch.uint8, device=self._device)
+        dist.broadcast(own, src=0)
+        return value if self.rank == 0 else _decoded(own.cpu(), decoder)
+
+    def are_lost(self, error: Exception) -> bool:
+        return is_broken(error)
+
+    def _encoded(self, value: object) -> Tensor:
+        data = bytearray(msgspec.msgpack.encode(value))
+        return torch.frombuffer(data, dtype=torch.uint8).to(self._device)
+
+    def _length(self, data: Tensor) -> Tensor:
+        return torch.tensor([data.numel()], dtype=torch.int64, device=self._device)
+
+
+def _decoded(data: Tensor, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    return decoder.decode(data.numpy().tobytes())
+
+
+def is_broken(error: Exception) -> bool:
+    """A collective has raised it: a rank is gone, or too late."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _BROKEN)

@@ -1,0 +1,111 @@
+"""Under which names the engines of a run hold the weights, proved before the first step.
+
+An embedded engine is a module of transformers: it holds exactly the weights of that module. A vLLM
+engine loads the names of the model's files, which may hold more than is trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.expert_names import (
+    APART,
+    AS_THEY_ARE,
+    TOGETHER,
+    ExpertNames,
+    Meta,
+    UnjoinedExperts,
+)
+from offbeat.weight_sync.source import named_weights
+
+Shapes = Mapping[str, tuple[int, ...]]
+_NAMED_IN_ERROR: Final = 3
+
+
+def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bool) -> ExpertNames:
+    """Return how to name a trainer's weights for an engine that is a module of transformers.
+
+    Raises:
+        UnsupportedModel: Under no names that are known are they the weights of that module.
+    """
+    wanted = module_shapes(path, remote_code=remote_code)
+    tried = _shapes_by_naming(metas)
+    for names, made in tried:
+        if made == wanted:
+            return names
+    _, made = tried[0]
+    differing = sorted(set(made.items()) ^ set(wanted.items()))
+    raise _unmapped(path, "the embedded engine", [name for name, _ in differing])
+
+
+def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
+    """Return how to name a trainer's weights for an engine that loads the names of model files.
+
+    Without safetensors files there is nothing to compare with: then they keep their names, and the
+    engine refuses what it does not know at the first sync.
+
+    Raises:
+        UnsupportedModel: Under no names that are known are all of them in the files.
+    """
+    wanted = file_shapes(path)
+    if not wanted:
+        return AS_THEY_ARE
+    tried = _shapes_by_naming(metas)
+    for names, made in tried:
+        if not _lacking(made, wanted):
+            return names
+    _, made = tried[0]
+    raise _unmapped(path, "vLLM", _lacking(made, wanted))
+
+
+def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
+    """Return name and shape of every weight of transformers' module, without making one."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
+    return {name: tuple(each.shape) for name, each in named_weights(module)}
+
+
+def file_shapes(path: str | Path) -> Shapes:
+    """Return name and shape of every tensor of a directory's safetensors files, from their headers."""
+    shapes = dict[str, tuple[int, ...]]()
+    for file in sorted(Path(path).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 -- no mapping
+                shapes[name] = tuple(opened.get_slice(name).get_shape())
+    return shapes
+
+
+def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]:
+    """What each naming makes of them; those that cannot be joined are left out."""
+    made = list[tuple[ExpertNames, Shapes]]()
+    for names in (AS_THEY_ARE, APART, TOGETHER):
+        try:
+            made.append((names, {name: shape for name, shape, _ in names.metas(metas)}))
+        except UnjoinedExperts:
+            continue
+    return made
+
+
+def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
+    """Names that are not in the files; they may lack the first part, the name of the base model."""
+    return [
+        name
+        for name, shape in made.items()
+        if shape not in (wanted.get(name), wanted.get(name.partition(".")[2]))
+    ]
+
+
+def _unmapped(path: str | Path, receiver: str, names: Sequence[str]) -> UnsupportedModel:
+    some = ", ".join(names[:_NAMED_IN_ERROR])
+    more = f" and {len(names) - _NAMED_IN_ERROR} more" if len(names) > _NAMED_IN_ERROR else ""
+    problem = (
+        f"has weights that {receiver} holds under other names or in other shapes: {some}{more}"
+    )
+    fix = "Set generator.backend to the other engine, or take a model of another family"
+    return UnsupportedModel(str(path), problem, fix)

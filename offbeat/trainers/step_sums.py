@@ -1,0 +1,163 @@
+"""What a step adds up over its microbatches, and how it is read at the end. Never normalised before.
+
+Nothing is read from the device until the step ends: one transfer a step, and one exchange between
+ranks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
+from offbeat.algorithms.divisors import NOTHING, denominator
+from offbeat.algorithms.losses import LossSums
+from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.messages.training import LossSpec, StepResult
+from offbeat.trainers.ranks.peers import Peers
+
+_COMBINE = {Reduction.MIN: torch.minimum, Reduction.MAX: torch.maximum}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSums:
+    """One rank's sums, as numbers."""
+
+    tokens: int
+    sequences: int
+    loss: float
+    metrics: dict[str, tuple[Reduction, float]]
+    divisor: tuple[float, ...]  # of ``divisors.denominator``
+    spread: SpreadRows | None = None  # None: no staleness was known
+
+
+RANK_SUMS: Final = msgspec.msgpack.Decoder(RankSums)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """A whole step's sums, of all ranks; the same on each of them."""
+
+    spec: LossSpec
+    ranks: Sequence[RankSums]
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.ranks)
+
+    @property
+    def sequences(self) -> int:
+        return sum(each.sequences for each in self.ranks)
+
+    @property
+    def denominator(self) -> float:
+        """What loss and gradients are divided by; 0 without valid tokens."""
+        return denominator(self.spec, (each.divisor for each in self.ranks))
+
+    @property
+    def loss(self) -> float:
+        """0 without a denominator."""
+        return sum(each.loss for each in self.ranks) / (self.denominator or 1.0)
+
+    @property
+    def refusal(self) -> str:
+        """Why no optimizer may have a step of these sums; empty if one may."""
+        if not self.tokens:
+            return "no valid tokens"
+        if not self.denominator:
+            return "a band dropped every valid token"
+        return "" if math.isfinite(self.loss) else f"loss is {self.loss}"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Each divided by what its kind says; those that there is nothing to divide by are not there."""
+        if not self.tokens:
+            return {}
+        kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
+        if not self.denominator:
+            kinds = {name: kind for name, kind in kinds.items() if kind is not Reduction.LOSS}
+        spreads = [each.spread for each in self.ranks if each.spread is not None]
+        return {name: self._metric(name, kind) for name, kind in kinds.items()} | spread_metrics(
+            spreads
+        )
+
+    def _metric(self, name: str, kind: Reduction) -> float:
+        values = [each.metrics[name][1] for each in self.ranks if name in each.metrics]
+        match kind:
+            case Reduction.MIN:
+                return min(values)
+            case Reduction.MAX:
+                return max(values)
+            case Reduction.TOKENS:
+                return sum(values) / self.tokens
+            case Reduction.SEQUENCES:
+                return sum(values) / self.sequences
+            case Reduction.LOSS:
+                return sum(values) / self.denominator
+
+
+@dataclass(slots=True)
+class StepSums:
+    """The running sums of one rank's step."""
+
+    spec: LossSpec
+    tokens: int = 0  # with loss mask set
+    sequences: int = 0  # with a valid token
+    chunks: int = 0
+    compute_s: float = 0.0
+    _loss: list[Tensor] = field(default_factory=list)
+    _divisor: Tensor | None = None
+    _metrics: dict[str, Metric] = field(default_factory=dict)
+    _spread: Tensor | None = None
+
+    def add(self, sums: LossSums) -> None:
+        """Take one microbatch's sums."""
+        self._loss.append(sums.loss.detach().double())
+        self._divisor = sums.divisor if self._divisor is None else self._divisor + sums.divisor
+        for name, (reduction, value) in sums.metrics.items():
+            wide = value.double()
+            if name in self._metrics:
+                combine = _COMBINE.get(reduction, torch.add)
+                wide = combine(self._metrics[name].value, wide)
+            self._metrics[name] = Metric(reduction, wide)
+        if sums.spread is not None:
+            self._spread = sums.spread if self._spread is None else self._spread + sums.spread
+
+    def totals(self, peers: Peers) -> StepTotals:
+        """The step's sums over all ranks, counts included; all ranks call it together, once."""
+        return StepTotals(self.spec, peers.gathered(self.own(), RANK_SUMS))
+
+    def own(self) -> RankSums:
+        """What this rank has added up."""
+        if self._divisor is None:
+            return RankSums(self.tokens, self.sequences, 0.0, {}, NOTHING)
+        loss = sum(self._loss, start=self._loss[0].new_zeros(()))
+        loss, *values = torch.stack(
+            [loss, *(metric.value for metric in self._metrics.values())]
+        ).tolist()
+        kinds = ((name, metric.reduction) for name, metric in self._metrics.items())
+        metrics = {name: (kind, value) for (name, kind), value in zip(kinds, values, strict=True)}
+        spread = None if self._spread is None else self._spread.tolist()
+        divisor = tuple(self._divisor.tolist())
+        return RankSums(self.tokens, self.sequences, loss, metrics, divisor, spread)
+
+    def result(
+        self, totals: StepTotals, *, reason: str, grad_norm: float, rate: float, finish_s: float
+    ) -> StepResult:
+        """What is said of the step: the same on all ranks, but for the time. ``reason``: not applied."""
+        return StepResult(
+            applied=not reason,
+            loss=totals.loss,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            tokens=totals.tokens,
+            sequences=totals.sequences,
+            chunks=self.chunks,
+            metrics=totals.metrics,
+            reason=reason,
+            compute_s=self.compute_s + finish_s,
+        )

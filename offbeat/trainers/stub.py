@@ -1,0 +1,183 @@
+"""A trainer without a model: the same calls and keys, made-up numbers, a cost model. No torch.
+
+Everything it answers follows from the groups it was given, whatever order or chunks they came in:
+two runs that trained the same groups in the same steps have the same digest.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from offbeat.config.run import StubConfig
+from offbeat.config.training import OptimizerConfig
+from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.split_step import (
+    Advantages,
+    LogprobColumns,
+    SplitStep,
+    TopLogprobs,
+)
+from offbeat.transfer_queue.schema import (
+    GENERATION_LOGPROBS,
+    LOSS_MASK,
+    POLICY_LOGPROBS,
+    PROMPT_IDS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_IDS,
+    RESPONSE_OFFSETS,
+    Columns,
+)
+from offbeat.weight_sync.canary import invented
+
+FINISH_SHARE: Final = 0.1  # of a step's time; the rest is spread evenly over its groups
+_UNTRAINED: Final = xxhash.xxh3_128_hexdigest(b"untrained")
+_STATE_FILE: Final = "stub.json"
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What survives beside the counters: the digest stands for weights and moments alike."""
+
+    digest: str
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    digests: list[str] = field(default_factory=list)  # of each group with its advantages
+    tokens: int = 0
+    sequences: int = 0
+    chunks: int = 0
+    compute_s: float = 0.0
+
+
+class StubTrainer(SplitStep):
+    """Its weights are sixteen bytes: its digest."""
+
+    def __init__(
+        self,
+        config: StubConfig,
+        *,
+        groups_per_step: int,
+        optimizer: OptimizerConfig | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``config.step_s`` is spent through ``sleep``: by each group its share, then by finish."""
+        super().__init__()
+        self._config, self._groups_per_step, self._sleep = config, groups_per_step, sleep
+        self._learning_rate = (optimizer or OptimizerConfig()).learning_rate
+        self._open = _OpenStep()
+        self._digest = _UNTRAINED
+
+    def prepare_logprobs(
+        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+    ) -> list[LogprobColumns]:
+        """The engine's own logprobs under the names asked for: a trainer that agrees with it."""
+        del temperature
+        asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        names = [name for name, wanted in asked if wanted]
+        return [
+            {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
+            for group in groups
+        ]
+
+    @property
+    def parameters(self) -> int:
+        return len(bytes.fromhex(self._digest))
+
+    @property
+    def vocabulary(self) -> int:
+        return 1000
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        """Made up from the digest: a stub engine that holds it makes up the same."""
+        del prompts, count
+        return invented(self._digest)
+
+    def weights_digest(self) -> str:
+        return self._digest
+
+    def save(self, directory: str | Path) -> None:
+        """Leave the weights where a checkpoint's would be."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._save(Path(directory))
+
+    @property
+    def identity(self) -> Identity:
+        return Identity("stub", "a stub without a model", xxhash.xxh3_128_hexdigest(b"stub"))
+
+    @property
+    def state_nbytes(self) -> int:
+        return len(msgspec.json.encode(_State(self._digest)))
+
+    def _save(self, directory: Path) -> None:
+        (directory / _STATE_FILE).write_bytes(msgspec.json.encode(_State(self._digest)))
+
+    def _load(self, directory: Path) -> None:
+        content = (directory / _STATE_FILE).read_bytes()
+        self._digest = msgspec.json.decode(content, type=_State).digest
+
+    def _initialise(self) -> None:
+        self._digest = _UNTRAINED
+
+    def _begin(self, loss: LossSpec) -> None:
+        del loss
+        self._open = _OpenStep()
+
+    def _drop(self) -> None:
+        self._open = _OpenStep()
+
+    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
+        cost_s = self._config.step_s * (1 - FINISH_SHARE) * len(groups) / self._groups_per_step
+        self._sleep(cost_s)
+        step, counts = self._open, (0, 0)
+        for group, group_advantages in zip(groups, advantages, strict=True):
+            step.digests.append(_group_digest(group, group_advantages))
+            tokens, sequences = _valid(group)
+            counts = counts[0] + tokens, counts[1] + sequences
+        step.tokens, step.sequences = step.tokens + counts[0], step.sequences + counts[1]
+        step.chunks, step.compute_s = step.chunks + 1, step.compute_s + cost_s
+        return ChunkResult(*counts, microbatches=1, compute_s=cost_s)
+
+    def _finish(self) -> StepResult:
+        cost_s = self._config.step_s * FINISH_SHARE
+        self._sleep(cost_s)
+        step, applied = self._open, self._open.tokens > 0
+        of_step = xxhash.xxh3_128_hexdigest("\n".join(sorted(step.digests)).encode())
+        if applied:
+            self._digest = xxhash.xxh3_128_hexdigest((self._digest + of_step).encode())
+            self.steps_applied += 1
+        self._open = _OpenStep()
+        return StepResult(
+            applied=applied,
+            loss=int(of_step[:8], 16) / 2**32 if applied else 0.0,
+            grad_norm=math.exp(-self.steps_applied / 100),
+            learning_rate=self._learning_rate,
+            tokens=step.tokens,
+            sequences=step.sequences,
+            chunks=step.chunks,
+            metrics={},
+            reason="" if applied else "no valid tokens",
+            compute_s=step.compute_s + cost_s,
+        )
+
+
+def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
+    digest = xxhash.xxh3_128()
+    for name in (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, LOSS_MASK):
+        digest.update(np.ascontiguousarray(group[name]).data)
+    digest.update(np.asarray(advantages, np.float64).data)
+    return digest.hexdigest()
+
+
+def _valid(group: Columns) -> tuple[int, int]:
+    """Valid tokens, and samples that have one."""
+    starts = np.asarray(group[RESPONSE_OFFSETS], np.int64)[:-1]
+    valid = np.asarray(group[LOSS_MASK], np.int64)
+    return int(valid.sum()), int((np.add.reduceat(valid, starts) > 0).sum())

@@ -1,0 +1,15 @@
+"""The torch trainer: any Hugging Face causal LM, cut over ranks by FSDP2 or whole on one.
+
+split_step     TorchTrainer: forward, backward and optimizer of a step, weights in and out
+forward        rows -> log-probabilities of the wanted tokens
+logprobs       log-probabilities from logits, with a lean backward
+optimizer      AdamW, clipping, master weights
+sharding       weights and gradients cut over the ranks
+sharded_state  a state on disk, each rank its part
+recompute      layers that are computed again in backward
+model          load and save
+"""
+
+from offbeat.trainers.torch.split_step import TorchTrainer
+
+__all__ = ["TorchTrainer"]

@@ -1,0 +1,103 @@
+"""One forward pass over packed rows, down to the log-probabilities of the wanted tokens.
+
+Legend: R rows, T tokens of a row, U places that predict, N wanted tokens, H hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offbeat.trainers.batches.packing import Packed, visible
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs
+from offbeat.trainers.torch.sharding import settle
+
+
+def packed_logprobs(
+    model: PreTrainedModel, packed: Packed, temperature: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Log-probabilities [N] of the wanted tokens of a microbatch, in ``packed.source_N``'s order.
+
+    Computed in ``dtype``, if that is another than the weights are held in.
+
+    Only the places that predict a wanted token reach the vocabulary: with rows padded and prompts
+    masked out, the logits of all places would be most of the memory and much of the work.
+    """
+    device = model.device
+
+    def tensor(values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(device, non_blocking=True)
+
+    with _only_places(output_head(model), tensor(packed.predicts_U)):
+        logits_UV = model(
+            input_ids=tensor(packed.input_ids_RT),
+            position_ids=None if packed.one_sample_a_row else tensor(packed.positions_RT),
+            attention_mask=_mask(packed, model.device, dtype or model.dtype),
+            use_cache=False,
+        ).logits
+    which_N, target_N = tensor(packed.which_N), tensor(packed.target_N)
+    return token_logprobs(logits_UV, which_N, target_N, temperature)
+
+
+@torch.no_grad()
+def top_logprobs(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """The most probable tokens after prompts of equal length, by the model's plain forward pass."""
+    tokens_RT = torch.tensor(prompts, device=model.device)
+    rows, tokens = tokens_RT.shape
+    last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
+    try:
+        with _only_places(output_head(model), last_U):
+            logits_UV = model(input_ids=tokens_RT, use_cache=False).logits
+    except BaseException:
+        settle(model, failed=True)
+        raise
+    settle(model)
+    return largest_logprobs(logits_UV, count)
+
+
+def output_head(model: PreTrainedModel) -> nn.Module:
+    """What makes logits of hidden states.
+
+    Raises:
+        UnsupportedModel: There is none.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModel(type(model).__name__, "has no output head", "Use a causal LM")
+    return head
+
+
+def _mask(packed: Packed, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """Additive [R, 1, T, T]. None where plain causal attention is right: one sample, then padding."""
+    if packed.one_sample_a_row:
+        return None
+    seen_RTT = torch.from_numpy(visible(packed.segments_RT)).to(device)
+    mask_RTT = torch.zeros(seen_RTT.shape, dtype=dtype, device=device)
+    return mask_RTT.masked_fill_(~seen_RTT, torch.finfo(dtype).min)[:, None]
+
+
+@contextmanager
+def _only_places(head: nn.Module, places_U: Tensor) -> Iterator[None]:
+    """Inside, the output head sees the hidden states [U, H] of these places only.
+
+    A hook in front of the head, because it works for every model: what a model does to its logits
+    afterwards (a cap, a scale) is elementwise and does not care. Calling body and head one by one
+    would skip it, and ``logits_to_keep`` keeps the same places of every row.
+    """
+
+    def select(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        (hidden_RTH,) = inputs
+        return (hidden_RTH.reshape(-1, hidden_RTH.shape[-1]).index_select(0, places_U),)
+
+    handle = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()

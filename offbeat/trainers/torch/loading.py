@@ -1,0 +1,104 @@
+"""How a torch trainer comes by its model: whole on one rank, cut and filled by the first on several."""
+
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+import torch
+from transformers import PreTrainedModel
+
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import TrainerConfig
+from offbeat.model_proof.plain import attend_by
+from offbeat.model_proof.rope import freeze_rope
+from offbeat.trainers.ranks.peers import Peers, together
+from offbeat.trainers.split_step import SplitStep
+from offbeat.trainers.torch.model import load_model
+from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
+from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
+from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
+from offbeat.trainers.weights import torch_dtype
+
+_PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
+
+
+class LoadedModel(SplitStep):
+    """A trainer that loads its model, again when it is reset, and once more as the reference."""
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        trainer: TrainerConfig,
+        model: ModelConfig,
+        max_model_len: int,
+        seed: int,
+        peers: Peers,
+    ) -> None:
+        """Load nothing yet; the arguments are those of ``TorchTrainer``."""
+        super().__init__()
+        torch.manual_seed(seed)
+        self.peers, self.is_first = peers, peers.rank == 0
+        self._seed, self.model_path = seed, Path(model_path)
+        self._config, self._model_config = trainer, model
+        self._dtype = torch_dtype(model.dtype)
+        self._max_model_len = max_model_len
+        self._attention: str | None = None  # None: as transformers chooses
+
+    def _read_model(self, during: str) -> PreTrainedModel | None:
+        """The model of the files, whole, on the first rank; None on the others."""
+        return together(self.peers, during, lambda: self._load_model() if self.is_first else None)
+
+    def _proved(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
+        """What the first rank has proved on the whole model; the same on all ranks."""
+        shared_prompt, length = self._config.shared_prompt, self._max_model_len
+
+        def prove() -> tuple[RowProof, Witness] | None:
+            if whole is None:
+                return None
+            return prove_rows(whole, length, dtype=self._dtype, shared_prompt=shared_prompt)
+
+        proved = together(self.peers, "the proof of the model", prove)
+        return self.peers.told(cast("tuple[RowProof, Witness]", proved), _PROVED)
+
+    def _unfilled(self, whole: PreTrainedModel | None) -> PreTrainedModel:
+        """The model of one rank as it was read; of several, one without memory, to be cut and filled."""
+        if self.peers.size == 1 and whole is not None:
+            return whole
+        shell = self._shell()
+        if whole is not None:
+            fill_like(whole, shell)
+        return shell
+
+    def _shell(self) -> PreTrainedModel:
+        """The model that ``_load_model`` loads, without memory."""
+        remote_code = self._model_config.trust_remote_code
+        shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
+        if self._attention:
+            attend_by(shell, self._attention)
+        return shell
+
+    def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
+        """Leave a model to one rank whole, or cut it over all of them and fill each one's part."""
+        if self.peers.size == 1:
+            return Weights(model)
+        device = self._config.device
+        mesh = world_mesh(device, self.peers.size)
+        weights = ShardedWeights(model, mesh, lambda cut: make_room(cut, device))
+        spread(whole, model, weights)
+        freeze_rope(model, self._max_model_len)
+        torch.manual_seed(self._seed)  # only the first rank may have drawn weights that files lack
+        return weights
+
+    def _load_model(self) -> PreTrainedModel:
+        config = self._model_config
+        model = load_model(
+            self.model_path,
+            config.dtype,
+            self._config.device,
+            trust_remote_code=config.trust_remote_code,
+        )
+        freeze_rope(model, self._max_model_len)
+        if self._attention:
+            attend_by(model, self._attention)
+        return model

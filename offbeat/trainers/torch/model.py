@@ -1,0 +1,106 @@
+"""A causal LM in and out of a Hugging Face directory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.checkpoints.model_directory import replaced
+from offbeat.trainers.weights import torch_dtype
+from offbeat.weight_sync.source import named_weights
+
+
+def load_model(
+    path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """The causal LM of a directory, in evaluation mode: dropout would make logprobs random."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch_dtype(dtype),
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
+    )
+    return model.to(device).eval()  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
+
+
+def identity(model: PreTrainedModel) -> Identity:
+    """Whose state this model's is: names, shapes and types of its weights, in order."""
+    digest, count = xxhash.xxh3_128(), 0
+    for name, tensor in named_weights(model):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        count += tensor.numel()
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Identity(
+        "torch", f"{type(model).__name__} of {count:,} {dtype} weights", digest.hexdigest()
+    )
+
+
+def linear_to_pair_ratio(model: PreTrainedModel) -> float:
+    """Multiplications of a token outside attention, over those of one pair of tokens inside it.
+
+    Every weight but the embeddings is used once a token; a pair takes two products (score and
+    value) of all heads in every layer, which together are about as wide as the hidden state.
+    """
+    config = model.config.get_text_config(decoder=True)
+    embedding = model.get_input_embeddings().weight
+    linear = sum(each.numel() for each in model.parameters() if each.shape != embedding.shape)
+    return linear / (2 * config.num_hidden_layers * config.hidden_size)
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """Number of tokens it has an embedding of."""
+    return len(cast("Tensor", model.get_input_embeddings().weight))
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Its repeated layers in their order; none if the model does not say which they are.
+
+    They are known by their class, which ``fully_shard`` changes: ask before a model is cut.
+    """
+    kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
+    return [each for each in model.modules() if type(each).__name__ in kinds]
+
+
+def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) -> None:
+    """Write weights, config and ``like``'s tokenizer to ``directory``: wholly, or not at all.
+
+    A directory that is there already is replaced.
+    """
+    with replaced(Path(directory), Path(like)) as staged:
+        model.save_pretrained(staged)
+
+
+def save_weights(
+    weights: Mapping[str, Tensor],
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    directory: str | Path,
+    like: str | Path,
+) -> None:
+    """Write whole weights as ``save_model`` writes those of ``model``, of which this rank has a part.
+
+    A model without memory stands for it: nothing is held a second time.
+    """
+    with torch.device("meta"):
+        shell = AutoModelForCausalLM.from_config(
+            model.config, dtype=dtype, trust_remote_code=model.is_remote_code()
+        )
+    shell.generation_config = model.generation_config
+    # What was renamed when the files were read has to be renamed back when they are written.
+    shell._weight_conversions = model._weight_conversions  # noqa: SLF001
+    with replaced(Path(directory), Path(like)) as staged:
+        shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
+
+
+def _with_tied(shell: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under all their names, as a module's ``state_dict`` has them."""
+    first_names, named = dict[int, str](), dict[str, Tensor]()
+    for name, tensor in shell.state_dict(keep_vars=True).items():
+        first = first_names.setdefault(id(tensor), name)
+        named[name] = weights[first]
+    return named

@@ -1,0 +1,210 @@
+"""AdamW over raw gradient sums: normalise, clip, check and step in one place.
+
+Half-precision parameters get a float32 master each: gradients are added up and weights are updated
+there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its type.
+
+Of a model that is cut over ranks each rank updates its parts: AdamW is elementwise, so that only the
+norm has to be made together.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from offbeat.config.training import OptimizerConfig
+from offbeat.trainers.movement import NOT_UPDATED, Movement, MovementProbe
+from offbeat.trainers.ranks.peers import Alone, Peers
+from offbeat.trainers.torch.sharding import HALF, cut_like, own
+
+STEPS: Final = "steps"
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_FLOAT: Final = msgspec.msgpack.Decoder(float)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What ``Optimizer.step`` did. The weights were updated if and only if ``applied``."""
+
+    applied: bool
+    grad_norm: float  # after normalisation, before clipping
+    movement: Movement = NOT_UPDATED  # of this rank's weights
+
+
+class Optimizer:
+    """AdamW of the trainable parameters of a module. Weight decay is for matrices only.
+
+    Of a module that is cut over ranks, all ranks make one and make the same calls.
+    """
+
+    def __init__(
+        self, module: nn.Module, config: OptimizerConfig, peers: Peers | None = None
+    ) -> None:
+        self._config, self._peers = config, peers or Alone()
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        self._names, self._parameters = list(trained), list(trained.values())
+        self._masters = [_master(each) for each in self._parameters]
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if _is_copy(parameter, master):
+                parameter.register_post_accumulate_grad_hook(_adder(master))
+        decayed = [each for each in self._masters if each.ndim > 1]
+        others = [each for each in self._masters if each.ndim <= 1]
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+
+    def step(self, denominator: float, learning_rate: float) -> Update:
+        """Divide the summed gradients, clip them, update the weights and drop the gradients.
+
+        With a gradient norm that is not finite, nothing but the gradients changes.
+        """
+        gradients = self._gradients()
+        norm = self._norm(gradients) / denominator
+        applied = norm < float("inf")  # False for NaN too
+        movement = NOT_UPDATED
+        if applied:
+            probe = MovementProbe(self._masters)
+            limit = self._config.max_grad_norm
+            clip = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+            torch._foreach_mul_(gradients, clip / denominator)  # pyright: ignore -- no public form
+            for group in self._adamw.param_groups:
+                group["lr"] = learning_rate
+            self._adamw.step()
+            movement = probe.after([each.grad for each in self._masters])
+            self._write_back()
+        self.drop_gradients()
+        return Update(applied, norm, movement)
+
+    def drop_gradients(self) -> None:
+        """Forget what was accumulated; weights and moments stay."""
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            parameter.grad = None
+            master.grad = None
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Be as new, after somebody else wrote the module's weights."""
+        self.drop_gradients()
+        self._adamw.state.clear()
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if _is_copy(parameter, master):
+                master.copy_(parameter)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the parameters it updates."""
+        return self._names
+
+    def masters(self) -> dict[str, Tensor]:
+        """Where weights are updated that the module holds a rounded copy of; none of a cut module."""
+        return {name: each for name, own, each in self._named() if _is_copy(own, each)}
+
+    def moments(self) -> dict[str, Tensor]:
+        """AdamW's averages by what they are and the parameter's name: the memory itself, not copies.
+
+        Of a parameter that is cut, so are they, and know it.
+        """
+        return {
+            f"{kind}/{name}": cut_like(self._adamw.state[master][kind], parameter)
+            for name, parameter, master in self._named()
+            if master in self._adamw.state
+            for kind in _MOMENTS
+        }
+
+    def steps(self) -> Tensor:
+        """How often each parameter was updated, in their order; a copy."""
+        never = torch.zeros((), device=self._masters[0].device)
+        states = (self._adamw.state.get(each, {}) for each in self._masters)
+        return torch.stack([each.get("step", never) for each in states])
+
+    @torch.no_grad()
+    def make_room(self, names: Collection[str]) -> None:
+        """Hold the moments of these names, as yet zero, and no others."""
+        self.drop_gradients()
+        self._adamw.state.clear()
+        for name, _, master in self._named():
+            kinds = [kind for kind in _MOMENTS if f"{kind}/{name}" in names]
+            if kinds:
+                state = {kind: torch.zeros_like(master) for kind in kinds}
+                self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **state}
+
+    @torch.no_grad()
+    def filled(self, steps: Tensor) -> None:
+        """Go on with masters and moments that somebody else has filled.
+
+        Of a module that is held in 16 bits, the weights are made from the masters.
+        """
+        for master, count in zip(self._masters, steps, strict=True):
+            if master in self._adamw.state:
+                self._adamw.state[master]["step"].copy_(count)
+        self._write_back()
+
+    @property
+    def state_nbytes(self) -> int:
+        """Of the weights it updates, in full precision, and their moments."""
+        each_takes = 1 + len(_MOMENTS)
+        return sum(
+            parameter.numel() * master.element_size() * each_takes
+            for _, parameter, master in self._named()
+        )
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        return zip(self._names, self._parameters, self._masters, strict=True)
+
+    def _gradients(self) -> list[Tensor]:
+        """What masters have been given; of a parameter that is cut, this rank's part."""
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if isinstance(parameter, DTensor):
+                master.grad = None if parameter.grad is None else own(parameter.grad)
+        return [each.grad for each in self._masters if each.grad is not None]
+
+    def _norm(self, gradients: list[Tensor]) -> float:
+        """Over all ranks, and the same number on each: all of them step, or none."""
+        if self._peers.size == 1:
+            return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norms = torch.stack([each.double().norm() for each in gradients]) if gradients else None
+        mine = 0.0 if norms is None else float(norms.square().sum())
+        return math.sqrt(sum(self._peers.gathered(mine, _FLOAT)))
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if _is_copy(parameter, master):
+                parameter.copy_(master)
+
+
+def _master(parameter: nn.Parameter) -> Tensor:
+    """Where a parameter is updated: it itself, the part of it that this rank holds, or a copy."""
+    if isinstance(parameter, DTensor):
+        return own(parameter.detach()).requires_grad_()
+    if parameter.dtype not in HALF:
+        return parameter
+    return parameter.detach().float().requires_grad_()
+
+
+def _is_copy(parameter: nn.Parameter, master: Tensor) -> bool:
+    return master is not parameter and not isinstance(parameter, DTensor)
+
+
+def _adder(master: Tensor) -> Callable[[Tensor], None]:
+    """Moves a parameter's gradient into its master as soon as backward has made it."""
+
+    def add(parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            wide = gradient.float()
+            master.grad = wide if master.grad is None else master.grad.add_(wide)
+
+    return add

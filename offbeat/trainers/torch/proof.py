@@ -1,0 +1,279 @@
+"""Proof, when a trainer is made, that its rows compute what the model computes of each sample alone.
+
+A row may hold several samples behind one copy of their prompt, or one sample and padding, and stands
+beside longer ones. Whether a model allows that is not read off its name or its config: both kinds of
+rows are compared with transformers' plain forward pass, on a miniature of the class and on the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from offbeat.model_proof.miniature import LENGTH, miniature, twin
+from offbeat.model_proof.plain import (
+    TOLERANCES,
+    attend_by,
+    check_last_position,
+    distance,
+    eager_attention,
+    plain_logprobs,
+)
+from offbeat.model_proof.rope import freeze_rope
+from offbeat.trainers.batches.packing import Batch, flatten, pack
+from offbeat.trainers.batches.rows import plan_rows
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.torch.forward import packed_logprobs
+from offbeat.trainers.torch.model import vocabulary
+from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
+
+FAR_TOKENS: Final = 16
+"""Length of the row whose last token has the last position of all."""
+
+_Sizes = Sequence[tuple[int, Sequence[int]]]
+_IN_MINIATURE: Final[_Sizes] = [(8, (LENGTH - 8, 25, 3)), (20, (LENGTH - 20, 5))]
+_NEAR: Final = (4, (6, 6))
+_FAR: Final = (6, (FAR_TOKENS - 6,))
+_FROM_THE_START: Final = (0, 0)
+_WIDEST: Final = 1 << 30  # one row takes all samples of a group
+
+_log = structlog.stdlib.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RowProof:
+    """How a model has to be run, so that rows compute what the model means."""
+
+    attention: str  # implementation
+    shared_prompt: bool  # samples may share one copy of their prompt
+    problem: str = ""  # why they may not, where it was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What a model computed of some rows, which follow from its vocabulary and the other arguments."""
+
+    max_model_len: int
+    share: bool
+    logprobs: dict[int, list[float]]  # by sample
+
+    def rows(self, model: PreTrainedModel) -> tuple[Batch, Sequence[int]]:
+        """Return them, and the position of the first token of each group's prompt."""
+        sizes = [_NEAR, _FAR] if self.max_model_len >= FAR_TOKENS else [_NEAR]
+        firsts = [0, self.max_model_len - FAR_TOKENS if self.share else 0]
+        return _random_batch(sizes, vocabulary(model)), firsts
+
+
+_proofs: dict[tuple[object, ...], RowProof] = {}
+
+
+def prove_rows(
+    model: PreTrainedModel, max_model_len: int, *, shared_prompt: bool, dtype: torch.dtype
+) -> tuple[RowProof, Witness]:
+    """Prove rows of a loaded model, and leave it attending by the implementation that is exact.
+
+    Args:
+        model: Whole, on the device it is trained on, its rotary frequencies fixed.
+        max_model_len: Tokens of the longest sequence of the run.
+        shared_prompt: Whether samples should share a prompt if they may.
+        dtype: Type it computes in.
+
+    Raises:
+        UnsupportedModel: Its rows are not exact, whichever way they are made.
+    """
+    kind = type(model)
+    proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
+    if proof.problem:
+        _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
+    if not attend_by(model, proof.attention):
+        problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
+        raise UnsupportedModel(kind.__name__, problem, "Train another model")
+    return proof, prove_model(model, max_model_len, proof, dtype)
+
+
+def prove_kind(
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    max_model_len: int,
+    *,
+    shared_prompt: bool,
+) -> RowProof:
+    """Prove rows on a miniature of a class: the same answer for the same arguments.
+
+    Raises:
+        UnsupportedModel: Not even a row of one sample and padding computes what the sample does alone.
+    """
+    chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
+    key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
+    if key not in _proofs:
+        reference = miniature(kind, config, max_model_len)
+        _proofs[key] = _prove_kind(kind, reference, chosen, shared_prompt=shared_prompt)
+    return _proofs[key]
+
+
+def _prove_kind(
+    kind: type[PreTrainedModel],
+    reference: PreTrainedModel | None,
+    chosen: str,
+    *,
+    shared_prompt: bool,
+) -> RowProof:
+    if reference is None:
+        problem = "no miniature of it can be made to prove packed rows on" if shared_prompt else ""
+        return RowProof(chosen, shared_prompt=False, problem=problem)
+    freeze_rope(reference, LENGTH)
+    batch = _random_batch(_IN_MINIATURE, vocabulary(reference))
+    want = _alone(reference, batch, range(len(batch.start_S)), _FROM_THE_START)
+    gap, problem = 0.0, ""
+    for attention in dict.fromkeys((chosen, "eager")):
+        model = twin(reference, attention)
+        freeze_rope(model, LENGTH)
+        gap, problem = _gap(model, batch, want, share=False)
+        if gap <= TOLERANCES[torch.float32]:
+            break
+    else:
+        raise UnsupportedModel(
+            kind.__name__,
+            f"computes a sample otherwise beside a longer one than alone ({problem})",
+            "Train another model",
+        )
+    if not shared_prompt:
+        return RowProof(attention, shared_prompt=False)
+    gap, problem = _gap(model, batch, want, share=True)
+    fits = gap <= TOLERANCES[torch.float32]
+    return RowProof(attention, shared_prompt=fits, problem="" if fits else problem)
+
+
+def _gap(
+    model: PreTrainedModel, batch: Batch, want: dict[int, Tensor], *, share: bool
+) -> tuple[float, str]:
+    """Distance of the worst sample, in words too; infinity if the model does not take such rows."""
+    try:
+        got = _in_rows(model, batch, _FROM_THE_START, share=share)
+    except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions in its own way
+        return float("inf"), f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    gap = _worst(got, want)
+    return gap, f"log-probabilities {gap:.2g} nat off"
+
+
+def prove_model(
+    model: PreTrainedModel, max_model_len: int, proof: RowProof, dtype: torch.dtype
+) -> Witness:
+    """Prove rows on the model itself, the last positions of ``max_model_len`` among them.
+
+    Args:
+        model: Whole, on the device it is trained on.
+        max_model_len: Tokens of the longest sequence of the run.
+        proof: How its rows are made.
+        dtype: Type it computes in.
+
+    Raises:
+        UnsupportedModel: It computes a sample otherwise in a row than alone, or has no such position.
+    """
+    name = type(model).__name__
+    witness = Witness(max_model_len, proof.shared_prompt, {})
+    batch, firsts = witness.rows(model)
+    groups = range(int(batch.group_S.max()) + 1)
+    samples = [int(np.flatnonzero(batch.group_S == group)[-1]) for group in groups]
+    try:
+        with eager_attention(model):
+            want = _alone(model, batch, samples, firsts)
+            if not proof.shared_prompt:
+                check_last_position(model, max_model_len)
+    except IndexError as error:
+        raise UnsupportedModel(
+            name,
+            f"has no position {max_model_len - 1} ({error})",
+            f"Lower generator.max_model_len={max_model_len}",
+        ) from error
+    got = _in_rows(model, batch, firsts, share=proof.shared_prompt, dtype=dtype)
+    gap, allowed = _worst(got, want), TOLERANCES[dtype]
+    if not gap <= allowed:
+        raise UnsupportedModel(
+            name,
+            f"computes log-probabilities {gap:.2g} nat off in rows, more than {allowed:g}",
+            "Set trainer.shared_prompt to false" if proof.shared_prompt else "Train another model",
+        )
+    _log.info("model.rows_proved", model=name, distance_nat=gap, **asdict(proof))
+    return replace(witness, logprobs={sample: each.tolist() for sample, each in got.items()})
+
+
+def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> None:
+    """Prove that a model cut over ranks computes what it did before. All ranks call it together.
+
+    Raises:
+        UnsupportedModel: It does not.
+    """
+    batch, firsts = witness.rows(model)
+    got = _in_rows(model, batch, firsts, share=witness.share, dtype=dtype)
+    want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
+    gap, allowed = _worst(got, want), TOLERANCES[dtype]
+    if not gap <= allowed:
+        raise UnsupportedModel(
+            type(model).__name__,
+            f"computes log-probabilities {gap:.2g} nat off when it is cut over ranks, more than {allowed:g}",
+            "Set trainer.data_parallel to 1",
+        )
+
+
+def _random_batch(sizes: _Sizes, tokens: int) -> Batch:
+    rng = np.random.default_rng(0)
+    groups: list[Columns] = [
+        {
+            PROMPT_IDS: rng.integers(tokens, size=prompt, dtype=np.int32),
+            RESPONSE_IDS: rng.integers(tokens, size=sum(lengths), dtype=np.int32),
+            RESPONSE_OFFSETS: np.cumsum([0, *lengths]),
+        }
+        for prompt, lengths in sizes
+    ]
+    return flatten(groups, only_trained=False, vocabulary=tokens)
+
+
+def _alone(
+    model: PreTrainedModel, batch: Batch, samples: Sequence[int], firsts: Sequence[int]
+) -> dict[int, Tensor]:
+    """Log-probabilities of the responses of samples, each alone in a plain forward pass.
+
+    Args:
+        model: Attends as it is configured to.
+        batch: Holds the samples.
+        samples: Which of them.
+        firsts: Position of the first token of each group's prompt.
+    """
+    want = dict[int, Tensor]()
+    for sample in samples:
+        group, start = int(batch.group_S[sample]), int(batch.start_S[sample])
+        prompt = batch.prompts[group].tolist()
+        response = batch.tokens[start : start + int(batch.length_S[sample])].tolist()
+        logprobs = plain_logprobs(model, prompt + response, firsts[group])
+        want[sample] = logprobs[len(prompt) - 1 :].cpu()
+    return want
+
+
+@torch.no_grad()
+def _in_rows(
+    model: PreTrainedModel,
+    batch: Batch,
+    firsts: Sequence[int],
+    *,
+    share: bool,
+    dtype: torch.dtype = torch.float32,
+) -> dict[int, Tensor]:
+    """Log-probabilities of all responses, computed as a trainer does, in one microbatch."""
+    rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
+    packed = pack(batch, rows)
+    first_R = np.array([firsts[row.group] for row in rows])
+    packed = replace(packed, positions_RT=packed.positions_RT + first_R[:, None])
+    logprobs = torch.empty(len(batch.tokens))
+    got_N = packed_logprobs(model, packed, 1.0, dtype)
+    logprobs[torch.from_numpy(packed.source_N)] = got_N.float().cpu()
+    return dict(enumerate(logprobs.split(batch.length_S.tolist())))
+
+
+def _worst(got: dict[int, Tensor], want: dict[int, Tensor]) -> float:
+    return max(distance(got[sample], each) for sample, each in want.items())

@@ -1,0 +1,46 @@
+"""Layers that keep nothing but their input for backward, and are computed again there.
+
+transformers has this too, but only for a model in training mode. Ours is in evaluation mode, where
+nothing random happens, so its switch would be silently without effect. It is the layer's ``forward``
+that is repeated, and nothing around it: what FSDP2 does before and after a layer happens once a pass.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.torch.model import decoder_layers
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Have every decoder layer computed again in backward; before the model is cut, and once.
+
+    Names, weights and values stay as they are.
+
+    Raises:
+        UnsupportedModel: It does not say which modules are its layers.
+    """
+    layers = decoder_layers(model)
+    if not layers:
+        fix = "Set trainer.activation_checkpointing to false"
+        raise UnsupportedModel(type(model).__name__, "names no class of decoder layers", fix)
+    for layer in layers:
+        _repeat(layer)
+
+
+def _repeat(layer: nn.Module) -> None:
+    once: Callable[..., Any] = layer.forward
+
+    @functools.wraps(once)
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- whatever the layer takes and gives
+        if not torch.is_grad_enabled():
+            return once(*args, **kwargs)
+        return checkpoint(once, *args, use_reentrant=False, **kwargs)
+
+    layer.forward = forward

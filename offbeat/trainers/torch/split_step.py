@@ -1,0 +1,379 @@
+"""The torch trainer of one rank: the split step, and the single-shot step it must equal.
+
+Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
+tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
+chunks or dealt to ranks, and ``train`` is the same step in one call.
+
+With several ranks the model is cut over them (``sharding``), and they compute every microbatch
+together; before each chunk they tell each other how many there are, and whether anybody cannot.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
+from offbeat.config.run import ModelConfig
+from offbeat.config.training import TrainerConfig
+from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.batches.inputs import loss_tokens, worthless_tokens
+from offbeat.trainers.batches.packing import WORTHLESS, Batch, Packed
+from offbeat.trainers.checkpoints.manifest import Identity
+from offbeat.trainers.movement import check_moved
+from offbeat.trainers.ranks.dispatch import evened
+from offbeat.trainers.ranks.peers import Alone, Peers, agreed_most, together
+from offbeat.trainers.schedule import learning_rate
+from offbeat.trainers.split_step import Advantages, LogprobColumns, TopLogprobs
+from offbeat.trainers.step_sums import StepSums, StepTotals
+from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
+from offbeat.trainers.torch.loading import LoadedModel
+from offbeat.trainers.torch.model import (
+    identity,
+    linear_to_pair_ratio,
+    save_model,
+    save_weights,
+    vocabulary,
+)
+from offbeat.trainers.torch.optimizer import STEPS, Optimizer
+from offbeat.trainers.torch.proof import prove_cut
+from offbeat.trainers.torch.recompute import recompute_layers
+from offbeat.trainers.torch.sharded_state import (
+    load_shards,
+    save_shards,
+    saved_names,
+)
+from offbeat.trainers.torch.sharding import (
+    Weights,
+    settle,
+)
+from offbeat.trainers.torch.spreading import spread
+from offbeat.trainers.weights import weights_digest
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
+
+T = TypeVar("T")
+_WEIGHT: Final = "weight"
+_RNG: Final = "rng"
+MakeTokens = Callable[[Packed, Tensor], LossTokens]
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    sums: StepSums
+    rng: Tensor  # torch's CPU generator as begin found it
+
+
+class TorchTrainer(LoadedModel):
+    """One model, one optimizer, one step at a time. Its weights are the same tensors for life.
+
+    Every rank of a world makes one, and all make the same calls in the same order, each with its own
+    share of the groups, which may be none. What they answer is the same on all of them, but for
+    ``train_microbatch`` and ``prepare_logprobs``, which answer for the share.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        trainer: TrainerConfig,
+        model: ModelConfig,
+        total_steps: int,
+        max_model_len: int,
+        seed: int = 0,
+        peers: Peers | None = None,
+    ) -> None:
+        """Load the model, and cut it if there are several ranks.
+
+        Args:
+            model_path: Hugging Face directory. The KL penalty pulls towards this model.
+            trainer: Its device, packing, and optimizer. Threads are the process's business.
+            model: Its type of weights, and whether code that comes with it may run.
+            total_steps: Where the learning-rate schedule ends.
+            max_model_len: Tokens of the longest sequence of the run.
+            seed: Of torch's generator, for weights a model makes up when it is loaded.
+            peers: The ranks of the world, whose process group is up. None: this one is alone.
+
+        Raises:
+            UnsupportedModel: A model whose rows do not compute what it means, or with
+                ``trainer.activation_checkpointing`` or several ranks one that cannot have that.
+        """
+        super().__init__(
+            model_path,
+            trainer=trainer,
+            model=model,
+            max_model_len=max_model_len,
+            seed=seed,
+            peers=peers or Alone(),
+        )
+        self._total_steps = total_steps
+        whole = self._read_model("its start")
+        rows, witness = self._proved(whole)
+        self._attention = rows.attention
+        self._model = self._unfilled(whole)
+        if trainer.activation_checkpointing:
+            recompute_layers(self._model)
+        self._cutting = Cutting(
+            trainer.max_tokens_per_microbatch,
+            rows.shared_prompt,
+            linear_to_pair_ratio(self._model),
+            vocabulary(self._model),
+        )
+        self._identity = identity(self._model)
+        self._weights = self._cut(self._model, whole)
+        del whole
+        if self.peers.size > 1:
+            prove_cut(self._model, witness, self._dtype)
+            settle(self._model)
+        self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
+        self._open: _OpenStep | None = None
+
+    # --- log-probabilities -----------------------------------------------------------------------
+
+    def prepare_logprobs(
+        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+    ) -> list[LogprobColumns]:
+        """Log-probabilities of every response token, under the weights as they are now.
+
+        Leaves an open step's gradients alone. The reference is loaded when first asked for.
+
+        Returns:
+            For each group ``policy_logprobs`` and ``reference_logprobs``, whichever was asked for,
+            one value a response token.
+        """
+        asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        batch, microbatches = self._together(
+            "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
+        )
+        columns: list[LogprobColumns] = [{} for _ in groups]
+        for name in (name for name, wanted in asked if wanted):
+            model = self._model if name == POLICY_LOGPROBS else self._reference
+            values = self._logprobs(model, batch, microbatches, temperature)
+            for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
+                columns[group][name] = part
+        return columns
+
+    @torch.no_grad()
+    def _logprobs(
+        self,
+        model: PreTrainedModel,
+        batch: Batch | None,
+        microbatches: Sequence[Packed],
+        temperature: float,
+    ) -> NDArray[np.float32]:
+        values = np.empty(0 if batch is None else len(batch.tokens), np.float32)
+        with _settled(model):
+            for packed in microbatches:
+                logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
+                if packed is not WORTHLESS:
+                    values[packed.source_N] = logprobs_N.float().cpu().numpy()
+            settle(model)
+        return values
+
+    @property
+    def vocabulary(self) -> int:
+        return vocabulary(self._model)
+
+    def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
+        return top_logprobs(self._model, prompts, count)
+
+    # --- weights in and out ----------------------------------------------------------------------
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The model being trained; its tensors stay the same objects for life."""
+        return self._model
+
+    @property
+    def weights(self) -> Weights:
+        """Its weights, under their Hugging Face names."""
+        return self._weights
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether samples of a group are computed behind one copy of their prompt."""
+        return self._cutting.shared_prompt
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, tied ones once."""
+        return sum(each.numel() for each in self._model.parameters())
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights under their Hugging Face names, in a fixed order; tied ones once. Of all ranks."""
+        return self._weights.named()
+
+    def weights_digest(self) -> str:
+        """Names and bytes of all weights in one number. All ranks call it together."""
+        return weights_digest(self.named_weights())
+
+    def save(self, directory: str | Path) -> None:
+        """Write a Hugging Face directory with the tokenizer of the model path; atomic.
+
+        All ranks call it together, the first one writes.
+        """
+        if self.peers.size == 1:
+            save_model(self._model, directory, like=self.model_path)
+            return
+        whole = {name: each.cpu() for name, each in self.named_weights() if self.is_first}
+        if self.is_first:
+            save_weights(whole, self._model, self._dtype, directory, like=self.model_path)
+
+    @property
+    def identity(self) -> Identity:
+        """The same for any number of ranks: what some have saved, others can take up."""
+        return self._identity
+
+    @property
+    def state_nbytes(self) -> int:
+        trained = self._optimizer.names
+        others = (each for name, each in self._weights.held().items() if name not in trained)
+        return self._optimizer.state_nbytes + sum(each.nbytes for each in others)
+
+    def _save(self, directory: Path) -> None:
+        save_shards(self._state(), directory, self.peers)
+
+    def _load(self, directory: Path) -> None:
+        names = together(self.peers, "restore", lambda: saved_names(directory))
+        self._optimizer.make_room(names)
+        state = self._state()
+        load_shards(state, directory, self.peers)
+        self._optimizer.filled(state[STEPS])
+        torch.set_rng_state(state[_RNG])
+
+    def _state(self) -> dict[str, Tensor]:
+        """All that is saved, where it is held; of what is cut, this rank's part. Never 16 bits for 32."""
+        weights = self._weights.held() | self._optimizer.masters()
+        return {
+            **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
+            **self._optimizer.moments(),
+            STEPS: self._optimizer.steps(),
+            _RNG: torch.get_rng_state(),
+        }
+
+    def _initialise(self) -> None:
+        torch.manual_seed(self._seed)
+        whole = self._read_model("reset")
+        if self.peers.size > 1:
+            spread(whole, self._model, self._weights)
+            torch.manual_seed(self._seed)
+        elif whole is not None:
+            self._weights.fill(dict(Weights(whole).named()))
+        self._optimizer.reset()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _begin(self, loss: LossSpec) -> None:
+        self._open = _OpenStep(StepSums(loss), torch.get_rng_state())
+        self._optimizer.drop_gradients()
+
+    def _drop(self) -> None:
+        self._optimizer.drop_gradients()
+        if self._open is not None:
+            torch.set_rng_state(self._open.rng)
+            self._open = None
+
+    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
+        started, sums = time.perf_counter(), self._step.sums
+        tokens, sequences, microbatches = 0, 0, 0
+
+        def read() -> tuple[MakeTokens, list[Packed]]:
+            batch, own = self._cutting.cut(groups, only_trained=True)
+            if batch is None:
+                return worthless_tokens, own
+            device = self._model.device
+            version = self.steps_applied
+            return loss_tokens(batch, groups, advantages, sums.spec, device, version=version), own
+
+        make_tokens, planned = self._together("microbatch", read)
+        with _settled(self._model):
+            for packed in planned:
+                logprobs_N = packed_logprobs(
+                    self._model, packed, sums.spec.temperature, self._dtype
+                )
+                worthless = packed is WORTHLESS
+                inputs = (worthless_tokens if worthless else make_tokens)(packed, logprobs_N)
+                part = self._loss(inputs, sums.spec)
+                part.loss.backward()
+                sums.add(part)
+                if not worthless:
+                    tokens += len(packed.source_N)
+                    sequences += inputs.sequences
+                    microbatches += 1
+        compute_s = time.perf_counter() - started
+        sums.tokens, sums.sequences = sums.tokens + tokens, sums.sequences + sequences
+        sums.chunks, sums.compute_s = sums.chunks + 1, sums.compute_s + compute_s
+        return ChunkResult(tokens, sequences, microbatches, compute_s)
+
+    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
+        return LOSSES[spec.name](inputs, spec)
+
+    def _finish(self) -> StepResult:
+        started, sums = time.perf_counter(), self._step.sums
+        rate = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
+        totals = sums.totals(self.peers)
+        norm, reason = self._update(totals, rate)
+        self._optimizer.drop_gradients()
+        self.steps_applied += not reason
+        self._open = None
+        took_s = time.perf_counter() - started
+        return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
+
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        """Gradient norm, and why the weights stay as they are: the same on all ranks."""
+        if totals.refusal:
+            return 0.0, totals.refusal
+        update = self._optimizer.step(totals.denominator, rate)
+        norm, step = update.grad_norm, self.steps_applied + 1
+        if update.applied:
+            check_moved(self.peers, update.movement, step=step, learning_rate=rate, grad_norm=norm)
+        return norm, "" if update.applied else f"gradient norm is {norm}"
+
+    def _together(
+        self, during: str, read: Callable[[], tuple[T, list[Packed]]]
+    ) -> tuple[T, list[Packed]]:
+        """What was read, with padding to as many microbatches as any rank has.
+
+        Raises:
+            Exception: What reading raised, here; on the other ranks ``PeerFailed``.
+        """
+        what, own, failure = None, list[Packed](), None
+        try:
+            what, own = read()
+        except Exception as error:
+            if self.peers.size == 1:
+                raise
+            failure = error
+        count = agreed_most(self.peers, during, len(own), failure)
+        return cast("T", what), evened(own, count, WORTHLESS)
+
+    @property
+    def _step(self) -> _OpenStep:
+        assert self._open is not None  # noqa: S101 -- the guard lets nothing through otherwise
+        return self._open
+
+    @cached_property
+    def _reference(self) -> PreTrainedModel:
+        whole = self._read_model("the reference")
+        model = self._unfilled(whole).requires_grad_(requires_grad=False)
+        self._cut(model, whole)
+        return model
+
+
+@contextmanager
+def _settled(model: PreTrainedModel) -> Iterator[None]:
+    """If a pass through the model raises inside, the next one finds nothing of it."""
+    try:
+        yield
+    except BaseException:
+        settle(model, failed=True)
+        raise

@@ -1,0 +1,79 @@
+"""Loads a model that is cut over ranks: the first rank reads it, each keeps its part.
+
+Every rank makes the model without memory, cuts it, and makes room for its own part only. Then the
+first rank, which alone has read the files, sends tensor by tensor; each rank copies its part of it.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.torch.sharding import Weights, own, part_of
+from offbeat.weight_sync.source import named_weights
+
+
+def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Return the causal LM of a directory without memory for its weights, in evaluation mode."""
+    config = AutoConfig.from_pretrained(
+        path, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+    with torch.device("meta"):
+        shell = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+    return shell.eval()
+
+
+def make_room(model: PreTrainedModel, device: str) -> None:
+    """Give a model that was cut without memory room for this rank's part, and for all buffers.
+
+    Raises:
+        UnsupportedModel: It keeps a tensor elsewhere, which nobody would fill.
+    """
+    model.to_empty(device=device)
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                problem = f"keeps {name}.{attribute}, which is neither a weight nor a buffer"
+                fix = "Set trainer.data_parallel to 1"
+                raise UnsupportedModel(type(model).__name__, problem, fix)
+
+
+@torch.no_grad()
+def spread(source: PreTrainedModel | None, model: PreTrainedModel, weights: Weights) -> None:
+    """Fill the weights and buffers of a cut model. All ranks call it together.
+
+    Args:
+        source: The whole model, on the first rank; None on the others.
+        model: Cut, with room for this rank's part.
+        weights: Of ``model``.
+    """
+    given = {} if source is None else dict(named_weights(source))
+    dtypes = {name: dtype for name, _, dtype in weights.metas()}
+    for name, each in weights.held().items():
+        whole = _from_first(given.get(name), each, getattr(torch, dtypes[name]))
+        own(each).copy_(part_of(whole, each))
+    given = {} if source is None else dict(source.named_buffers())
+    for name, each in model.named_buffers():
+        each.copy_(_from_first(given.get(name), each, each.dtype))
+
+
+def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Take over what files say of a model besides its weights: it is exported with that."""
+    model.generation_config = source.generation_config
+    model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
+
+
+def _from_first(given: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the first rank's tensor on every rank."""
+    device = own(like).device
+    if given is None:
+        whole = torch.empty(like.shape, dtype=dtype, device=device)
+    else:
+        whole = given.detach().to(device, dtype).contiguous()
+    dist.broadcast(whole, src=0)
+    return whole

@@ -1,0 +1,69 @@
+"""An environment worker as an actor, in this process."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environment_fakes import CharTokenizer, answers, task
+
+from offbeat.actors.call_batching import Answer, Coalescer
+from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
+from offbeat.config.run import RunConfig
+from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.killable import RewardTarget
+from offbeat.environments.protocol import Environment
+from offbeat.messages.fences import Fence
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import RolloutTask
+from tests.support.own_logging import own_logging
+
+HERE = Path(__file__).parent
+CONFIG = RunConfig.model_validate(
+    {"steps": 1, "model": {"path": "none"}, "environment": {"name": "stub"}}
+)
+
+_own_logging = pytest.fixture(autouse=True)(own_logging)
+
+
+class Worker(EnvironmentActor):
+    """Of an environment made here, and an engine that answers at once."""
+
+    def __init__(self, run_dir: Path, environment: Environment) -> None:
+        folder = str(run_dir)
+        super().__init__(EnvironmentSpec("environment-0", CONFIG, "none", folder, folder, {}))
+        self._environment = environment
+        self._engines = {"engine-0": Coalescer(exchange)}
+
+
+async def exchange(
+    asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+) -> list[Answer[GenerateResult]]:
+    return [Answer(id_, await answers("7", "hang")(request)) for id_, request in asked]
+
+
+class Hanging(FunctionReward):
+    """Its rewards take for ever; ``asked`` is set when one is."""
+
+    def __init__(self) -> None:
+        target = RewardTarget("user_rewards:hangs", HERE, {}, memory_mb=2048, deadline_s=60.0)
+        super().__init__(CharTokenizer(), target, workers=1)
+        self.asked = asyncio.Event()
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        self.asked.set()
+        return await super().score(task, result)
+
+
+def test_a_worker_may_be_closed_while_a_reward_is_computed(tmp_path: Path) -> None:
+    async def main() -> None:
+        environment = Hanging()
+        worker: Any = Worker(tmp_path, environment)  # Ray's marks: methods are remote to a checker
+        rollout = asyncio.ensure_future(worker.exchange(Fence("run", 1), [(0, task())], []))
+        await environment.asked.wait()
+        await worker.close()
+        assert await rollout == ([], [])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())

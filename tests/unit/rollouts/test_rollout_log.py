@@ -1,0 +1,162 @@
+import asyncio
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from structlog.testing import capture_logs
+
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.rollouts.rollout_log import RolloutLog
+
+
+def finished(ordinal: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
+    """Two samples, [7] and [8, 9], the second across a weight update."""
+    prompt = Prompt(ordinal, 0, 5, {"prompt": "1+1="})
+    task = RolloutTask(prompt, 1, 2, "generator-0", 0, 1.0)
+    receipt = Receipt(
+        ordinal=ordinal,
+        attempt=1,
+        engine="generator-0",
+        engine_incarnation="x",
+        rewards=(0.0, 1.0),
+        prompt_tokens=(2, 2),
+        response_tokens=(1, 2),
+        valid_tokens=(1, 2),
+        finish_reasons=("stop", "length"),
+        version_spans=(((3, 1),), ((3, 1), (4, 1))),
+        columns=(),
+        payload_bytes=0,
+        kept_kv=(0, 1),
+    )
+    columns = {
+        "prompt_ids": np.array([1, 2], np.int32),
+        "response_ids": np.array([7, 8, 9], np.int32),
+        "response_offsets": np.array([0, 1, 3], np.int64),
+    }
+    return task, receipt, columns
+
+
+def logged(
+    directory: Path, groups: int, *, life: str = "environment-0-7-a"
+) -> list[dict[str, object]]:
+    async def main() -> None:
+        log = RolloutLog(directory, life, groups_per_file=2)
+        for ordinal in range(groups):
+            log.add(*finished(ordinal))
+        await log.close()
+
+    asyncio.run(main())
+    rows = [row for path in directory.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    return sorted(rows, key=lambda row: (row["ordinal"], row["sample"]))
+
+
+def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_path: Path) -> None:
+    rows = logged(tmp_path, 1)
+    assert [row["response_ids"] for row in rows] == [[7], [8, 9]]
+    assert [row["reward"] for row in rows] == [0.0, 1.0]
+    assert [(row["oldest_version"], row["newest_version"]) for row in rows] == [(3, 3), (3, 4)]
+    assert [row["kept_kv"] for row in rows] == [0, 1]
+    assert rows[0]["prompt"] == "1+1="
+
+
+def test_files_fill_up_and_the_last_one_holds_the_rest(tmp_path: Path) -> None:
+    assert len(logged(tmp_path, 5)) == 10
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_disk_that_refuses_costs_the_log_and_nothing_else(tmp_path: Path) -> None:
+    taken = tmp_path / "rollouts"
+    taken.write_text("a file where the directory should be")
+    assert logged(taken, 3) == []
+
+
+def test_a_later_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path) -> None:
+    logged(tmp_path, 1, life="environment-0-7-a")
+    assert len(logged(tmp_path, 1, life="environment-0-7-b")) == 4
+
+
+def large(ordinal: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
+    """A group of two samples with so many response tokens."""
+    task, receipt, columns = finished(ordinal)
+    columns["response_ids"] = np.zeros(tokens, np.int32)
+    columns["response_offsets"] = np.array([0, 1, tokens], np.int64)
+    return task, receipt, columns
+
+
+def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = RolloutLog(tmp_path, "life", file_bytes=4000)
+        for ordinal in range(6):
+            log.add(*large(ordinal, 600))
+        await log.close()
+        assert log.not_logged == 0
+
+    asyncio.run(main())
+    assert len(list(tmp_path.glob("*.parquet"))) == 3
+
+
+def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = RolloutLog(tmp_path, "life", file_bytes=4000, held_bytes=8000)
+        with capture_logs() as lines:
+            for ordinal in range(20):  # within one turn of the loop: no file can end meanwhile
+                log.add(*large(ordinal, 600))
+                assert log.held_bytes <= 8000
+            await log.close()
+        assert log.not_logged == 17
+        told = [line["groups"] for line in lines if line["event"] == "rollouts.not_logged"]
+        assert (told[0], told[-1]) == (1, 17)
+        assert log.held_bytes == 0
+
+    asyncio.run(main())
+    rows = [pq.read_table(path).num_rows for path in tmp_path.glob("*.parquet")]
+    assert sum(rows) == 3 * 2
+
+
+def test_a_log_whose_disk_is_free_again_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = RolloutLog(tmp_path, "life", groups_per_file=1, held_bytes=5000)
+        for ordinal in range(3):
+            log.add(*large(ordinal, 600))
+        assert log.not_logged == 1
+        await log.close()
+        assert log.held_bytes == 0
+
+        again = RolloutLog(tmp_path, "other", groups_per_file=1, held_bytes=10)
+        again.add(*large(9, 600))
+        await again.close()
+        assert again.not_logged == 0, "one group is held, however large it is"
+
+    asyncio.run(main())
+
+
+def test_a_group_is_held_without_the_reply_that_it_was_a_part_of(tmp_path: Path) -> None:
+    reply = np.zeros(100_000, np.int32)
+    released = weakref.ref(reply)
+
+    async def main() -> None:
+        nonlocal reply
+        log = RolloutLog(tmp_path, "life")
+        task, receipt, columns = finished(0)
+        columns["response_ids"] = reply[:3]
+        log.add(task, receipt, columns)
+        del columns, reply
+        assert released() is None
+        await log.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
+    taken = tmp_path / "rollouts"
+    taken.write_text("a file where the directory should be")
+
+    async def main() -> None:
+        log = RolloutLog(taken, "life", groups_per_file=2)
+        for ordinal in range(3):
+            log.add(*finished(ordinal))
+        await log.close()
+        assert log.not_logged == 3
+
+    asyncio.run(main())
