@@ -21,9 +21,10 @@ from benchmarks.queue_soak_audit import Event, Kind, Put
 from offbeat.messages.failures import OffbeatError
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
 from offbeat.queue_service.clients.lease import Lease
-from offbeat.queue_service.errors import LeaseExpired, PayloadLost, StaleHandle
+from offbeat.queue_service.errors import LeaseExpired, PayloadLost
 from offbeat.queue_service.ray_actor import Handle, connect
 from offbeat.transfer_queue.codec import Column, Ragged
+from offbeat.transfer_queue.errors import StaleHandle
 
 PARTITION: Final = "train"
 SCORER: Final = "score"

@@ -22,9 +22,9 @@ import ray
 
 from offbeat.actors.call import reply_of
 from offbeat.actors.call_batching import Coalescer
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.config.run import RunConfig
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 

@@ -21,7 +21,7 @@ from ray.exceptions import (
 )
 
 from offbeat.messages.failures import ActorLost, OffbeatError, StartFailed
-from offbeat.messages.text import printable
+from offbeat.messages.text import first_line, printable
 
 _LOST = (
     RayActorError,
@@ -150,9 +150,3 @@ def raised_line(error: BaseException) -> str:
         if above[:1].isspace() and _EXCEPTION.match(line)  # below the code that raised it
     ]
     return printable(named[-1]) if named else first_line(error)
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line: Ray's own go over pages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return printable(lines[0]) if lines else type(error).__name__

@@ -6,11 +6,12 @@ import time
 
 import torch
 
-from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.engine_actor import EngineActor, Taken
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.generators.engine_loop import EngineLoop
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.weight_sync.canary import check
 from offbeat.weight_sync.errors import TransferRefused

@@ -7,16 +7,13 @@ the version and the digest it then serves.
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from offbeat.actors.call import RemoteBug, first_line
+from offbeat.actors.call import RemoteBug
 from offbeat.actors.call_batching import Answer, Outbox
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.ray_run_files import Sharing
-from offbeat.config.rollouts import GeneratorConfig
-from offbeat.config.run import ModelConfig, StubConfig
 from offbeat.generators.broadcasts import Broadcasts
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import (
     CanaryFailed,
     EngineUnavailable,
@@ -25,6 +22,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.text import first_line
 from offbeat.messages.weights import EngineState, WeightsAck
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest
@@ -52,20 +50,6 @@ class Taken(NamedTuple):
 
     pause_s: float  # decoding stood still, the canary included
     canary_gap: float | None  # nats; None: the release has no canary
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """Everything an engine is made from; picklable, so that a restart makes the same one."""
-
-    name: str
-    model_path: str
-    model: ModelConfig
-    generator: GeneratorConfig
-    stub: StubConfig
-    seed: int
-    run_dir: str
-    sharing: Sharing | None = None  # None: there is one machine
 
 
 class EngineActor:

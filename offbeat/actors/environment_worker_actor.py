@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 import ray
 
-from offbeat.actors.call import RemoteBug, first_line, reply_of
+from offbeat.actors.call import RemoteBug, reply_of
 from offbeat.actors.call_batching import Answer, Coalescer, Exchange, Outbox
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import incarnation
-from offbeat.actors.ray_run_files import Sharing, prepared
+from offbeat.actors.ray_run_files import prepared
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.factory import make_environment
@@ -25,11 +25,13 @@ from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, Roll
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.text import first_line
 from offbeat.rollouts.calls import UniqueRequests
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.rollout_log import RolloutLog
 from offbeat.rollouts.spooling import Spooling
+from offbeat.run_files.sharing import Sharing
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 

@@ -2,18 +2,18 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from offbeat.actors.call import first_line, raised_line
+from offbeat.actors.call import raised_line
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import prepare
 from offbeat.config.run import RunConfig
-from offbeat.run_files.files import Files, Fingerprint, RunFiles
+from offbeat.messages.text import first_line
+from offbeat.run_files.files import Fingerprint, RunFiles
 from offbeat.run_files.place import (
     RunDirNotShared,
     Token,
@@ -21,6 +21,7 @@ from offbeat.run_files.place import (
     machine,
     place_of_its_own,
 )
+from offbeat.run_files.sharing import Place, Sharing
 
 _CALL_S: Final = 60.0  # one call carries 8 MiB at most
 PIN_FIX: Final = "Start offbeat train on a machine of the cluster, as offbeat submit does"
@@ -28,25 +29,6 @@ SHARE_FIX: Final = (
     "Several trainer ranks write one checkpoint together: put run_dir on a file system that all "
     "machines see at the same path, or leave the trainer one rank"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """What an actor needs to find out whether it sees the run directory. Picklable."""
-
-    token: Token
-    node: str  # of the driver
-    files: str  # name of the actor that writes for others
-    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Environment variables that Ray is not to show or log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process writes. ``files`` is None where that is the run directory itself."""
-
-    directory: Path
-    files: Files | None = None
 
 
 def prepared(

@@ -2,9 +2,10 @@
 
 import time
 
-from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.engine_actor import EngineActor, Taken
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
+from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
 from offbeat.weight_sync.canary import check, invented_answers
 from offbeat.weight_sync.manifest import Bytes, Manifest

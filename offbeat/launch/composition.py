@@ -16,7 +16,7 @@ import yaml
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_broadcast import generators_for
 from offbeat.actors.ray_ports import RayRollouts
-from offbeat.actors.ray_run_files import Sharing, check_sees
+from offbeat.actors.ray_run_files import check_sees
 from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.algorithms.advantages import estimator
@@ -33,6 +33,7 @@ from offbeat.launch.controller_host import HostedRun, segments_needed
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
+from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
 from offbeat.sampler.build import build_sampler
 from offbeat.telemetry.assembly import run_telemetry

@@ -21,7 +21,7 @@ import structlog
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from rich.console import Console
 
-from offbeat.actors.call import cause_of, first_line, lost
+from offbeat.actors.call import cause_of, lost
 from offbeat.actors.handles import Handle
 from offbeat.config.loader import LoadedRecipe
 from offbeat.config.run import RunConfig
@@ -47,7 +47,7 @@ from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import Silence
 from offbeat.launch.screen import screen
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
-from offbeat.messages.text import printable
+from offbeat.messages.text import first_line, printable
 from offbeat.run_files.files import ELSEWHERE
 from offbeat.run_files.place import Token, new_token
 from offbeat.runs.directory import (

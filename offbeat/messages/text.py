@@ -21,5 +21,11 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
     return "".join(each if each.isprintable() else _escaped(each) for each in line)
 
 
+def first_line(error: BaseException) -> str:
+    """Return an error in one line: the first one of its text that is not blank, or its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return printable(lines[0]) if lines else type(error).__name__
+
+
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", errors="backslashreplace").decode("ascii")

@@ -1,20 +1,8 @@
-"""What a transfer queue refuses, and why. ``SchemaError`` stands beside them in ``messages``."""
+"""Failures of the queue service. ``SchemaError`` is in ``messages``, ``StaleHandle`` in ``transfer_queue``."""
 
 from collections.abc import Iterable
 
 from offbeat.messages.failures import OffbeatError, SchemaError
-
-
-class StaleHandle(OffbeatError):
-    """It comes too late: the queue holds a newer attempt, this one in another form, or nothing."""
-
-    def __init__(self, group: int | str, attempt: int, held: int | None) -> None:
-        super().__init__(group, attempt, held)
-        self.group, self.attempt, self.held = group, attempt, held
-
-    def __str__(self) -> str:
-        now = "nothing" if self.held is None else f"attempt {self.held}"
-        return f"group {self.group} attempt {self.attempt} is gone: the queue holds {now} of it"
 
 
 class LeaseExpired(OffbeatError):
@@ -97,3 +85,36 @@ class Redeclared(SchemaError):
             f"{self.column} is declared with {self.want}; it cannot become {self.got}. "
             "Use another name"
         )
+
+
+class ServiceBug(OffbeatError):
+    """The service raised what nobody expected while answering."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(kind, detail)
+        self.kind, self.detail = kind, detail
+
+    def __str__(self) -> str:
+        return f"the transfer queue raised {self.kind}: {self.detail}. This is a bug of the queue"
+
+
+class ClientClosed(OffbeatError):
+    """A call on a client after its ``close``."""
+
+    def __init__(self, queue: str, during: str) -> None:
+        super().__init__(queue, during)
+        self.queue, self.during = queue, during
+
+    def __str__(self) -> str:
+        return f"cannot {self.during}: this client of {self.queue} is closed. Connect another one"
+
+
+class SnapshotFailed(OffbeatError):
+    """A snapshot could not be written or taken up. What was there before still is."""
+
+    def __init__(self, directory: str, detail: str) -> None:
+        super().__init__(directory, detail)
+        self.directory, self.detail = directory, detail
+
+    def __str__(self) -> str:
+        return f"snapshot {self.directory}: {self.detail}"

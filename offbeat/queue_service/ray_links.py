@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.queue_service import wire
-from offbeat.queue_service.service_errors import ClientClosed
+from offbeat.queue_service.errors import ClientClosed
 from offbeat.queue_service.storage.arenas import Slot
 from offbeat.queue_service.wire import Attach, Call, Reply
 

@@ -11,7 +11,7 @@ import msgspec
 
 from offbeat.messages import failures
 from offbeat.messages.failures import OffbeatError
-from offbeat.queue_service import errors, service_errors
+from offbeat.queue_service import errors
 from offbeat.queue_service.core.records import (
     ColumnSpec,
     Lease,
@@ -22,8 +22,9 @@ from offbeat.queue_service.core.records import (
     Tags,
     Where,
 )
-from offbeat.queue_service.service_errors import ServiceBug
+from offbeat.queue_service.errors import ServiceBug
 from offbeat.queue_service.storage.arenas import Arena, Slot
+from offbeat.transfer_queue import errors as queue_errors
 
 LENGTH: Final = struct.Struct("<I")
 MOST_FRAME_BYTES: Final = (2 << 30) - 1
@@ -323,7 +324,7 @@ def value_of(op: Op, reply: Reply) -> object:
 
 _TYPED: Final = {
     name: kind
-    for module in (failures, errors, service_errors)
+    for module in (failures, errors, queue_errors)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, OffbeatError)
 }

@@ -16,10 +16,8 @@ from contextvars import Context, copy_context
 from types import CoroutineType
 from typing import Any, Final, TypeVar, cast
 
-import msgspec
-
 from offbeat.messages.failures import OffbeatError
-from offbeat.simulation.processes import OUTSIDE, PROCESS, Process
+from offbeat.simulation.processes import OUTSIDE, PROCESS, Entry, Process
 
 T = TypeVar("T")
 _CLOSE_TRIES: Final = 50  # a coroutine that awaits in its clean-up is closed again
@@ -47,25 +45,6 @@ class OutOfBounds(OffbeatError):
 
     def __str__(self) -> str:
         return f"not over after {self.at_s:g} s and {self.events} events; {self.waits}"
-
-
-class Entry(msgspec.Struct, eq=False):
-    """A callback to be run, soon or at ``when_s``: what ``asyncio`` calls a handle."""
-
-    callback: Callable[..., object] | None
-    args: tuple[Any, ...]
-    context: Context
-    process: Process
-    when_s: float
-
-    def cancel(self) -> None:
-        self.callback, self.args = None, ()
-
-    def cancelled(self) -> bool:
-        return self.callback is None
-
-    def when(self) -> float:
-        return self.when_s
 
 
 class NumberedTask(asyncio.Task[T]):

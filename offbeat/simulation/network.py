@@ -9,6 +9,7 @@ unless a fault reorders them.
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -69,6 +70,8 @@ class Network:
     def __init__(self, loop: VirtualLoop, rng: random.Random, faults: Faults) -> None:
         self._loop, self._rng, self._draw = loop, rng, rng.random
         self._faults = faults
+        self._open: defaultdict[Process, dict[Call, None]] = defaultdict(dict)
+        """Calls that each process has received, or will receive, and has not answered."""
         self._cut: dict[str, float] = {}  # until when no message passes, by actor
         self._last_arrival: dict[tuple[Process, str], float] = {}
 
@@ -90,7 +93,7 @@ class Network:
             noticed = max(loop.time(), process.died_at + DEATH_NOTICED_S) + self.latency()
             loop.at(noticed, caller, _lost, call)
             return call
-        process.calls[call] = None
+        self._open[process][call] = None
         arrives = self._passes(host.name, loop.time() + self.latency())
         kind = self._faults.at(Moment.REQUEST, host.name)
         if kind == "request_lost":
@@ -111,7 +114,7 @@ class Network:
     def answer(self, call: Call, value: object, error: Exception | None, after_s: float) -> None:
         loop = self._loop
         call.answered = True
-        call.process.calls.pop(call, None)
+        self._open[call.process].pop(call, None)
         arrives = self._passes(call.host.name, loop.time() + after_s + self.latency())
         kind = self._faults.at(Moment.ANSWER, call.host.name)
         if kind == "answer_lost":
@@ -123,15 +126,14 @@ class Network:
     def cancel(self, call: Call) -> None:
         """Nobody waits for it any more; the callee hears of that a little later."""
         if not call.answered and call.caller.alive:
-            call.process.calls.pop(call, None)
+            self._open[call.process].pop(call, None)
             self._loop.at(self._loop.time() + self.latency(), call.process, _cancelled, call)
 
     def died(self, process: Process) -> None:
         """Whoever waits for an answer of this process learns of its death."""
         noticed = self._loop.time() + DEATH_NOTICED_S
-        for call in process.calls:
+        for call in self._open.pop(process, {}):
             self._loop.at(noticed + self.latency(), call.caller, _lost, call)
-        process.calls.clear()
 
     def _twin(self, call: Call) -> Call:
         return msgspec.structs.replace(call)

@@ -5,12 +5,11 @@ it is before it runs.
 """
 
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, Final, final
+from typing import Any, Final, final
 
-if TYPE_CHECKING:  # the two modules describe one thing; only the loop needs the other one to run
-    from offbeat.simulation.loop import Entry
-    from offbeat.simulation.network import Call
+import msgspec
 
 
 @final
@@ -20,7 +19,7 @@ class Process:
     Killed, none of its callbacks ever runs again: no ``finally``, no cancel. Frozen, they wait.
     """
 
-    __slots__ = ("alive", "calls", "context", "died_at", "frozen", "name", "parked", "starting")
+    __slots__ = ("alive", "context", "died_at", "frozen", "name", "parked", "starting")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -28,12 +27,30 @@ class Process:
         self.died_at = 0.0
         self.parked: list[Entry | Process] = []  # came due while it was frozen
         self.starting: deque[Entry] = deque()  # first steps of its tasks, in order
-        self.calls: dict[Call, None] = {}  # it was asked and has not answered
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
 
     def __repr__(self) -> str:
         return self.name
+
+
+class Entry(msgspec.Struct, eq=False):
+    """A callback to be run in a process, soon or at ``when_s``: what ``asyncio`` calls a handle."""
+
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: Context
+    process: Process
+    when_s: float
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.when_s
 
 
 PROCESS: Final[ContextVar[Process]] = ContextVar("process")

@@ -95,7 +95,7 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats()
 
     def peak(self) -> int:
-        import torch  # noqa: PLC0415 -- as above
+        import torch  # noqa: PLC0415 -- whoever imports this module need not load it
 
         return torch.cuda.max_memory_allocated()
 

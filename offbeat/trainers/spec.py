@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from offbeat.actors.ray_run_files import Sharing
 from offbeat.config.run import RunConfig
 from offbeat.rendezvous.frames import StoreAddress
+from offbeat.run_files.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)

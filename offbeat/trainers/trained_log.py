@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from offbeat.actors.ray_run_files import Place
 from offbeat.messages.fences import StepKey
+from offbeat.run_files.sharing import Place
 
 log = structlog.stdlib.get_logger()
 

@@ -8,7 +8,7 @@ the controller's process, and dropping the last one frees the memory.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from offbeat.queue_service.errors import StaleHandle
+from offbeat.transfer_queue.errors import StaleHandle
 
 
 @dataclass(slots=True)

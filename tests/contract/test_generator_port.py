@@ -17,12 +17,12 @@ from simulated import simulate
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
 from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.weights import WeightRelease
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
 from offbeat.simulation.engine import FakeEngine

@@ -22,17 +22,17 @@ from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClien
 from offbeat.queue_service.clients.lease import Lease
 from offbeat.queue_service.core.records import Limits
 from offbeat.queue_service.errors import (
+    ClientClosed,
     LeaseExpired,
     PayloadLost,
     QueueFull,
-    StaleHandle,
     TooLarge,
     UnknownPartition,
 )
 from offbeat.queue_service.frames import Frames
 from offbeat.queue_service.server.server import House
-from offbeat.queue_service.service_errors import ClientClosed
 from offbeat.queue_service.wire import LENGTH, framed
+from offbeat.transfer_queue.errors import StaleHandle
 from tests.support.queue_service import (
     COLUMNS,
     ROOMY,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.errors import StaleHandle
-from offbeat.queue_service.service_errors import SnapshotFailed
+from offbeat.queue_service.errors import SnapshotFailed
+from offbeat.transfer_queue.errors import StaleHandle
 from tests.support.queue_service import COLUMNS, group, running, same
 
 TOKENS = (8, 40_000)  # inside the messages, and in shared memory

@@ -11,7 +11,6 @@ from in_process import InProcessGenerator, InProcessRollouts, InProcessWorker
 from rollouts_contract import QUICK, SLOW, Bench, Play, RolloutsContract, Story
 from simulated import simulate
 
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
@@ -19,6 +18,7 @@ from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig, StubConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.failpoints import Failpoint
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator, SimulatedRollouts

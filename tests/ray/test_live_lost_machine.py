@@ -9,10 +9,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.ray_ports import Packed, RayGenerator
 from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.stub_engine_actor import StubEngineActor
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import PayloadLost, ReleaseLost
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import Chunk

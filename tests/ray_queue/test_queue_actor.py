@@ -13,8 +13,7 @@ from offbeat.queue_service import ray_links
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
 from offbeat.queue_service.core.records import Limits
-from offbeat.queue_service.errors import UnknownPartition
-from offbeat.queue_service.service_errors import SnapshotFailed
+from offbeat.queue_service.errors import SnapshotFailed, UnknownPartition
 from tests.support.queue_service import COLUMNS, ROOMY, group, same
 
 pytestmark = pytest.mark.ray

@@ -11,13 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "offbeat"
-PURE_ROOMS = ("messages", "config", "transfer_queue", "sampler", "controller")
+PURE_ROOMS = (
+    *("messages", "config", "transfer_queue", "sampler", "controller"),
+    *("runs", "run_files", "queue_service"),
+)
 DOORS = (
     "offbeat.transfer_queue.tensordict_codec",
     "offbeat.queue_service.ray_actor",
     "offbeat.queue_service.ray_links",
 )
-"""The modules of the pure rooms that may import tensors or Ray; no other loads them."""
+"""Modules of the pure rooms that import tensors or Ray; no other module of them does."""
 
 REPLAYED_ROOMS = ("controller", "sampler", "transfer_queue")
 """The simulator runs these on a virtual clock from a seed, and again, bit for bit."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from releases import TINY, Weights, weights
 
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.vllm_engine_actor import Started, VllmEngineActor, start
 from offbeat.config.run import RunConfig
+from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.coverage import Coverage
 from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.generators.vllm.weights import WeightUpdates

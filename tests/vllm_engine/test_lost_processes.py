@@ -26,8 +26,8 @@ from shared_engine import (
     until,
 )
 
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.actors.vllm_engine_actor import VllmEngineActor, start
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ import torch
 from releases import TINY, released, weights
 from shared_engine import ANYTHING, PROMPT, Shared, TakenOver, ask, load, serve
 
-from offbeat.actors.vllm_engine_actor import vllm_version
 from offbeat.generators.vllm import workarounds
+from offbeat.generators.vllm.lazy_import import vllm_version
 from offbeat.weight_sync.manifest import plan
 
 SLEEP_S = 0.02

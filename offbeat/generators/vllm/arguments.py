@@ -5,8 +5,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.config.rollouts import GeneratorConfig
+from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.errors import EngineArgsRefused
 
 TRANSFER_BACKEND: Final = "offbeat_shm"

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from offbeat.actors.call import first_line
 from offbeat.generators.vllm.engine import VllmEngine
 from offbeat.messages.failures import DeadlineExceeded, OffbeatError
+from offbeat.messages.text import first_line
 
 T = TypeVar("T")
 _CALLS: Final = "a call of the weight sync"

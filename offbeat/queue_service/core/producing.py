@@ -19,7 +19,8 @@ from offbeat.queue_service.core.records import (
 from offbeat.queue_service.core.room import Asking
 from offbeat.queue_service.core.state import State
 from offbeat.queue_service.core.where import checked_tags
-from offbeat.queue_service.errors import Redeclared, StaleHandle
+from offbeat.queue_service.errors import Redeclared
+from offbeat.transfer_queue.errors import StaleHandle
 
 
 class Producing(State):

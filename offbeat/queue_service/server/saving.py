@@ -19,8 +19,8 @@ import xxhash
 from offbeat.queue_service.core.core import QueueCore
 from offbeat.queue_service.core.records import Receipt
 from offbeat.queue_service.core.snapshot import Snapshot
+from offbeat.queue_service.errors import SnapshotFailed
 from offbeat.queue_service.server.payload_memory import Memory
-from offbeat.queue_service.service_errors import SnapshotFailed
 from offbeat.queue_service.storage.arenas import Bytes
 from offbeat.queue_service.storage.blocks import columns_in, described
 from offbeat.queue_service.wire import Payload

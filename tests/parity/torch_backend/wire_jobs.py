@@ -62,7 +62,7 @@ def groups_made_later(peers: Peers) -> list[int]:
     import gc  # noqa: PLC0415
 
     import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415 -- the others need it not
 
     gc.collect()
     group, total = dist.new_group(list(range(peers.size))), torch.tensor([peers.rank])

@@ -12,8 +12,9 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from offbeat.actors.call import ArgumentLost, first_line, raised_line, reply_of
+from offbeat.actors.call import ArgumentLost, raised_line, reply_of
 from offbeat.messages.failures import ActorLost, OffbeatError
+from offbeat.messages.text import first_line
 
 TRACEBACK = """The actor died because of an error raised in its creation task, ray::Actor.__init__()
   File "split_step.py", line 3, in __init__

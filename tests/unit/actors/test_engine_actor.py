@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.engine_actor import EngineActor, EngineSpec, Taken
+from offbeat.actors.engine_actor import EngineActor, Taken
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
 from offbeat.messages.failures import StaleFence, WeightSyncFailed
 from offbeat.messages.fences import Fence

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.engine_actor import EngineSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.training import SyncConfig
+from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.fences import Fence
 from offbeat.weight_sync.source import ModuleSource

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from environment_fakes import CharTokenizer, answers, task
 
 from offbeat.actors.call_batching import Answer, Coalescer
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
@@ -17,6 +16,7 @@ from offbeat.environments.protocol import Environment
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import RolloutTask
+from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.own_logging import own_logging
 
 HERE = Path(__file__).parent

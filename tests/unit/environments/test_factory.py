@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from environment_fakes import CharTokenizer, result, task
-from guessing import Guessing
 
 from offbeat.config.rollouts import DataConfig, EnvironmentConfig
 from offbeat.config.run import ModelConfig, RunConfig
@@ -18,6 +16,8 @@ from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.user_code import TargetNotFound
 from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
+from tests.support.environment_fakes import CharTokenizer, result, task
+from tests.support.guessing import Guessing
 
 HERE = Path(__file__).parent
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from environment_fakes import CharTokenizer, result, task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from offbeat.environments.factory import (
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions, NoChatTemplate
 from offbeat.environments.prompts import PromptFileError
 from offbeat.messages.groups import Prompt
+from tests.support.environment_fakes import CharTokenizer, result, task
 
 ROW = {"question": "A box of 6 rows of 12?", "answer": "6 * 12 = 72\n#### 72"}
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from environment_fakes import task
 
 from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.rollouts.calls import Generate
 from offbeat.rollouts.deadline import within_deadline
+from tests.support.environment_fakes import task
 from tests.support.virtual_time import run
 
 TASK = msgspec.structs.replace(task(), deadline_s=20.0)

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from environment_fakes import EOS_ID, SAMPLING, CharTokenizer, answers, result, task
-from guessing import Guessing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +16,8 @@ from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.columns import Columns, version_of_each_token
 from offbeat.rollouts.group import run_group
 from offbeat.transfer_queue import schema
+from tests.support.environment_fakes import EOS_ID, SAMPLING, CharTokenizer, answers, result, task
+from tests.support.guessing import Guessing
 
 ARITHMETIC = Arithmetic(CharTokenizer())
 

@@ -3,10 +3,9 @@
 import asyncio
 from typing import Any
 
-from environment_fakes import task
-
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.rollouts.calls import UniqueRequests
+from tests.support.environment_fakes import task
 from tests.support.virtual_time import run
 
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offbeat.queue_service.errors import StaleHandle
+from offbeat.transfer_queue.errors import StaleHandle
 from offbeat.transfer_queue.index import QueueIndex
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from offbeat.queue_service.errors import StaleHandle
+from offbeat.transfer_queue.errors import StaleHandle
 from offbeat.transfer_queue.index import QueueIndex
 
 ORDINAL = st.integers(0, 3)

@@ -6,7 +6,8 @@ from core_fixtures import LOGPROBS, TOKENS, Queue, names
 from offbeat.messages.failures import SchemaError
 from offbeat.queue_service.core import ColumnSpec, Receipt, Schema
 from offbeat.queue_service.core.records import Scalar
-from offbeat.queue_service.errors import PayloadLost, Redeclared, StaleHandle, UnknownPartition
+from offbeat.queue_service.errors import PayloadLost, Redeclared, UnknownPartition
+from offbeat.transfer_queue.errors import StaleHandle
 
 
 @pytest.mark.parametrize(

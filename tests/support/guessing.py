@@ -1,9 +1,8 @@
 """A multi-turn environment: guess a digit, told ``<`` or ``>`` until it is right."""
 
-from environment_fakes import CharTokenizer
-
 from offbeat.environments.protocol import Episode, MultiTurn, Response
 from offbeat.messages.groups import Prompt, RolloutTask
+from tests.support.environment_fakes import CharTokenizer
 
 
 class Guessing(MultiTurn):

@@ -18,6 +18,7 @@ from offbeat.queue_service.core import (
     Stats,
 )
 from offbeat.queue_service.errors import LeaseExpired
+from offbeat.transfer_queue.errors import StaleHandle
 
 
 def records() -> list[Any]:
@@ -45,7 +46,7 @@ def test_every_record_survives_msgspec_and_pickle(record: Any) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        errors.StaleHandle("g-1", 2, None),
+        StaleHandle("g-1", 2, None),
         errors.LeaseExpired(7, "ack"),
         errors.PayloadLost("g-1", 2, "node died"),
         errors.QueueFull("rows", 16, 1000, 1008, 2.5),

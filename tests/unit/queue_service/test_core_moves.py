@@ -11,7 +11,8 @@ from queue_model import COLUMNS, PREDICATES, SPECS, TASKS, Ask, Claim, Held, Mod
 
 from offbeat.messages.failures import SchemaError
 from offbeat.queue_service.core import Lease, Limits, QueueCore, Receipt, Schema, Snapshot, Where
-from offbeat.queue_service.errors import LeaseExpired, PayloadLost, QueueFull, StaleHandle
+from offbeat.queue_service.errors import LeaseExpired, PayloadLost, QueueFull
+from offbeat.transfer_queue.errors import StaleHandle
 
 GROUP = st.sampled_from(["g-0", "g-1", "g-2", "g-3", "g-4"])
 WRITTEN = st.sets(st.sampled_from(COLUMNS), min_size=1)

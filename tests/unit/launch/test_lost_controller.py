@@ -4,7 +4,6 @@ import itertools
 from pathlib import Path
 
 import pytest
-from recorded_runs import RecordedRun
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt
@@ -12,6 +11,7 @@ from offbeat.launch.heartbeat import Silence
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.runs.unfinished import journalled_summary, last_summary
 from offbeat.telemetry.summary import Summary
+from tests.support.recorded_runs import RecordedRun
 
 CONFIG = RunConfig.model_validate({
     "name": "tiny", "steps": 10, "model": {"path": "none"}, "sampler": {"name": "ready_first"}

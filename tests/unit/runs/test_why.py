@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded_runs import RecordedRun
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.runs.why import why
+from tests.support.recorded_runs import RecordedRun
 
 
 def offbeat(*args: object) -> Result:

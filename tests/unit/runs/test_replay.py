@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_runs import RecordedRun
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
@@ -22,6 +21,7 @@ from offbeat.controller.events import (
 )
 from offbeat.runs.past_run import NotARun
 from offbeat.runs.replay import replay
+from tests.support.recorded_runs import RecordedRun
 
 
 def offbeat(*args: object) -> Result:

@@ -1,0 +1,21 @@
+"""What an engine is made from."""
+
+from dataclasses import dataclass
+
+from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.run_files.sharing import Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an engine is made from; picklable, so that a restart makes the same one."""
+
+    name: str
+    model_path: str
+    model: ModelConfig
+    generator: GeneratorConfig
+    stub: StubConfig
+    seed: int
+    run_dir: str
+    sharing: Sharing | None = None  # None: there is one machine
