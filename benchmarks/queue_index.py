@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from offbeat.queue_service.core import ColumnSpec, Limits, QueueCore, Schema
+from offbeat.queue_service.core import ColumnSpec, QueueCore, QueueLimits, Schema
 from offbeat.transfer_queue.index import QueueIndex
 
 BAR = 200_000
@@ -31,7 +31,7 @@ COLUMNS = tuple(
 )
 NAMES = tuple(column.name for column in COLUMNS)
 TAGS = {"reward": tuple(map(float, range(ROWS))), "length": tuple(range(ROWS))}
-ENDLESS = Limits(max_rows=1 << 40, max_bytes=1 << 60)
+ENDLESS = QueueLimits(max_rows=1 << 40, max_bytes=1 << 60)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from benchmarks.queue_payloads import Columns, joined
 from benchmarks.queue_sides import Handle, Prepared, Taken
 from offbeat.queue_service import ray_actor as actor
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
-from offbeat.queue_service.clients.lease import Lease
-from offbeat.queue_service.core import ColumnSpec, Limits
+from offbeat.queue_service.clients.lease import ClientLease
+from offbeat.queue_service.core import ColumnSpec, QueueLimits
 
 T = TypeVar("T")
 TASK: Final = "train"
 TAKE_S: Final = 60.0
-LIMITS: Final = Limits(max_rows=100_000, max_bytes=1 << 30)
+LIMITS: Final = QueueLimits(max_rows=100_000, max_bytes=1 << 30)
 
 
 class OffbeatSide:
@@ -49,7 +49,7 @@ class OffbeatSide:
 
     def done(self, partition: str, taken: Taken) -> None:
         del partition
-        self._client.ack(cast("Lease", taken.token), clear=True)
+        self._client.ack(cast("ClientLease", taken.token), clear=True)
 
     def clear(self, partition: str) -> None:
         self._client.clear_partition(partition)
@@ -74,7 +74,7 @@ class OffbeatSide:
 
     async def adone(self, partition: str, taken: Taken) -> None:
         del partition
-        await self._connected.ack(cast("Lease", taken.token), clear=True)
+        await self._connected.ack(cast("ClientLease", taken.token), clear=True)
 
     @property
     def _connected(self) -> TransferQueueClient:

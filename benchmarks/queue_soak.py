@@ -40,14 +40,14 @@ from benchmarks.queue_soak_actors import (
     put_logged,
 )
 from benchmarks.queue_soak_audit import Event, Kind, Put, read_log, unfinished, violations
-from offbeat.queue_service.core import Limits
+from offbeat.queue_service.core import QueueLimits
 from offbeat.queue_service.ray_actor import Handle, connect, start
 from offbeat.queue_service.wire import ServiceStats
 
 PRODUCERS: Final = 8
 CONSUMERS_A_TASK: Final = 4
 STARVERS: Final = 2
-LIMITS: Final = Limits(max_rows=2_000, max_bytes=64 << 20, remembered=4096)
+LIMITS: Final = QueueLimits(max_rows=2_000, max_bytes=64 << 20, remembered=4096)
 DRAIN_S: Final = 120.0
 SETTLE_S: Final = 3.0
 FREED_S: Final = 5.0

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.queue_soak_audit import Event, Kind, Put
 from offbeat.messages.failures import OffbeatError
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.clients.lease import Lease
-from offbeat.queue_service.errors import LeaseExpired, PayloadLost
+from offbeat.queue_service.clients.lease import ClientLease
+from offbeat.queue_service.errors import LeaseExpired, QueuePayloadLost
 from offbeat.queue_service.ray_actor import Handle, connect
 from offbeat.transfer_queue.codec import Column, Ragged
 from offbeat.transfer_queue.errors import StaleHandle
@@ -159,12 +159,12 @@ class SoakConsumer(_Worker):
                 del lease  # and the views with it
         self._client.close()
 
-    def _consume(self, lease: Lease) -> None:
+    def _consume(self, lease: ClientLease) -> None:
         puts = [Put(receipt.group, receipt.attempt) for receipt in lease.receipts]
         self._log.add(Kind.DELIVERED, puts, self._task, lease.id)
         try:
             wrong = self._wrong(lease)
-        except PayloadLost:
+        except QueuePayloadLost:
             return  # the client has reported it; the rest comes again when the lease ends
         except StaleHandle:  # kept too long; others have had it meanwhile, and it is cleared
             return
@@ -186,7 +186,7 @@ class SoakConsumer(_Worker):
         else:
             self._log.add(Kind.ACK_ENDED, puts, self._task, lease.id)
 
-    def _wrong(self, lease: Lease) -> list[Put]:
+    def _wrong(self, lease: ClientLease) -> list[Put]:
         """Groups with another content than was put."""
         found: list[Put] = []
         names = READS[self._task]
@@ -198,7 +198,7 @@ class SoakConsumer(_Worker):
                 found.append(Put(receipt.group, receipt.attempt))
         return found
 
-    def _scored(self, lease: Lease) -> bool:
+    def _scored(self, lease: ClientLease) -> bool:
         """Every group has its advantages; False if another has done it all meanwhile."""
         for receipt in lease.receipts:
             try:

@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from offbeat.telemetry.records import Record, read_metrics
+from offbeat.telemetry.records import MetricRecord, read_metrics
 from offbeat.telemetry.summary import Summary
 
 _LOOK_S: Final = 0.2
@@ -41,7 +41,7 @@ class Look:
 class StubRun:
     """What a run left behind, and how it was seen from outside."""
 
-    steps: list[Record]
+    steps: list[MetricRecord]
     summary: Summary
     looks: list[Look]
 

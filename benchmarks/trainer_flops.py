@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.trainer_cases import Groups
-from offbeat.trainers.batches.cutting import Cutting
-from offbeat.trainers.batches.packing import PADDING, Packed, visible
+from offbeat.trainers.batches.packing import PADDING, PackedRows, visible
+from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.torch.model import linear_to_pair_ratio, vocabulary
 
 PEAKS: Final = (
@@ -41,7 +41,7 @@ class Load(NamedTuple):
     pairs: int  # of tokens of which one attends to the other
 
     @classmethod
-    def of(cls, microbatches: Sequence[Packed]) -> "Load":
+    def of(cls, microbatches: Sequence[PackedRows]) -> "Load":
         """Of packed rows."""
         tokens = places = pairs = 0
         for packed in microbatches:
@@ -56,7 +56,9 @@ def load_of(
     model: PreTrainedModel, groups: Groups, max_tokens: int, *, shared_prompt: bool
 ) -> Load:
     """The load of one step of these groups, cut as the trainer cuts them."""
-    cutting = Cutting(max_tokens, shared_prompt, linear_to_pair_ratio(model), vocabulary(model))
+    cutting = MicrobatchPlanner(
+        max_tokens, shared_prompt, linear_to_pair_ratio(model), vocabulary(model)
+    )
     _, microbatches = cutting.cut(groups, only_trained=True)
     return Load.of(microbatches)
 

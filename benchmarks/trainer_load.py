@@ -29,8 +29,8 @@ from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
-from offbeat.trainers.ranks.peers import Alone
-from offbeat.trainers.spec import Rendezvous
+from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.spec import WorldRendezvous
 from offbeat.trainers.torch import TorchTrainer
 
 HOST: Final = "127.0.0.1"
@@ -97,12 +97,12 @@ def _on_meta(config: Qwen3Config) -> Any:  # noqa: ANN401 -- its class is made b
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
-def rank_main(rank: int, at: Rendezvous, path: Path, dtype: str, told: Connection) -> None:
+def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, told: Connection) -> None:
     """One rank: load, export, and say what it took."""
     torch.set_num_threads(1)
     found = dict[str, dict[str, float]]()
     if at.size == 1:
-        peers = Alone()
+        peers = SingleRank()
     else:
         from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- ranks only
 
@@ -134,7 +134,7 @@ def main() -> None:
         parameters = make_model(path, given.million)
         key = SharedKey.random()
         server = StoreServer(HOST, key)
-        at = Rendezvous("load", StoreAddress(HOST, server.port, key), given.ranks, 300.0)
+        at = WorldRendezvous("load", StoreAddress(HOST, server.port, key), given.ranks, 300.0)
         os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # read by the processes that start now
         spawn = multiprocessing.get_context("spawn")
         ends = [spawn.Pipe() for _ in range(given.ranks)]

@@ -35,8 +35,8 @@ from benchmarks.trainer_cases import (
 )
 from benchmarks.trainer_sides import LOSS, Plain, Setting, Split
 from offbeat.config.training import SyncConfig
+from offbeat.trainers.backend import LogprobColumns
 from offbeat.trainers.memory import CudaMeter, ResidentMeter
-from offbeat.trainers.split_step import LogprobColumns
 from offbeat.weight_sync.source import ModuleSource
 
 SIDES: Final = ("plain", "padded", "shared")

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from offbeat.actors.call import reply_of
-from offbeat.actors.call_batching import Coalescer
+from offbeat.actors.call_batching import CallBatcher
 from offbeat.actors.vllm_engine_actor import VllmEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.generators.spec import EngineSpec
@@ -83,7 +83,7 @@ async def measure(arguments: argparse.Namespace, engine: Any) -> dict[str, Any]:
         ref = engine.exchange.remote("bench", "life", asked, cancelled)
         return await reply_of(ref, "engine", "generate")
 
-    ask = Coalescer[GenerateRequest, GenerateResult](exchange)
+    ask = CallBatcher[GenerateRequest, GenerateResult](exchange)
 
     async def of_bare(turn: int) -> float:
         bare = engine.bare.remote(requests_of(arguments, f"b{turn}"))

@@ -31,11 +31,11 @@ from torch import nn
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import ModuleReceiver
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
 from offbeat.weight_sync.transports.group import Device, joined, meet
-from offbeat.weight_sync.transports.messages import Limits, Plan, Route
+from offbeat.weight_sync.transports.messages import RoundPlan, Route, TransferLimits
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ Rounds = list[tuple[float, float, float]]
 
 HOST = "127.0.0.1"
 MB = 1 << 20
-LIMITS = Limits(slowest_bytes_per_s=2e6, slack_s=60.0)
+LIMITS = TransferLimits(slowest_bytes_per_s=2e6, slack_s=60.0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Receiver:
         received_s = time.perf_counter() - since
         return received_s, _timed(lambda: receiver.commit(epoch))[0]
 
-    def bare(self, route: Route, plan: Plan, rank: int, sizes: list[int]) -> float:
+    def bare(self, route: Route, plan: RoundPlan, rank: int, sizes: list[int]) -> float:
         """Seconds of nothing but broadcasts."""
         buffers = [np.ones(size, np.uint8) for size in sizes]  # touched: no page faults below
         with joined(meet(route, "bare", plan, rank), Device(HOST, LIMITS.slack_s)) as group:
@@ -199,7 +199,7 @@ def gloo(
     sizes = list(source.manifest.chunk_nbytes)
     buffers = [np.ones(size, np.uint8) for size in sizes]
     for round_ in range(rounds):
-        plan = Plan(round_, group.names)
+        plan = RoundPlan(round_, group.names)
         group.ask("bare", *[(route, plan, 1 + each, sizes) for each in range(receivers)])
         place = sender._meeting.of("bare", plan, 0)  # noqa: SLF001 -- a broadcast of our own
         with joined(place, Device(HOST, LIMITS.slack_s)) as ranks:
@@ -224,7 +224,7 @@ class StoreTrainer:
         return self._sender.handles
 
     def publish(self) -> tuple[Any, ...]:
-        published: Published = self._sender.publish(1)
+        published: PublishedRelease = self._sender.publish(1)
         return (published.manifest, published.digest), *published.handles
 
 

@@ -28,7 +28,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Answer(msgspec.Struct, Generic[A], frozen=True):
+class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
     """To the question of this id: a value, or the failure that ``call`` raises."""
 
     id: int
@@ -36,10 +36,10 @@ class Answer(msgspec.Struct, Generic[A], frozen=True):
     failure: OffbeatError | None = None
 
 
-Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence[Answer[A]]]]
+Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence[BatchedReply[A]]]]
 
 
-class Coalescer(Generic[Q, A]):
+class CallBatcher(Generic[Q, A]):
     """The calling end, for one callee.
 
     A cancelled ``call`` cancels its work in the callee. When an exchange fails, for whatever
@@ -122,7 +122,7 @@ class Coalescer(Generic[Q, A]):
             detail = "it knows nothing of this question any more"
             self._fail(before, ActorLost("the callee", "a call", detail))
 
-    def _deliver(self, answer: Answer[A]) -> None:
+    def _deliver(self, answer: BatchedReply[A]) -> None:
         waiting = self._open.get(answer.id)
         if waiting is None or waiting.done():
             return  # cancelled or failed meanwhile
@@ -147,7 +147,7 @@ class _Client(Generic[A]):
 
     life: str
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    answers: deque[Answer[A]] = field(default_factory=deque)
+    answers: deque[BatchedReply[A]] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
 
     def ended(self, id_: int, _task: asyncio.Task[None]) -> None:
@@ -166,7 +166,7 @@ class _Client(Generic[A]):
         self.wake()
 
 
-class Outbox(Generic[Q, A]):
+class ReplyBatcher(Generic[Q, A]):
     """The answering end, for any number of callers.
 
     A caller is named; when it comes back with another life, what its former one asked is cancelled.
@@ -194,7 +194,7 @@ class Outbox(Generic[Q, A]):
 
     async def exchange(
         self, name: str, life: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
-    ) -> list[Answer[A]]:
+    ) -> list[BatchedReply[A]]:
         """Take questions; return the answers that are there.
 
         Without any, a newer exchange took over, or this caller is owed nothing.
@@ -237,13 +237,13 @@ class Outbox(Generic[Q, A]):
 
     async def _answer(self, client: _Client[A], id_: int, question: Q) -> None:
         try:
-            answer = Answer(id_, await self._work(question))
+            answer = BatchedReply(id_, await self._work(question))
         except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
-            answer = Answer[A](id_, None, self._failed(error))
+            answer = BatchedReply[A](id_, None, self._failed(error))
         client.answers.append(answer)
 
-    def _taken(self, client: _Client[A]) -> list[Answer[A]]:
-        taken, weight = list[Answer[A]](), 0
+    def _taken(self, client: _Client[A]) -> list[BatchedReply[A]]:
+        taken, weight = list[BatchedReply[A]](), 0
         while client.answers and (not taken or weight < self._limit):
             answer = client.answers.popleft()
             weight += 0 if answer.value is None else self._weigh(answer.value)

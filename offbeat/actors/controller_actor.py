@@ -6,7 +6,7 @@ from typing import Protocol
 from offbeat.actors.process import dump_stacks_on_signal
 
 
-class Hosted(Protocol):
+class HostedController(Protocol):
     """A run as its host sees it."""
 
     async def run(self) -> bytes:
@@ -29,10 +29,10 @@ class ControllerActor:
     Nobody but the driver calls it; the actors it calls never call back.
     """
 
-    def __init__(self, build: Callable[[], Awaitable[Hosted]]) -> None:
+    def __init__(self, build: Callable[[], Awaitable[HostedController]]) -> None:
         dump_stacks_on_signal()
         self._build = build
-        self._hosted: Hosted | None = None
+        self._hosted: HostedController | None = None
         self._abort_reason: str | None = None
         self._early_commands = list[bytes]()  # received while the run was being built
 

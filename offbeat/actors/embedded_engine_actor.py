@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from offbeat.actors.engine_actor import EngineActor, Taken
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded import EmbeddedEngine, load_model
@@ -51,7 +51,7 @@ class EmbeddedEngineActor(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> Taken:
+    ) -> TakenRelease:
         # Handed from one transfer that was taken to the next: one that was cancelled may still wait
         # for the engine's thread with its chunks staged, and must not meet those of another.
         receiver, self._receiver = self._receiver, None
@@ -64,7 +64,7 @@ class EmbeddedEngineActor(EngineActor):
         except TransferRefused as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
 
-        def commit(engine: EmbeddedEngine) -> Taken:
+        def commit(engine: EmbeddedEngine) -> TakenRelease:
             started_s, canary, gap = time.perf_counter(), manifest.canary, None
             if not given_up.is_set():
                 receiver.commit(version)
@@ -78,7 +78,7 @@ class EmbeddedEngineActor(EngineActor):
                         engine.lose(str(failure))
                         raise
                 engine.set_version(version)
-            return Taken(time.perf_counter() - started_s, gap)
+            return TakenRelease(time.perf_counter() - started_s, gap)
 
         try:
             taken = await self._loop.between_steps(commit)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from offbeat.actors.call import RemoteBug
-from offbeat.actors.call_batching import Answer, Outbox
+from offbeat.actors.call_batching import BatchedReply, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.generators.broadcasts import Broadcasts
 from offbeat.generators.spec import EngineSpec
@@ -29,7 +29,7 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 from offbeat.weight_sync.transports.messages import Route
 
 
-class Served(Protocol):
+class ServedEngine(Protocol):
     """What all kinds of engine have in common."""
 
     @property
@@ -45,7 +45,7 @@ class Served(Protocol):
     async def close(self) -> None: ...
 
 
-class Taken(NamedTuple):
+class TakenRelease(NamedTuple):
     """What became of a release that was taken."""
 
     pause_s: float  # decoding stood still, the canary included
@@ -55,10 +55,10 @@ class Taken(NamedTuple):
 class EngineActor:
     """Fence, state and acks; the kinds differ in how they take weights. An async actor."""
 
-    def __init__(self, spec: EngineSpec, served: Served, life: str) -> None:
+    def __init__(self, spec: EngineSpec, served: ServedEngine, life: str) -> None:
         self._name, self._served, self._life = spec.name, served, life
         self._guard = FenceGuard(spec.name)
-        self._requests = Outbox(self._generate, self._as_failure)
+        self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # of the newest transfer begun
         self._broadcasts = Broadcasts(spec.name)
         self._version: int | None = None
@@ -70,7 +70,7 @@ class EngineActor:
         life: str,
         asked: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
-    ) -> list[Answer[GenerateResult]]:
+    ) -> list[BatchedReply[GenerateResult]]:
         """Generate for an environment worker; see ``offbeat.actors.call_batching``."""
         return await self._requests.exchange(worker, life, asked, cancelled)
 
@@ -192,7 +192,7 @@ class EngineActor:
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> Taken:
+    ) -> TakenRelease:
         """Receive, verify, commit, and compute the manifest's canary, if there is one.
 
         Raises:

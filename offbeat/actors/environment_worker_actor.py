@@ -11,7 +11,7 @@ import msgspec
 import ray
 
 from offbeat.actors.call import RemoteBug, reply_of
-from offbeat.actors.call_batching import Answer, Coalescer, Exchange, Outbox
+from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import incarnation
@@ -59,9 +59,9 @@ class EnvironmentActor:
         place = prepared(spec.name, spec.run_dir, spec.sharing, spec.config)
         self._spec = spec
         self._life = life = incarnation(spec.name)
-        self._engines: dict[str, Coalescer[GenerateRequest, GenerateResult]] = {}
+        self._engines: dict[str, CallBatcher[GenerateRequest, GenerateResult]] = {}
         self._requests = UniqueRequests(life)
-        self._groups = Outbox(
+        self._groups = ReplyBatcher(
             self._roll_out,
             _as_failure,
             weigh=lambda group: group[0].payload_bytes,
@@ -95,7 +95,7 @@ class EnvironmentActor:
         fence: Fence,
         asked: Sequence[tuple[int, RolloutTask]],
         cancelled: Sequence[int],
-    ) -> tuple[list[Answer[Receipt]], list[Columns]]:
+    ) -> tuple[list[BatchedReply[Receipt]], list[Columns]]:
         """Roll groups out; see ``offbeat.actors.call_batching``.
 
         Returns:
@@ -109,7 +109,8 @@ class EnvironmentActor:
             self._spooling.begin(life)
         answers = await self._groups.exchange("controller", life, asked, cancelled)
         receipts = [
-            Answer(each.id, each.value[0] if each.value else None, each.failure) for each in answers
+            BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
+            for each in answers
         ]
         return receipts, [each.value[1] for each in answers if each.value]
 
@@ -140,7 +141,7 @@ class EnvironmentActor:
             receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
 
-    def _engine(self, name: str) -> Coalescer[GenerateRequest, GenerateResult]:
+    def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
         """The engine of that name, looked up at its first request: one that is retired has no actor.
 
         Raises:
@@ -153,7 +154,7 @@ class EnvironmentActor:
             except ValueError as error:
                 raise ActorLost(name, "look-up", first_line(error)) from error
             exchange = _exchange_with(name, handle, self._spec.name, self._life)
-            engine = self._engines[name] = Coalescer(exchange)
+            engine = self._engines[name] = CallBatcher(exchange)
         return engine
 
     async def ping(self) -> str:
@@ -191,7 +192,7 @@ def _exchange_with(
 ) -> Exchange[GenerateRequest, GenerateResult]:
     async def exchange(
         asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
-    ) -> Sequence[Answer[GenerateResult]]:
+    ) -> Sequence[BatchedReply[GenerateResult]]:
         ref = handle.exchange.remote(worker, life, asked, cancelled)
         return await reply_of(ref, engine, "generate")
 

@@ -18,11 +18,11 @@ def generators_for(transport: str, engines: Mapping[str, Handle]) -> dict[str, R
     """A port for each engine, over a transport of ``sync.transport``."""
     if transport == "object_store":
         return {name: RayGenerator(name, engine) for name, engine in engines.items()}
-    gathering = Gathering()
+    gathering = BroadcastBarrier()
     return {name: BroadcastGenerator(name, engine, gathering) for name, engine in engines.items()}
 
 
-class Gathering:
+class BroadcastBarrier:
     """Who takes part in which transfer."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Gathering:
 class BroadcastGenerator(RayGenerator):
     """One engine actor that takes releases together with others."""
 
-    def __init__(self, name: str, engine: Handle, gathering: Gathering) -> None:
+    def __init__(self, name: str, engine: Handle, gathering: BroadcastBarrier) -> None:
         super().__init__(name, engine)
         self._gathering = gathering
 

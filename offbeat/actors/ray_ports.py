@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from offbeat.actors.call import ArgumentLost, reply_of
-from offbeat.actors.call_batching import Answer, Coalescer, Exchange
+from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_worker import OnJoined, RayWorker
 from offbeat.messages.failures import ActorLost, ReleaseLost
@@ -29,7 +29,7 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PayloadHandle:
     """A payload handle: one group's columns inside an object that may hold several groups'.
 
     The object is freed with the last handle to it; a copy on disk stays while ``hold`` is held.
@@ -55,10 +55,10 @@ class RayRollouts:
         ]
         self._hold = hold
         self._fence: Fence | None = None
-        self._calls = [Coalescer(self._exchange_with(worker)) for worker in self._workers]
+        self._calls = [CallBatcher(self._exchange_with(worker)) for worker in self._workers]
         self._turn = itertools.cycle(range(len(self._workers)))
 
-    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Packed]:
+    async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, PayloadHandle]:
         """The receipt by value; the payload stays a reference that this process owns."""
         self._fence = fence
         index, clock = self._next(), asyncio.get_running_loop().time
@@ -96,18 +96,20 @@ class RayRollouts:
         with contextlib.suppress(ActorLost):
             await reply_of(worker.handle.close.remote(), worker.name, "close")
 
-    def _exchange_with(self, worker: RayWorker) -> Exchange[RolloutTask, tuple[Receipt, Packed]]:
+    def _exchange_with(
+        self, worker: RayWorker
+    ) -> Exchange[RolloutTask, tuple[Receipt, PayloadHandle]]:
         async def exchange(
             asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
-        ) -> list[Answer[tuple[Receipt, Packed]]]:
+        ) -> list[BatchedReply[tuple[Receipt, PayloadHandle]]]:
             answers, payload = worker.handle.exchange.remote(self._fence, asked, cancelled)
             places = itertools.count()
 
-            def packed(receipt: Receipt) -> tuple[Receipt, Packed]:
-                return receipt, Packed(payload, next(places), self._hold(receipt))
+            def packed(receipt: Receipt) -> tuple[Receipt, PayloadHandle]:
+                return receipt, PayloadHandle(payload, next(places), self._hold(receipt))
 
             return [
-                Answer(each.id, each.value and packed(each.value), each.failure)
+                BatchedReply(each.id, each.value and packed(each.value), each.failure)
                 for each in await worker.answer(answers, "rollout")
             ]
 

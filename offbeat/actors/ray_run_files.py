@@ -16,12 +16,12 @@ from offbeat.messages.text import first_line
 from offbeat.run_files.files import Fingerprint, RunFiles
 from offbeat.run_files.place import (
     RunDirNotShared,
-    Token,
+    RunDirToken,
     is_shared,
     machine,
     place_of_its_own,
 )
-from offbeat.run_files.sharing import Place, Sharing
+from offbeat.run_files.sharing import Sharing, WriteLocation
 
 _CALL_S: Final = 60.0  # one call carries 8 MiB at most
 PIN_FIX: Final = "Start offbeat train on a machine of the cluster, as offbeat submit does"
@@ -38,7 +38,7 @@ def prepared(
     config: RunConfig | None = None,
     *,
     needs_to_share: str = "",
-) -> Place:
+) -> WriteLocation:
     """Find out where this process writes, and have it log there.
 
     Args:
@@ -60,21 +60,23 @@ def prepared(
     return place
 
 
-def _place_of(process: str, run_dir: str, sharing: Sharing | None, needs_to_share: str) -> Place:
+def _place_of(
+    process: str, run_dir: str, sharing: Sharing | None, needs_to_share: str
+) -> WriteLocation:
     if sharing is None:
-        return Place(Path(run_dir))
+        return WriteLocation(Path(run_dir))
     here = ray.get_runtime_context().get_node_id() == sharing.node
     files = RayFiles(sharing.files)
     if is_shared(Path(run_dir), sharing.token, None if here else files):
-        return Place(Path(run_dir))
+        return WriteLocation(Path(run_dir))
     if needs_to_share:
         raise RunDirNotShared(process, machine(), run_dir, needs_to_share)
     own = place_of_its_own(process)
     files.elsewhere(process, machine(), str(own))
-    return Place(own, files)
+    return WriteLocation(own, files)
 
 
-def check_sees(process: str, run_dir: Path, token: Token) -> None:
+def check_sees(process: str, run_dir: Path, token: RunDirToken) -> None:
     """Pass in a process that sees the driver's directory.
 
     Raises:
@@ -87,12 +89,12 @@ def check_sees(process: str, run_dir: Path, token: Token) -> None:
 class RunFilesActor:
     """``RunFiles`` for processes of other machines."""
 
-    def __init__(self, run_dir: str, token: Token) -> None:
+    def __init__(self, run_dir: str, token: RunDirToken) -> None:
         check_sees("run-files", Path(run_dir), token)
         prepare("run-files", run_dir)
         self._files = RunFiles(Path(run_dir))
 
-    def sees(self, token: Token) -> bool:
+    def sees(self, token: RunDirToken) -> bool:
         return self._files.sees(token)
 
     def elsewhere(self, process: str, machine: str, directory: str) -> None:
@@ -124,7 +126,7 @@ class RayFiles:
         self._actor = actor
         self._handle: Handle | None = None
 
-    def sees(self, token: Token) -> bool:
+    def sees(self, token: RunDirToken) -> bool:
         return self._call("sees", token)
 
     def elsewhere(self, process: str, machine: str, directory: str) -> None:

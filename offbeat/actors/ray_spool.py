@@ -11,7 +11,7 @@ import ray
 import structlog
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from offbeat.actors.ray_ports import Packed
+from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import NotInSpool, read, sweep
@@ -36,7 +36,7 @@ class RaySpool:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         sweep(directory, needed)
 
-    def readable(self, receipt: Receipt) -> Packed | None:
+    def readable(self, receipt: Receipt) -> PayloadHandle | None:
         """The columns this receipt vouches for, owned by this process now; None when they are gone."""
         place = receipt.spooled
         if place is None:
@@ -46,7 +46,7 @@ class RaySpool:
         except NotInSpool as gone:
             log.warning("spool.unreadable", group=group_id(receipt.ordinal), error=str(gone))
             return None
-        return Packed(ray.put([columns]), 0, self._holds.inherit(place))
+        return PayloadHandle(ray.put([columns]), 0, self._holds.inherit(place))
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
         """Groups of these with an object of which the owner, this process, knows that it is gone."""
@@ -86,7 +86,7 @@ def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
     lost: dict[Any, bool] = {}
     gone = set[int]()
     for ordinal, handles in payloads.items():
-        for ref in (handle.ref for handle in cast("tuple[Packed, ...]", handles)):
+        for ref in (handle.ref for handle in cast("tuple[PayloadHandle, ...]", handles)):
             if ref not in lost:
                 lost[ref] = _is_lost(ref)
             if lost[ref]:

@@ -19,7 +19,7 @@ import ray
 
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import Packed, Places, flat
+from offbeat.actors.ray_ports import PayloadHandle, Places, flat
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
@@ -37,7 +37,7 @@ from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.trainers.memory import with_highest
 from offbeat.trainers.ranks.dispatch import Replicas, shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
-from offbeat.trainers.spec import Rendezvous
+from offbeat.trainers.spec import WorldRendezvous
 
 T = TypeVar("T")
 _GRACE_S: Final = 5.0
@@ -91,7 +91,7 @@ class RayTrainer:
         """Have the ranks join a new world."""
         listen = self._ranks[0].listen.remote(fence)
         store = await self._reply(0, listen, "start")
-        at = Rendezvous(self._lives[0], store, len(self._ranks), self._timeout_s)
+        at = WorldRendezvous(self._lives[0], store, len(self._ranks), self._timeout_s)
         await self._all(lambda rank: rank.join.remote(fence, at), "start")
 
     async def restart(self) -> None:
@@ -114,13 +114,13 @@ class RayTrainer:
             asked.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *columns)))
         written = [meta for meta, _ in asked]
         answers = await self._of_groups(chunk, dealt, written, sent, "prepare_logprobs")
-        made: dict[int, tuple[int, Packed]] = {}
+        made: dict[int, tuple[int, PayloadHandle]] = {}
         names = tuple[str, ...]()
         for share, rank in enumerate(self._replicas.leaders):
             own, sizes = answers[rank]
             names = names or own
             for index, (place, size) in enumerate(zip(dealt[share], sizes, strict=True)):
-                made[place] = size, Packed(asked[rank][1], index)
+                made[place] = size, PayloadHandle(asked[rank][1], index)
         sizes, payloads = zip(*(made[place] for place in sorted(made)), strict=True)
         return PreparedColumns(names, sizes, payloads)
 

@@ -2,7 +2,7 @@
 
 import time
 
-from offbeat.actors.engine_actor import EngineActor, Taken
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
@@ -22,7 +22,7 @@ class StubEngineActor(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> Taken:
+    ) -> TakenRelease:
         del digest
         started_s, gap = time.perf_counter(), None
         if manifest.canary is not None:
@@ -30,4 +30,4 @@ class StubEngineActor(EngineActor):
             answers = invented_answers(held)
             gap = check(manifest.canary, answers, engine=self._name, epoch=epoch, version=version)
         await self._stub.set_version(version)
-        return Taken(time.perf_counter() - started_s, gap)
+        return TakenRelease(time.perf_counter() - started_s, gap)

@@ -30,24 +30,24 @@ from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepRes
 from offbeat.rendezvous.frames import StoreAddress
 from offbeat.rendezvous.interface import AddressNotLocal, interface_of
 from offbeat.run_files.transfer import remove, send
+from offbeat.trainers.backend import Advantages, TrainerBackend
 from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
-from offbeat.trainers.checkpoints.store import Stored
+from offbeat.trainers.checkpoints.store import VerifiedCheckpoint
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.held_columns import HeldColumns, MissingColumns, Places, merged
 from offbeat.trainers.memory import PeakMemory, meter_of
-from offbeat.trainers.ranks.peers import Alone, Peers, WorldBroken, line_of
+from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of
 from offbeat.trainers.ranks.sender import sender_of
-from offbeat.trainers.spec import Rendezvous, TrainerSpec
-from offbeat.trainers.split_step import Advantages, SplitStep
+from offbeat.trainers.spec import TrainerSpec, WorldRendezvous
 from offbeat.trainers.trained_log import trained_log
 from offbeat.transfer_queue.schema import Columns, payload_bytes
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.transport import Source
 
 T = TypeVar("T")
-Make = Callable[[Peers], tuple[SplitStep, Source]]
+Make = Callable[[Peers], tuple[TrainerBackend, Source]]
 
 
 class TrainerActor:
@@ -78,9 +78,9 @@ class TrainerActor:
         self._life = incarnation(name)
         self._world = ""  # of the ranks that it works with; empty before they have met
         self._store_server: Any = None  # its module loads torch
-        self._peers: Peers = Alone()
+        self._peers: Peers = SingleRank()
         if spec.ranks == 1:
-            self._enter(self._life, Alone())
+            self._enter(self._life, SingleRank())
 
     # --- several ranks ---------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class TrainerActor:
         self._store_server, address = open_rendezvous(self._own_address())
         return address
 
-    def join(self, fence: Fence, at: Rendezvous) -> None:
+    def join(self, fence: Fence, at: WorldRendezvous) -> None:
         """Meet the other ranks, and make this one's part of the model with them.
 
         Raises:
@@ -350,7 +350,7 @@ class TrainerActor:
             self._load(found)
         return self._state()
 
-    def _load(self, stored: Stored) -> None:
+    def _load(self, stored: VerifiedCheckpoint) -> None:
         self._store.load(stored, self._split.load_state)
         got = (self._split.steps_applied, self._split.weights_digest())
         want = (stored.version, stored.manifest.weights_digest)

@@ -7,10 +7,10 @@ from typing import Any
 
 import structlog
 
-from offbeat.actors.engine_actor import EngineActor, Taken
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import incarnation
 from offbeat.actors.ray_run_files import prepared
-from offbeat.generators.embedded.request import Limits
+from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.arguments import (
     TRANSFER_BACKEND,
@@ -54,7 +54,7 @@ class VllmEngineActor(EngineActor):
             name=spec.name,
             incarnation=life,
             end_ids=end_ids_of(spec.model_path),
-            limits=Limits(
+            limits=RequestLimits(
                 config.max_sequences, config.max_model_len, llm.model_config.get_vocab_size()
             ),
             config=config.vllm,
@@ -91,10 +91,10 @@ class VllmEngineActor(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> Taken:
+    ) -> TakenRelease:
         await self._warmed_up()
         try:
-            return Taken(*await self._updates.take(epoch, version, digest, manifest, chunks))
+            return TakenRelease(*await self._updates.take(epoch, version, digest, manifest, chunks))
         except (TransferRefused, CallRefused, DeadlineExceeded) as refused:
             raise WeightSyncFailed(self._name, epoch, version, str(refused)) from refused
         finally:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.algorithms.tokens import ValidTokens, ratio, token_mean
 from offbeat.messages.training import LossSpec
 
@@ -32,12 +32,12 @@ class Correction(NamedTuple):
 
     weight_N: Tensor | None  # None: nothing is asked for, every weight is 1
     dropped_N: Tensor | None  # bool, what a band dropped; None: there is no band
-    metrics: dict[str, Metric]
+    metrics: dict[str, PartialMetric]
 
 
 def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
     """All corrections of ``spec``, multiplied. NaN at a valid token stays NaN."""
-    parts, dropped, metrics = list[Tensor](), list[Tensor](), dict[str, Metric]()
+    parts, dropped, metrics = list[Tensor](), list[Tensor](), dict[str, PartialMetric]()
     log_k_N = (tokens.old_N - tokens.generation_N).detach()
     if spec.tis_cap is not None or spec.icepop_band is not None:
         k_N = weight_N = ratio(log_k_N)
@@ -57,7 +57,9 @@ def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
         weight_S = torch.where(out_S, 0.0, k_S if spec.sequence_weights else k_S / k_S)
         parts.append(weight_S[tokens.sequence_N])
         dropped.append(out_S[tokens.sequence_N])
-        metrics["train/sequence_masked_fraction"] = Metric(Reduction.SEQUENCES, out_S.sum())
+        metrics["train/sequence_masked_fraction"] = PartialMetric(
+            PartialReduction.SEQUENCES, out_S.sum()
+        )
     return Correction(
         torch.stack(parts).prod(0) if parts else None,
         torch.stack(dropped).any(0) if dropped else None,

@@ -26,7 +26,7 @@ from offbeat.algorithms.corrections import Correction, correction
 from offbeat.algorithms.diagnostics import spread
 from offbeat.algorithms.divisors import divisor_parts
 from offbeat.algorithms.kl import kl_penalty
-from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.algorithms.surrogates import (
     Surrogate,
     bounded_weight,
@@ -101,7 +101,7 @@ def _sums(
         policy_N = policy_N * corrected.weight_N
     loss = policy = (policy_N * share_N).sum()
     metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | _gap_metrics(valid)
-    metrics["train/policy_loss"] = Metric(Reduction.LOSS, policy.detach())
+    metrics["train/policy_loss"] = PartialMetric(PartialReduction.LOSS, policy.detach())
     if valid.reference_N is not None and spec.kl_coef > 0:
         kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, spec.kl_kind)
         loss = loss + spec.kl_coef * (kl_N * share_N).sum()
@@ -119,7 +119,7 @@ def _share(counted: ValidTokens, spec: LossSpec) -> Tensor:
     return one_N / counted.lengths_S[counted.sequence_N]
 
 
-def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, Metric]:
+def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, PartialMetric]:
     """Where the surrogate's ratios lie, and how many tokens its bounds hold."""
     if surrogate.ratio_N is None:
         return {}
@@ -131,7 +131,7 @@ def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, Metric]:
     }
 
 
-def _gap_metrics(valid: ValidTokens) -> dict[str, Metric]:
+def _gap_metrics(valid: ValidTokens) -> dict[str, PartialMetric]:
     """How far the trained policy is from the one that sampled, in nats a token."""
     logprobs_N, generation_N = valid.logprobs_N.detach(), valid.generation_N
     gap_N, kl_N = (logprobs_N - generation_N).abs(), kl_penalty(generation_N, logprobs_N, "k3")

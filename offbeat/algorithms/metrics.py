@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Reduction(enum.StrEnum):
+class PartialReduction(enum.StrEnum):
     """What the parts of a metric are combined by, and what their sum is divided by at the end."""
 
     TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
@@ -16,8 +16,8 @@ class Reduction(enum.StrEnum):
     MAX = "max"  # never scaled
 
 
-class Metric(NamedTuple):
+class PartialMetric(NamedTuple):
     """One part's contribution: a sum (or an extremum), not yet divided by anything."""
 
-    reduction: Reduction
+    reduction: PartialReduction
     value: Tensor  # scalar, detached

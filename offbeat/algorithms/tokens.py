@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.messages.training import LossSpec
 
 LOG_RATIO_LIMIT: Final = 20.0
@@ -38,7 +38,7 @@ class LossSums:
     """A loss summed over tokens or over sequence means, by the spec; and what to divide it by."""
 
     loss: Tensor  # scalar, carries the gradient
-    metrics: dict[str, Metric]
+    metrics: dict[str, PartialMetric]
     divisor: Tensor  # float64 [3], what ``divisors.denominator`` adds up
     spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness not known
 
@@ -114,16 +114,16 @@ def ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def token_mean(values_N: Tensor, mask_N: Tensor) -> Metric:
+def token_mean(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
     """The part of a mean over valid tokens: their sum."""
-    return Metric(Reduction.TOKENS, torch.where(mask_N, values_N, 0).sum())
+    return PartialMetric(PartialReduction.TOKENS, torch.where(mask_N, values_N, 0).sum())
 
 
-def largest(values_N: Tensor, mask_N: Tensor) -> Metric:
+def largest(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
     """The largest valid value; minus infinity when none is valid."""
-    return Metric(Reduction.MAX, torch.where(mask_N, values_N, -torch.inf).amax())
+    return PartialMetric(PartialReduction.MAX, torch.where(mask_N, values_N, -torch.inf).amax())
 
 
-def smallest(values_N: Tensor, mask_N: Tensor) -> Metric:
+def smallest(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
     """The smallest valid value; infinity when none is valid."""
-    return Metric(Reduction.MIN, torch.where(mask_N, values_N, torch.inf).amin())
+    return PartialMetric(PartialReduction.MIN, torch.where(mask_N, values_N, torch.inf).amin())

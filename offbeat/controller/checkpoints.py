@@ -6,8 +6,8 @@ import structlog
 
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.gang import Gang
 from offbeat.controller.state import RunState
+from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.failures import CheckpointFailed, TrainStepFailed
 
 log = structlog.stdlib.get_logger()
@@ -16,7 +16,7 @@ log = structlog.stdlib.get_logger()
 class Checkpoints:
     """Saves what a lost trainer goes back to, every ``checkpoint.interval`` steps."""
 
-    def __init__(self, state: RunState, gang: Gang) -> None:
+    def __init__(self, state: RunState, gang: TrainerClient) -> None:
         self._state, self._gang = state, gang
 
     def is_due(self, version: int) -> bool:

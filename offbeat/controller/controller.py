@@ -27,7 +27,6 @@ from typing import Final, NoReturn, ParamSpec
 import structlog
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.busy import Busy
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
 from offbeat.controller.engines import EnginePump
@@ -42,18 +41,19 @@ from offbeat.controller.errors import (
 )
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.fleet import Fleet
-from offbeat.controller.gang import Gang
 from offbeat.controller.ledger import Ledger, Place
-from offbeat.controller.lifecycle import Phase
-from offbeat.controller.measures import StepMeasures
+from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.ports import Generator, Ports, Rollouts, Trainer
 from offbeat.controller.progress import Progress
 from offbeat.controller.recovery import GROUPS_PER_TURN, Recovery
 from offbeat.controller.retries import RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
+from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync
+from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.controller.train_step import Advantages, TrainStep
+from offbeat.controller.trainer_client import TrainerClient
 from offbeat.controller.training import TrainPump
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.fences import Fence
@@ -115,13 +115,13 @@ class Controller:
             ledger,
             fleet,
             sampler,
-            Busy(clock, fleet.engines),
+            TimeAttribution(clock, fleet.engines),
             journal=ports.journal,
             trace=ports.trace,
             reached=ports.failpoints,
         )
         self.progress = Progress(state, clock)
-        self._gang = gang = Gang(state, ports.trainer)
+        self._gang = gang = TrainerClient(state, ports.trainer)
         self._sync = WeightSync(state, gang, ports.generators)
         self._rollout_pump = RolloutPump(
             state,
@@ -181,13 +181,13 @@ class Controller:
                 await self._outlive(train)
                 for helper in helpers:
                     helper.cancel()
-            self.state.enter(Phase.FINISHED)
+            self.state.enter(RunPhase.FINISHED)
         except BaseExceptionGroup as group:
             raised = self._ended(group)
             raise raised from group
         except asyncio.CancelledError as cancelled:
             raised = cancelled
-            self.state.enter(Phase.ABORTED)
+            self.state.enter(RunPhase.ABORTED)
             raise
         except OffbeatError as failure:
             raised = self._ended(BaseExceptionGroup("journal", [failure]))
@@ -295,7 +295,7 @@ class Controller:
             async with asyncio.timeout(_MOMENT_S):
                 await state.changed.wait_for(lambda: state.ledger.intent is None)
 
-    def _step_done(self, measures: StepMeasures) -> None:
+    def _step_done(self, measures: StepMetricsBuilder) -> None:
         busy = self.progress.step_done(measures)
         self._ports.telemetry.emit(measures.step, measures.version, {**measures.metrics(), **busy})
 
@@ -333,7 +333,7 @@ class Controller:
         """Enter the last phase; the error that ``run`` raises."""
         cause, state = self._cause, self.state
         asked = isinstance(cause, RunAborted | asyncio.CancelledError)
-        state.enter(Phase.ABORTED if asked else Phase.FAILED)
+        state.enter(RunPhase.ABORTED if asked else RunPhase.FAILED)
         if isinstance(cause, asyncio.CancelledError):
             return cause  # a cancel stays a cancel, whatever clean-up raised
         first = set(leaves(cause)) if cause is not None else set[BaseException]()

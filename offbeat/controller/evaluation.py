@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import structlog
 
-from offbeat.controller.fleet import Engine
-from offbeat.controller.ports import PromptSource, Rollouts, Telemetry
+from offbeat.controller.fleet import EngineRecord
+from offbeat.controller.ports import Prompts, Rollouts, TelemetryPort
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError, RolloutFailed
@@ -44,9 +44,9 @@ class Evaluation:
     def __init__(
         self,
         state: RunState,
-        prompts: PromptSource | None,
+        prompts: Prompts | None,
         workers: Rollouts,
-        telemetry: Telemetry,
+        telemetry: TelemetryPort,
     ) -> None:
         self._state, self._prompts = state, prompts
         self._workers, self._telemetry = workers, telemetry
@@ -90,7 +90,7 @@ class Evaluation:
                 self._unpin()
             state.moved()
 
-    async def _pinned(self, asked: int) -> Engine:
+    async def _pinned(self, asked: int) -> EngineRecord:
         """An engine that serves the version asked for, or a newer one, and keeps serving it."""
         state, fleet = self._state, self._state.fleet
 
@@ -109,7 +109,7 @@ class Evaluation:
             self._state.engine_moved(self._engine)
             self._engine = None
 
-    async def _score(self, engine: Engine) -> None:
+    async def _score(self, engine: EngineRecord) -> None:
         version = engine.version
         async with asyncio.TaskGroup() as rollouts:
             tasks = [rollouts.create_task(self._one(task, version)) for task in self._tasks(engine)]
@@ -122,7 +122,7 @@ class Evaluation:
         if receipts:
             self._report(version, receipts)
 
-    def _tasks(self, engine: Engine) -> list[RolloutTask]:
+    def _tasks(self, engine: EngineRecord) -> list[RolloutTask]:
         config, prompts = self._state.config, self._prompts
         found = [] if prompts is None else [prompts.prompt(n) for n in range(config.eval.prompts)]
         return [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offbeat.controller.health import MOVES, Health, IllegalHealth
-from offbeat.controller.pool import Pool
+from offbeat.controller.pool import EnginePool
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import EngineState, WeightsAck
 
@@ -29,7 +29,7 @@ class NothingOutstanding(OffbeatError):
 
 
 @dataclass(slots=True)
-class Engine:
+class EngineRecord:
     """One engine, as the controller believes it to be. Only its fleet changes it."""
 
     name: str
@@ -91,12 +91,12 @@ class Fleet:
 
     def __init__(self, names: Iterable[str], request_strikes: int = 3) -> None:
         """``request_strikes``: requests failed in a row after which an engine must be replaced."""
-        self.engines = {name: Engine(name) for name in names}
+        self.engines = {name: EngineRecord(name) for name in names}
         self.serving_version = 0
         self.restarts = 0  # of all engines
         self._request_strikes = request_strikes
-        self._routed = Pool[Engine]()  # HEALTHY
-        self._pinned = Pool[Engine]()  # HEALTHY and pinned
+        self._routed = EnginePool[EngineRecord]()  # HEALTHY
+        self._pinned = EnginePool[EngineRecord]()  # HEALTHY and pinned
         self._newest = -1  # version released, or acked by any engine, since the last rewind
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Fleet:
     # --- routing ---------------------------------------------------------------------------------
 
     @property
-    def serving(self) -> list[Engine]:
+    def serving(self) -> list[EngineRecord]:
         """The HEALTHY engines, in the order they were named."""
         return [e for e in self.engines.values() if e.health is Health.HEALTHY]
 
@@ -123,7 +123,7 @@ class Fleet:
         """Whether another engine has answered in its present incarnation. Looks at all of them."""
         return any(e.health in _ALIVE for e in self.engines.values() if e.name != name)
 
-    def pick(self, avoid: str = "") -> Engine | None:
+    def pick(self, avoid: str = "") -> EngineRecord | None:
         """The HEALTHY engine with the least outstanding groups; None when there is none.
 
         Equals take turns. An engine that answers requests with failures at once always has the
@@ -294,7 +294,7 @@ class Fleet:
 
         It takes no training groups and does not count for ``serving_version``, unless it is all
         that serves, and is left out of syncs. The pin ends by ``unpin``, or as soon as the engine
-        can no longer be trusted to serve that version; ``Engine.pinned`` says so.
+        can no longer be trusted to serve that version; ``EngineRecord.pinned`` says so.
         """
         engine = next((e for e in self._routed if e.version == version), None)
         if engine is None:
@@ -332,13 +332,13 @@ class Fleet:
 
     # --- every change goes through here ----------------------------------------------------------
 
-    def _reborn(self, engine: Engine, incarnation: str) -> None:
+    def _reborn(self, engine: EngineRecord, incarnation: str) -> None:
         self.restarts += bool(engine.incarnation)
         engine.fruitless += bool(engine.incarnation) and engine.health is not Health.RESTARTING
         self._become(engine, Health.STALE)
         engine.reborn(incarnation)
 
-    def _become(self, engine: Engine, health: Health) -> None:
+    def _become(self, engine: EngineRecord, health: Health) -> None:
         """Change its health by a legal move; to stay as it is is none, and changes nothing."""
         if health is engine.health:
             return
@@ -349,12 +349,12 @@ class Fleet:
         engine.pinned = engine.pinned and health in _UP
         self._enter(engine)
 
-    def _repin(self, engine: Engine, *, pinned: bool) -> None:
+    def _repin(self, engine: EngineRecord, *, pinned: bool) -> None:
         self._leave(engine)
         engine.pinned = pinned
         self._enter(engine)
 
-    def _load(self, engine: Engine, change: int) -> None:
+    def _load(self, engine: EngineRecord, change: int) -> None:
         if engine.health is not Health.HEALTHY:
             engine.outstanding += change
             return
@@ -363,11 +363,11 @@ class Fleet:
         engine.outstanding += change
         pool.add(engine)
 
-    def _leave(self, engine: Engine) -> None:
+    def _leave(self, engine: EngineRecord) -> None:
         if engine.health is Health.HEALTHY:
             (self._pinned if engine.pinned else self._routed).remove(engine)
 
-    def _enter(self, engine: Engine) -> None:
+    def _enter(self, engine: EngineRecord) -> None:
         if engine.health is Health.HEALTHY:
             (self._pinned if engine.pinned else self._routed).add(engine)
         if pool := self._routed or self._pinned:

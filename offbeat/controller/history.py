@@ -3,7 +3,7 @@
 import msgspec
 
 from offbeat.controller.events import Event, Opened, Served, StepApplied
-from offbeat.controller.tally import Tally
+from offbeat.controller.run_costs import RunCosts
 
 
 class History(msgspec.Struct):
@@ -31,7 +31,7 @@ class History(msgspec.Struct):
     """The last life has served weights."""
     at_s: float = 0.0
     """The time of day of the last event."""
-    tally: Tally = msgspec.field(default_factory=Tally)
+    tally: RunCosts = msgspec.field(default_factory=RunCosts)
     """What the lives so far have cost."""
 
     def take(self, event: Event) -> None:

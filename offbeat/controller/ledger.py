@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
-from offbeat.controller.books import Books, Group, Place, Snapshot
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -30,6 +29,7 @@ from offbeat.controller.events import (
     Unclaimed,
     UndoneStep,
 )
+from offbeat.controller.group_table import GroupRecord, GroupTable, Place, TableSnapshot
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
@@ -76,7 +76,7 @@ def _discard(event: AnyEvent) -> None:
     """The journal of a ledger that needs none."""
 
 
-class Ledger(Books):
+class Ledger(GroupTable):
     """Follows each group from admission to its end. It records; the sampler decides.
 
     Every mutation is one event, handed to ``record`` after it was applied: the state is the fold of
@@ -88,7 +88,7 @@ class Ledger(Books):
         self.record = record
 
     @classmethod
-    def fold(cls, events: Iterable[AnyEvent], snapshot: Snapshot | None = None) -> Self:
+    def fold(cls, events: Iterable[AnyEvent], snapshot: TableSnapshot | None = None) -> Self:
         """The ledger that these events lead to, from a snapshot on if there is one."""
         ledger = cls()
         if snapshot is not None:
@@ -184,7 +184,7 @@ class Ledger(Books):
         self._do(Dispatched(ordinal, group.attempt + 1, engine, version))
         return group.attempt
 
-    def retry(self, ordinal: int, kind: str, reason: str) -> Group:
+    def retry(self, ordinal: int, kind: str, reason: str) -> GroupRecord:
         """A rollout failed or was cancelled; the group is admitted again. Counted by kind."""
         group = self._at("retry", ordinal, Place.IN_FLIGHT)
         self._do(Returned(ordinal, group.attempt, kind, reason))
@@ -209,15 +209,15 @@ class Ledger(Books):
         group = self._at("evict", ordinal, Place.READY)
         self._do(Returned(ordinal, group.attempt, "evicted", reason))
 
-    def refuse(self, ordinal: int, kind: str, reason: str) -> Group:
+    def refuse(self, ordinal: int, kind: str, reason: str) -> GroupRecord:
         """A ready group cannot be trained as it is; its prompt is admitted again. Counted by kind."""
         group = self._at("refuse", ordinal, Place.READY)
         self._do(Returned(ordinal, group.attempt, kind, reason))
         return group
 
-    def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[Group]:
+    def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
         """The groups enter the open step, in this order."""
-        claimed = dict[int, Group]()
+        claimed = dict[int, GroupRecord]()
         for ordinal in ordinals:
             group = self._at("claim", ordinal, Place.READY)
             if ordinal in claimed:
@@ -282,13 +282,13 @@ class Ledger(Books):
         """Record what moves no group: what the run costs."""
         self._do(event)
 
-    def _at(self, move: str, ordinal: int, place: Place) -> Group:
+    def _at(self, move: str, ordinal: int, place: Place) -> GroupRecord:
         group = self._known(move, ordinal)
         if group.place is not place:
             raise IllegalMove(move, ordinal, group.place, group.attempt)
         return group
 
-    def _known(self, move: str, ordinal: int) -> Group:
+    def _known(self, move: str, ordinal: int) -> GroupRecord:
         group = self.groups.get(ordinal)
         if group is None:
             raise IllegalMove(move, ordinal, "trained, dropped or never drawn", 0)

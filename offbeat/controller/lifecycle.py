@@ -9,7 +9,7 @@ import structlog
 log = structlog.stdlib.get_logger()
 
 
-class Phase(enum.StrEnum):
+class RunPhase(enum.StrEnum):
     """Where a run is."""
 
     STARTING = "starting"
@@ -21,13 +21,13 @@ class Phase(enum.StrEnum):
     FAILED = "failed"  # something broke
 
 
-_ENDED: Final = frozenset({Phase.ABORTED, Phase.FAILED})
-_MOVES: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.STARTING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
-    Phase.RUNNING: _ENDED | {Phase.SYNCING, Phase.REWINDING, Phase.FINISHED},
+_ENDED: Final = frozenset({RunPhase.ABORTED, RunPhase.FAILED})
+_MOVES: Final[Mapping[RunPhase, frozenset[RunPhase]]] = {
+    RunPhase.STARTING: _ENDED | {RunPhase.RUNNING, RunPhase.REWINDING},
+    RunPhase.RUNNING: _ENDED | {RunPhase.SYNCING, RunPhase.REWINDING, RunPhase.FINISHED},
     # The end of a run waits for no release that is made again because a machine took the last one.
-    Phase.SYNCING: _ENDED | {Phase.RUNNING, Phase.REWINDING, Phase.FINISHED},
-    Phase.REWINDING: _ENDED | {Phase.RUNNING, Phase.REWINDING},
+    RunPhase.SYNCING: _ENDED | {RunPhase.RUNNING, RunPhase.REWINDING, RunPhase.FINISHED},
+    RunPhase.REWINDING: _ENDED | {RunPhase.RUNNING, RunPhase.REWINDING},
 }
 
 
@@ -35,13 +35,13 @@ class Lifecycle:
     """The phase of one run; an illegal move raises."""
 
     def __init__(self) -> None:
-        self._history = [Phase.STARTING]
+        self._history = [RunPhase.STARTING]
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RunPhase:
         return self._history[-1]
 
-    def enter(self, target: Phase) -> None:
+    def enter(self, target: RunPhase) -> None:
         """Move on.
 
         Raises:

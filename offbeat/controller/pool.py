@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 
-class Member(Protocol):
+class EngineLoad(Protocol):
     """What a pool reads of an engine."""
 
     @property
@@ -16,10 +16,10 @@ class Member(Protocol):
     def outstanding(self) -> int: ...
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=EngineLoad)
 
 
-class Pool(Generic[M]):
+class EnginePool(Generic[M]):
     """Its members, ordered by load; those of one load in the order they came to it.
 
     So equals take turns. A member is taken out before its load or version changes and put back

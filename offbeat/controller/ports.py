@@ -31,7 +31,7 @@ from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 Lane = tuple[Literal["pump", "engine", "rank", "group"], str]
 
 
-class PromptSource(Protocol):
+class Prompts(Protocol):
     """The endless prompt order."""
 
     def prompt(self, ordinal: int) -> Prompt | None:
@@ -126,7 +126,7 @@ class Journal(Protocol):
         ...
 
 
-class Telemetry(Protocol):
+class TelemetryPort(Protocol):
     """Where measurements go. Never blocks, never raises."""
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
@@ -190,13 +190,13 @@ class NoPayloads:
 class Ports:
     """Everything outside the controller."""
 
-    prompts: PromptSource
+    prompts: Prompts
     rollouts: Rollouts
     generators: Mapping[str, Generator]
     trainer: Trainer
     journal: Journal
-    telemetry: Telemetry
+    telemetry: TelemetryPort
     trace: Trace
     payloads: Payloads
     failpoints: Failpoints = no_failpoints
-    evaluation: PromptSource | None = None  # prompts that are scored, never trained
+    evaluation: Prompts | None = None  # prompts that are scored, never trained

@@ -8,12 +8,12 @@ from typing import Literal
 
 from offbeat.controller.events import Spent
 from offbeat.controller.history import History
-from offbeat.controller.measures import StepMeasures
 from offbeat.controller.state import RunState
+from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.reservoir import Reservoir
 from offbeat.telemetry.status import Status
-from offbeat.telemetry.summary import Groups, Summary, Syncs
+from offbeat.telemetry.summary import GroupCounts, Summary, Syncs
 from offbeat.telemetry.time_accounting import (
     GeneratorTime,
     TrainerTime,
@@ -34,7 +34,7 @@ class Progress:
         self._started_at = clock()
         self._ended_at: float | None = None
         self._first_step_s: float | None = None
-        self._last: StepMeasures | None = None
+        self._last: StepMetricsBuilder | None = None
         self._verdict = ""
 
     def go_on_from(self, before: History) -> None:
@@ -52,7 +52,7 @@ class Progress:
     def ended(self) -> None:
         self._ended_at = self._clock()
 
-    def step_done(self, measures: StepMeasures) -> dict[str, float]:
+    def step_done(self, measures: StepMetricsBuilder) -> dict[str, float]:
         """Take in one step, its weight sync included; returns the metrics of who was busy."""
         if self._first_step_s is None:
             self._first_step_s = self._wall_s()
@@ -64,7 +64,7 @@ class Progress:
         self.taken_over(measures.receipts)
         return self._busy_metrics(measures)
 
-    def _busy_metrics(self, measures: StepMeasures) -> dict[str, float]:
+    def _busy_metrics(self, measures: StepMetricsBuilder) -> dict[str, float]:
         trainer, engines = self._state.busy.lap()
         generate_s, reward_s = measures.mean_of("generate_s"), measures.mean_of("reward_s")
         spent = Spent(
@@ -120,7 +120,7 @@ class Progress:
             steps=ledger.trainer_version,
             steps_asked=state.config.steps,
             trainer_version=ledger.trainer_version,
-            groups=Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
+            groups=GroupCounts(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
             reward_first=ledger.steps.first,
             reward_last=ledger.steps.last,
             staleness_histogram=staleness,

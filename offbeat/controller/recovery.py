@@ -14,12 +14,12 @@ from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.gang import Gang
 from offbeat.controller.ledger import Place
 from offbeat.controller.ports import Payloads
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
+from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.failures import DeadlineExceeded, PayloadLost
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
@@ -38,7 +38,7 @@ class Recovery:
     def __init__(
         self,
         state: RunState,
-        gang: Gang,
+        gang: TrainerClient,
         sync: WeightSync,
         rollouts: RolloutPump,
         payloads: Payloads,

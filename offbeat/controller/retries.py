@@ -7,7 +7,7 @@ import random
 import structlog
 
 from offbeat.controller.errors import BudgetSpent
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
@@ -100,7 +100,9 @@ class RetryPolicy:
         log.warning("group.lost", group=group_id(ordinal), error=str(failure))
         return self._has_retries_left(group, reason, failure)
 
-    def _after_infrastructure(self, group: Group, reason: str, failure: Failure) -> float | None:
+    def _after_infrastructure(
+        self, group: GroupRecord, reason: str, failure: Failure
+    ) -> float | None:
         limits, failures = self._state.config.rollout, group.failures[FailureKind.INFRASTRUCTURE]
         if self._failures_in_row >= limits.consecutive_failures:
             raise BudgetSpent(
@@ -113,7 +115,7 @@ class RetryPolicy:
             return self._backoff_s(failures)
         return None
 
-    def _has_retries_left(self, group: Group, reason: str, failure: Failure) -> bool:
+    def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
         """False once the group has spent its retries: it was dropped."""
         retries = self._state.config.rollout.infrastructure_retries
         if group.failures[FailureKind.INFRASTRUCTURE] <= retries:
@@ -122,7 +124,7 @@ class RetryPolicy:
         self._drop(group, reason)
         return False
 
-    def _check_infrastructure_drops(self, group: Group, failure: Failure) -> None:
+    def _check_infrastructure_drops(self, group: GroupRecord, failure: Failure) -> None:
         """One prompt may hang, or kill, every engine it is sent to: the budget is one of prompts."""
         limits = self._state.config.rollout
         budget = limits.infrastructure_drop_budget
@@ -143,7 +145,7 @@ class RetryPolicy:
                 str(failure),
             ) from failure
 
-    def _after_data(self, group: Group, reason: str, failure: Failure) -> float | None:
+    def _after_data(self, group: GroupRecord, reason: str, failure: Failure) -> float | None:
         if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:
             return self._backoff_s(group.failures[FailureKind.DATA])
         self._drop(group, reason)
@@ -186,14 +188,14 @@ class RetryPolicy:
             (ordinal, group.attempt) for held in in_flight for ordinal, group in held.items()
         }
 
-    def _drop(self, group: Group, reason: str) -> None:
+    def _drop(self, group: GroupRecord, reason: str) -> None:
         state = self._state
         step = self._shortened_by(group)
         shrinks = step if self._may_shrink(step) else 0
         state.ledger.drop(group.ordinal, reason, shrinks=shrinks)
         log.warning("group.dropped", group=group_id(group.ordinal), reason=reason)
 
-    def _shortened_by(self, group: Group) -> int:
+    def _shortened_by(self, group: GroupRecord) -> int:
         """The step that is one group short without it.
 
         A group bound to no step shortens the last one that what is admitted now would be in time

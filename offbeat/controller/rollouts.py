@@ -18,12 +18,12 @@ import structlog
 
 from offbeat.config.rollouts import WindowedConfig
 from offbeat.config.sampling_identity import sampling_identity
-from offbeat.controller.awaits import is_cancelled
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.fleet import Engine
-from offbeat.controller.ledger import Group, Place
-from offbeat.controller.lifecycle import Phase
-from offbeat.controller.ports import PromptSource, Rollouts
+from offbeat.controller.fleet import EngineRecord
+from offbeat.controller.ledger import GroupRecord, Place
+from offbeat.controller.lifecycle import RunPhase
+from offbeat.controller.pending_waits import is_cancelled
+from offbeat.controller.ports import Prompts, Rollouts
 from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import RetryPolicy
 from offbeat.controller.room import groups_without_room
@@ -64,7 +64,7 @@ class RolloutPump:
     def __init__(
         self,
         state: RunState,
-        prompts: PromptSource,
+        prompts: Prompts,
         workers: Rollouts,
         retries: RetryPolicy,
         *,
@@ -110,7 +110,7 @@ class RolloutPump:
         return (
             state.gate_open
             and not (state.stopping or state.paused)
-            and state.lifecycle.phase is not Phase.REWINDING
+            and state.lifecycle.phase is not RunPhase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
             and state.fleet.pick() is not None
             and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
@@ -146,7 +146,7 @@ class RolloutPump:
         promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
         return state.queue.bytes_held + promised <= self._capacity_bytes
 
-    def _next_due(self) -> Group | None:
+    def _next_due(self) -> GroupRecord | None:
         """The waiting group that is first in turn, if its policy lets it go now."""
         state, groups = self._state, self._state.ledger.groups
         while self._due:
@@ -212,7 +212,7 @@ class RolloutPump:
         state.reached(Failpoint.ADMITTED)
         return ordinal
 
-    def _task(self, prompt: Prompt, attempt: int, engine: Engine) -> RolloutTask:
+    def _task(self, prompt: Prompt, attempt: int, engine: EngineRecord) -> RolloutTask:
         config = self._state.config
         return RolloutTask(
             prompt=prompt,

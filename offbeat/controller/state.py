@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.awaits import Awaits
-from offbeat.controller.busy import Busy
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.events import Joined, Retired, Spent, TrainerReplaced
 from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.lifecycle import Lifecycle, Phase
+from offbeat.controller.lifecycle import Lifecycle, RunPhase
+from offbeat.controller.pending_waits import PendingWaits
 from offbeat.controller.ports import Journal, Trace
+from offbeat.controller.run_costs import Component, RunCosts
 from offbeat.controller.signal import Signal
-from offbeat.controller.tally import Component, Tally
+from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.controller.view import LedgerView
 from offbeat.messages.fences import Fence
 from offbeat.sampler.policy import Sampler
@@ -40,13 +40,13 @@ class RunState:
     ledger: Ledger
     fleet: Fleet
     sampler: Sampler
-    busy: Busy
+    busy: TimeAttribution
     journal: Journal
     trace: Trace
     reached: Failpoints
     queue: QueueIndex = field(default_factory=QueueIndex)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    awaits: Awaits = field(default_factory=Awaits)
+    awaits: PendingWaits = field(default_factory=PendingWaits)
     changed: Signal = field(default_factory=Signal)
     doubts: dict[str, Signal] = field(init=False)  # by engine
     engines_replaced: int = 0  # processes given up, over the run, but those of retired engines
@@ -57,7 +57,7 @@ class RunState:
     gate_open: bool = True  # rollouts may be dispatched
     trainer_lost: TrainerLost | None = None  # found by another pump than the train pump
     serving_since: float | None = None  # event loop's clock at the first served weights
-    tally: Tally = field(default_factory=Tally)  # what all lives of the controller have cost
+    tally: RunCosts = field(default_factory=RunCosts)  # what all lives of the controller have cost
     view: LedgerView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +138,6 @@ class RunState:
         if self.trainer_lost is not None:
             raise self.trainer_lost
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: RunPhase) -> None:
         self.lifecycle.enter(phase)
         self.moved()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from offbeat.controller.events import Event, Rewound, StepApplied, UndoneStep
-from offbeat.telemetry.standing import WINDOW_STEPS
+from offbeat.telemetry.applied_steps import WINDOW_STEPS
 
 
 class StepsAfter(NamedTuple):

@@ -22,13 +22,13 @@ import structlog
 
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.fleet import Engine
-from offbeat.controller.gang import Gang
+from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.health import Health
-from offbeat.controller.lifecycle import Phase
+from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.ports import Generator
 from offbeat.controller.signal import Signal
 from offbeat.controller.state import RunState
+from offbeat.controller.trainer_client import TrainerClient
 from offbeat.controller.weight_guards import CanaryWatch, UnchangedReleases
 from offbeat.messages.failures import (
     ActorLost,
@@ -69,7 +69,7 @@ class WeightSync:
     def __init__(
         self,
         state: RunState,
-        gang: Gang,
+        gang: TrainerClient,
         generators: Mapping[str, Generator],
     ) -> None:
         self._state, self._gang, self._generators = state, gang, generators
@@ -147,8 +147,8 @@ class WeightSync:
                 self._report = _report(release, acks) or self._report
             self._busy, state.gate_open = False, True
             state.busy.engines_wait(GeneratorTime.WAITING_GATE)
-            if state.lifecycle.phase is Phase.SYNCING:
-                state.enter(Phase.RUNNING)
+            if state.lifecycle.phase is RunPhase.SYNCING:
+                state.enter(RunPhase.RUNNING)
             for engine in state.fleet.serving:
                 if self.is_behind(engine):
                     state.doubts[engine.name].notify()
@@ -162,8 +162,8 @@ class WeightSync:
         """Have the trainer make a release. None: it could not, and the train pump is told."""
         state, trainer = self._state, self._gang.trainer
         self._busy = True
-        if state.lifecycle.phase is Phase.RUNNING:
-            state.enter(Phase.SYNCING)
+        if state.lifecycle.phase is RunPhase.RUNNING:
+            state.enter(RunPhase.SYNCING)
         state.moved()
         state.reached(Failpoint.PUBLISHING)
         who = f"publish of version {version}"
@@ -201,7 +201,7 @@ class WeightSync:
     def _is_there(self) -> bool:
         return self.release is not None and not self.is_lost
 
-    def is_behind(self, engine: Engine) -> bool:
+    def is_behind(self, engine: EngineRecord) -> bool:
         """It serves an older release, and no sync is on its way to it."""
         release = self.release
         return (

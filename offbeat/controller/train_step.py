@@ -21,11 +21,11 @@ import structlog
 
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.gang import Gang
-from offbeat.controller.ledger import Group, Place
-from offbeat.controller.measures import StepMeasures
+from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.controller.state import RunState
+from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync
+from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import Chunk, LossSpec, StepResult
@@ -44,7 +44,7 @@ class TrainStep:
     def __init__(
         self,
         state: RunState,
-        gang: Gang,
+        gang: TrainerClient,
         sync: WeightSync,
         *,
         advantages: Advantages,
@@ -61,7 +61,7 @@ class TrainStep:
         self._queued = 0
         self._selected = list[int]()
 
-    async def attempt(self, key: StepKey, measures: StepMeasures) -> StepResult | None:
+    async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:
         """Train one step. None: no group is left to train.
 
         Raises:
@@ -130,7 +130,7 @@ class TrainStep:
 
     # --- chunks ----------------------------------------------------------------------------------
 
-    async def _next_chunk(self, measures: StepMeasures) -> list[int]:
+    async def _next_chunk(self, measures: StepMetricsBuilder) -> list[int]:
         """Ordinals to train next; empty when the step is complete or nothing more can come."""
         state = self._state
         state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
@@ -172,7 +172,7 @@ class TrainStep:
             for group in state.ledger.groups.values()
         )
 
-    async def _prepared(self, groups: Sequence[Group], measures: StepMeasures) -> Chunk:
+    async def _prepared(self, groups: Sequence[GroupRecord], measures: StepMetricsBuilder) -> Chunk:
         """The chunk to send: staleness checked again, extra logprobs and advantages in place."""
         state = self._state
         oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness

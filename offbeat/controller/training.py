@@ -20,14 +20,14 @@ from offbeat.controller.errors import TrainerBudgetSpent, TrainerLost, leaves
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.gang import Gang, lost_step
-from offbeat.controller.lifecycle import Phase
-from offbeat.controller.measures import StepMeasures
+from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.recovery import Recovery
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
+from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.train_step import TrainStep
+from offbeat.controller.trainer_client import TrainerClient, lost_step
 from offbeat.controller.weight_guards import LogprobGapGuard
 from offbeat.messages.failures import (
     OffbeatError,
@@ -51,7 +51,7 @@ class TrainPump:
     def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
         self,
         state: RunState,
-        gang: Gang,
+        gang: TrainerClient,
         step: TrainStep,
         sync: WeightSync,
         rollouts: RolloutPump,
@@ -59,7 +59,7 @@ class TrainPump:
         recovery: Recovery,
         checkpoints: Checkpoints,
         evaluation: Evaluation,
-        on_step: Callable[[StepMeasures], None],
+        on_step: Callable[[StepMetricsBuilder], None],
     ) -> None:
         self._state, self._gang, self._one_step, self._sync = state, gang, step, sync
         self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
@@ -115,13 +115,13 @@ class TrainPump:
         """Find the place where the run stands, and serve the weights of it."""
         await self._recovery.start()
         await self._serve()
-        self._state.enter(Phase.RUNNING)
+        self._state.enter(RunPhase.RUNNING)
 
     async def _until_done(self) -> None:
         state = self._state
         while state.step <= state.config.steps and not state.stopping:
             await self._while_paused()
-            measures = StepMeasures(state.step, asyncio.get_running_loop().time())
+            measures = StepMetricsBuilder(state.step, asyncio.get_running_loop().time())
             result = await self._step(measures)
             if result is None:
                 break
@@ -145,7 +145,7 @@ class TrainPump:
             asked = "an operator to resume or stop"
             await state.until("train pump", asked, lambda: not state.paused or state.stopping)
 
-    async def _after_version(self, measures: StepMeasures) -> None:
+    async def _after_version(self, measures: StepMetricsBuilder) -> None:
         """Weights, checkpoint, evaluation: what is due at this version."""
         state = self._state
         version = state.ledger.trainer_version
@@ -166,7 +166,7 @@ class TrainPump:
 
     # --- one step --------------------------------------------------------------------------------
 
-    async def _step(self, measures: StepMeasures) -> StepResult | None:
+    async def _step(self, measures: StepMetricsBuilder) -> StepResult | None:
         """Train one step, with retries. None: no group is left to train.
 
         A group that cannot be trained, or whose columns are gone, costs an attempt, but no retry: it
@@ -240,7 +240,7 @@ class TrainPump:
         log.warning("trainer.lost", step=state.step, error=str(lost))
         state.count(TrainerReplaced(reason=str(lost)))
         state.reached(Failpoint.REWINDING)
-        state.enter(Phase.REWINDING)
+        state.enter(RunPhase.REWINDING)
         with state.busy.incident():
             try:
                 await self._gang.replace()
@@ -251,7 +251,7 @@ class TrainPump:
                 state.trainer_lost = None
                 await self._rewind(again)
                 return
-        state.enter(Phase.RUNNING)
+        state.enter(RunPhase.RUNNING)
 
     async def _serve(self) -> None:
         """Have the engines serve what the trainer holds."""

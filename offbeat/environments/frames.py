@@ -1,7 +1,7 @@
 """What a reward child and its parent say to each other: length-prefixed JSON, never pickle.
 
-Parent: ``Hello`` once, then one ``Call`` a group. Child: ``Ready`` or ``Refused`` once, then one
-``Answer`` a sample. JSON rather than MessagePack, for a row may hold integers of any size.
+Parent: ``Hello`` once, then one ``RewardCall`` a group. Child: ``Ready`` or ``Refused`` once, then one
+``RewardReply`` a sample. JSON rather than MessagePack, for a row may hold integers of any size.
 """
 
 from typing import Any, Final
@@ -18,7 +18,7 @@ class Hello(msgspec.Struct, frozen=True):
     memory_mb: int
 
 
-class Call(msgspec.Struct, frozen=True):
+class RewardCall(msgspec.Struct, frozen=True):
     """Score these responses to one prompt. Calls of a child are numbered from 1."""
 
     number: int
@@ -38,7 +38,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class RewardReply(msgspec.Struct, frozen=True, tag=True):
     """The reward of one sample, or why there is none."""
 
     call: int  # a process that user code has forked may answer too: once is enough

@@ -22,11 +22,11 @@ import msgspec
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
     PREFIX_BYTES,
-    Answer,
-    Call,
     Hello,
     Ready,
     Refused,
+    RewardCall,
+    RewardReply,
     framed,
 )
 from offbeat.messages.failures import OffbeatError
@@ -35,7 +35,7 @@ IMPORT_FAILED = "reward_import_failed"
 _START_DEADLINE_S = 120.0  # a target may import large packages
 _STDERR = 2
 _TWICE = "sample {} was answered twice: code that forks must not return in both processes"
-_FROM_CHILD = msgspec.json.Decoder(Ready | Refused | Answer)
+_FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply)
 
 
 class RewardFailed(OffbeatError):
@@ -104,7 +104,7 @@ class RewardChild:
             RewardFailed: At the first sample without a reward, or with two.
         """
         self.calls += 1
-        call = Call(self.calls, prompt, list(responses))
+        call = RewardCall(self.calls, prompt, list(responses))
         rewards = dict[int, float]()
         deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
         try:
@@ -112,7 +112,7 @@ class RewardChild:
                 self.writer.write(framed(call))
                 for _ in call.responses:
                     answer = await self._receive()
-                    if not isinstance(answer, Answer) or answer.sample >= len(responses):
+                    if not isinstance(answer, RewardReply) or answer.sample >= len(responses):
                         raise RewardFailed("reward_process_died", f"it sent {answer!r}, no answer")
                     if answer.call != call.number or answer.sample in rewards:
                         raise RewardFailed("reward_answered_twice", _TWICE.format(answer.sample))
@@ -155,7 +155,7 @@ class RewardChild:
             raise RewardFailed(IMPORT_FAILED, reply.detail)
         self.concurrent = isinstance(reply, Ready) and reply.concurrent
 
-    async def _receive(self) -> Ready | Refused | Answer:
+    async def _receive(self) -> Ready | Refused | RewardReply:
         try:
             nbytes = int.from_bytes(await self.reader.readexactly(PREFIX_BYTES))
             if nbytes > LONGEST_ANSWER_BYTES:

@@ -20,7 +20,15 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
-from offbeat.environments.frames import PREFIX_BYTES, Answer, Call, Hello, Ready, Refused, framed
+from offbeat.environments.frames import (
+    PREFIX_BYTES,
+    Hello,
+    Ready,
+    Refused,
+    RewardCall,
+    RewardReply,
+    framed,
+)
 from offbeat.environments.reward_value import BadReward, reward_of
 from offbeat.environments.user_code import TargetNotFound, describe, load_target
 
@@ -54,7 +62,7 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
     concurrent = inspect.iscoroutinefunction(reward.func)
     send(Ready(concurrent))
     with asyncio.Runner() as runner:
-        while (call := _receive(frames, Call)) is not None:
+        while (call := _receive(frames, RewardCall)) is not None:
             if concurrent:
                 runner.run(_answer_at_once(reward, call, working_dir, send))
             else:
@@ -62,7 +70,7 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
 
 
 def _answer_in_turn(
-    reward: Callable[..., object], call: Call, working_dir: Path, send: _Send
+    reward: Callable[..., object], call: RewardCall, working_dir: Path, send: _Send
 ) -> None:
     """Answer sample by sample: each answer shows the parent that the next call has begun."""
     for sample, response in enumerate(call.responses):
@@ -75,7 +83,7 @@ def _answer_in_turn(
 
 
 async def _answer_at_once(
-    reward: Callable[..., Any], call: Call, working_dir: Path, send: _Send
+    reward: Callable[..., Any], call: RewardCall, working_dir: Path, send: _Send
 ) -> None:
     async def answer(sample: int, response: str) -> None:
         try:
@@ -90,15 +98,15 @@ async def _answer_at_once(
             samples.create_task(answer(sample, response), name=f"reward-{sample}")
 
 
-def _answer(call: Call, sample: int, value: object) -> Answer:
+def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
     reward = reward_of(value)
     if isinstance(reward, BadReward):
-        return Answer(call.number, sample, None, reward.reason, reward.detail)
-    return Answer(call.number, sample, reward)
+        return RewardReply(call.number, sample, None, reward.reason, reward.detail)
+    return RewardReply(call.number, sample, reward)
 
 
-def _raised(call: Call, sample: int, error: Exception, working_dir: Path) -> Answer:
-    return Answer(call.number, sample, None, "reward_raised", describe(error, working_dir))
+def _raised(call: RewardCall, sample: int, error: Exception, working_dir: Path) -> RewardReply:
+    return RewardReply(call.number, sample, None, "reward_raised", describe(error, working_dir))
 
 
 def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:

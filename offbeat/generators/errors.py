@@ -2,7 +2,7 @@
 
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
 
-__all__ = ["EngineUnavailable", "InvalidRequest", "UnsupportedModel"]
+__all__ = ["EngineUnavailable", "InvalidRequest", "UndecodableModel"]
 
 
 class InvalidRequest(OffbeatError):
@@ -16,7 +16,7 @@ class InvalidRequest(OffbeatError):
         return f"request {self.request_id!r} refused: {self.problem}. {self.fix}"
 
 
-class UnsupportedModel(OffbeatError):
+class UndecodableModel(OffbeatError):
     """A model this engine would decode wrongly, or not at all."""
 
     def __init__(self, model: str, problem: str, fix: str) -> None:

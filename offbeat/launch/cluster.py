@@ -29,7 +29,7 @@ from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.text import first_line
-from offbeat.run_files.place import Token
+from offbeat.run_files.place import RunDirToken
 from offbeat.run_files.sharing import Sharing
 from offbeat.trainers.spec import TrainerSpec
 
@@ -309,7 +309,7 @@ def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
     return actor.remote(str(spec.run_dir), sharing.token)
 
 
-def sharing_of(spec: RunSpec, token: Token) -> Sharing | None:
+def sharing_of(spec: RunSpec, token: RunDirToken) -> Sharing | None:
     """Return how actors find out whether they see the run directory; None: no other machine can be."""
     if not os.environ.get("RAY_ADDRESS"):
         return None

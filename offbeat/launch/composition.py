@@ -29,7 +29,7 @@ from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_evaluation_prompts, make_prompts
-from offbeat.launch.controller_host import HostedRun, segments_needed
+from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
@@ -69,7 +69,7 @@ class Actors:
     workers: Sequence[Handle]
 
 
-async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
+async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     """Make everything a run consists of, on the event loop that will run it.
 
     Raises:
@@ -121,7 +121,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> HostedRun:
     if life > 1:
         journal.past.take(Opened(spec.run_id, life, spec.driver))
         controller.progress.go_on_from(journal.past)
-    return HostedRun(
+    return ControllerHost(
         controller,
         run_id=spec.run_id,
         run_dir=run_dir,

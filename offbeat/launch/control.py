@@ -85,7 +85,7 @@ def taken(run_dir: Path) -> list[bytes]:
     return found
 
 
-class Orders:
+class CommandInbox:
     """What a run is ordered while it goes on: by an operator, or by its wall-clock limit."""
 
     def __init__(

@@ -25,7 +25,7 @@ _FLUSH_S = 1.5  # telemetry may take this long to catch up after an abnormal end
 _FINAL_FLUSH_S = 20.0  # and this long after a normal one
 
 
-class HostedRun:
+class ControllerHost:
     """Runs the controller to its end and writes the summary, whatever the end is."""
 
     def __init__(

@@ -41,15 +41,15 @@ from offbeat.launch.cluster import (
     watch_gcs,
 )
 from offbeat.launch.composition import Actors, RunSpec
-from offbeat.launch.control import Orders, taken
+from offbeat.launch.control import CommandInbox, taken
 from offbeat.launch.dry_run import dry
 from offbeat.launch.gcs_watch import GcsWatch
-from offbeat.launch.heartbeat import Silence
+from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.launch.screen import screen
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable
 from offbeat.run_files.files import ELSEWHERE
-from offbeat.run_files.place import Token, new_token
+from offbeat.run_files.place import RunDirToken, new_token
 from offbeat.runs.directory import (
     JOURNAL,
     SUMMARY,
@@ -208,10 +208,10 @@ def _cannot_work(
     return bool(found)
 
 
-def _run(spec: RunSpec, token: Token, console: Console, signals: Signals) -> Summary:
+def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) -> Summary:
     """Everything between starting Ray and leaving it; the actors end with this function."""
     handles = list[Handle]()
-    orders = Orders(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
+    orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
     try:
         with signals.held_back():
             start_ray(spec.config)
@@ -235,7 +235,7 @@ def _lives(
     handles: list[Handle],
     display: ProgressDisplay,
     signals: Signals,
-    orders: Orders,
+    orders: CommandInbox,
 ) -> Summary:
     """One controller after another, until one of them reaches the end of the run.
 
@@ -260,7 +260,7 @@ def _watch(
     controller: Handle,
     display: ProgressDisplay,
     signals: Signals,
-    orders: Orders,
+    orders: CommandInbox,
 ) -> Summary:
     """Show how it goes until it has ended; pass on what it is ordered."""
     ended = controller.run.remote()
@@ -268,7 +268,7 @@ def _watch(
         controller.control.remote(order)
     signals.watched = True
     give_up_at: float | None = None
-    silence, gcs = Silence(), watch_gcs()
+    silence, gcs = HeartbeatTimeout(), watch_gcs()
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         if signals.received is not None and give_up_at is None:
             _end_at_once_unless_begun(controller, display, signals)
@@ -290,7 +290,11 @@ def _watch(
 
 
 def _check_there(
-    controller: Handle, display: ProgressDisplay, signals: Signals, gcs: GcsWatch, silence: Silence
+    controller: Handle,
+    display: ProgressDisplay,
+    signals: Signals,
+    gcs: GcsWatch,
+    silence: HeartbeatTimeout,
 ) -> None:
     """Show how the run goes.
 

@@ -10,7 +10,7 @@ _SILENT_S: Final = 60.0  # one that has answered, and then nothing for so long, 
 _FIRST_ANSWER_S: Final = 300.0  # its process has to start and to import everything
 
 
-class Silence:
+class HeartbeatTimeout:
     """Since when a controller has answered nothing, and whether that is too long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,11 +10,13 @@ from rich.console import Console
 def screen(stream: TextIO | None) -> Console:
     """A console that never raises for its stream; None, a stream closed before us: a silent one."""
     return (
-        Console(quiet=True) if stream is None else Console(file=cast("TextIO", Unfailing(stream)))
+        Console(quiet=True)
+        if stream is None
+        else Console(file=cast("TextIO", BestEffortStream(stream)))
     )
 
 
-class Unfailing(io.TextIOBase):
+class BestEffortStream(io.TextIOBase):
     """A text stream that falls silent once the one below it fails.
 
     ``| head`` has read enough, a terminal is gone, a log's disk is full: none of them ends a run.

@@ -59,7 +59,7 @@ class NoDashboardAddress(OffbeatError):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RayJob:
     """What is handed to Ray. The same recipe and overrides always get the same ``submission_id``."""
 
     submission_id: str
@@ -139,7 +139,7 @@ def _first_line(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> Job:
+def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> RayJob:
     """The job for a recipe inside ``working_dir``.
 
     What is not packed travels by name only: its absolute path has to exist on the cluster too. So
@@ -170,7 +170,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
     run_dir = str(Path(loaded.config.run_dir.replace("{name}", submission_id)).absolute())
     command = [python, "-m", "offbeat", "train", recipe.as_posix(), *overrides]
     command += [*_paths_not_packed(loaded, working_dir), "--run-dir", run_dir]
-    return Job(submission_id, shlex.join(command), str(working_dir), run_dir)
+    return RayJob(submission_id, shlex.join(command), str(working_dir), run_dir)
 
 
 def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
@@ -221,7 +221,7 @@ def _is_excluded(name: str) -> bool:
     return any(Path(name).match(pattern) for pattern in EXCLUDED)
 
 
-def send(job: Job, client: Client, address: str, say: Callable[[str], object]) -> None:
+def send(job: RayJob, client: Client, address: str, say: Callable[[str], object]) -> None:
     """Submit unless it has been, and say where to look."""
     known = {details.submission_id: details for details in client.list_jobs()}
     if job.submission_id in known:

@@ -19,7 +19,7 @@ class LeaseExpired(OffbeatError):
         )
 
 
-class PayloadLost(OffbeatError):
+class QueuePayloadLost(OffbeatError):
     """The group's payload is gone for good: its node, process or owner died."""
 
     def __init__(self, group: str, attempt: int, reason: str) -> None:

@@ -15,10 +15,10 @@ from offbeat.messages.failures import ActorLost
 from offbeat.queue_service import ray_links, wire
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.core.records import Limits
+from offbeat.queue_service.core.records import QueueLimits
 from offbeat.queue_service.ray_links import RemoteMethod, RemoteQueue
-from offbeat.queue_service.server.connections import Visit
-from offbeat.queue_service.server.server import House
+from offbeat.queue_service.server.connections import Connection
+from offbeat.queue_service.server.server import QueueServer
 
 _CALLS_AT_A_TIME: Final = 10_000
 
@@ -33,9 +33,9 @@ class Handle(RemoteQueue, Protocol):
 class TransferQueueActor:
     """A queue in a process of its own. Start it with ``start``; speak to it through a client."""
 
-    def __init__(self, limits: Limits, restore_from: str | None = None) -> None:
-        self._house = House(limits, restore_from)
-        self._visits: dict[str, tuple[Visit, dict[int, asyncio.Future[bytes]]]] = {}
+    def __init__(self, limits: QueueLimits, restore_from: str | None = None) -> None:
+        self._house = QueueServer(limits, restore_from)
+        self._visits: dict[str, tuple[Connection, dict[int, asyncio.Future[bytes]]]] = {}
 
     async def where(self) -> str:
         """The path of its socket, on its node; from here on it serves.
@@ -55,7 +55,7 @@ class TransferQueueActor:
         try:
             answer = await reply
         except asyncio.CancelledError:
-            desk.take(visit, wire.Call(wire.ONE_WAY, wire.Nothing(), (), call.id))
+            desk.take(visit, wire.WireCall(wire.ONE_WAY, wire.Nothing(), (), call.id))
             raise
         finally:
             del waiting[call.id]
@@ -66,7 +66,7 @@ class TransferQueueActor:
             self._visits.pop(client, None)
         return answer
 
-    def _visit(self, client: str) -> tuple[Visit, dict[int, asyncio.Future[bytes]]]:
+    def _visit(self, client: str) -> tuple[Connection, dict[int, asyncio.Future[bytes]]]:
         known = self._visits.get(client)
         if known is None:
             waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -76,12 +76,12 @@ class TransferQueueActor:
                 if waiter is not None and not waiter.done():
                     waiter.set_result(wire.encode(reply))
 
-            known = Visit(answer), waiting
+            known = Connection(answer), waiting
         return known
 
 
 def start(
-    limits: Limits, name: str | None = None, restore_from: str | None = None, **options: object
+    limits: QueueLimits, name: str | None = None, restore_from: str | None = None, **options: object
 ) -> Handle:
     """Start a queue.
 

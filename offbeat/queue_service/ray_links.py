@@ -13,7 +13,7 @@ from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.queue_service import wire
 from offbeat.queue_service.errors import ClientClosed
 from offbeat.queue_service.storage.arenas import Slot
-from offbeat.queue_service.wire import Attach, Call, Reply
+from offbeat.queue_service.wire import Attach, Reply, WireCall
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class BlockingRayLink:
         during = type(op).__name__
         if self.closed:
             raise ClientClosed(self._queue, during)
-        body = wire.encode(Call(next(self._ids), op, unpinned))
+        body = wire.encode(WireCall(next(self._ids), op, unpinned))
         ref = self._handle.exchange.remote(body, self.client)
         return wire.decode_reply(got(ref, self._queue, during, wait_s + self._answer_s))
 
@@ -113,7 +113,7 @@ class LoopRayLink:
         during = type(op).__name__
         if self.closed:
             raise ClientClosed(self._queue, during)
-        body = wire.encode(Call(next(self._ids), op, unpinned))
+        body = wire.encode(WireCall(next(self._ids), op, unpinned))
         ref = self._handle.exchange.remote(body, self.client)
         return wire.decode_reply(await awaited(ref, self._queue, during, wait_s + self._answer_s))
 

@@ -1,6 +1,6 @@
 """What clients and the service say to each other, in msgpack. Nothing here can carry code.
 
-A frame is its length (4 bytes, little-endian) and a body: ``Call`` one way, ``Reply`` the other. A
+A frame is its length (4 bytes, little-endian) and a body: ``WireCall`` one way, ``Reply`` the other. A
 client numbers its calls; replies may come in any order.
 """
 
@@ -16,7 +16,7 @@ from offbeat.queue_service.core.records import (
     ColumnSpec,
     Lease,
     LostGroup,
-    Receipt,
+    PutReceipt,
     Schema,
     Stats,
     Tags,
@@ -31,7 +31,7 @@ MOST_FRAME_BYTES: Final = (2 << 30) - 1
 """A longer frame is none of ours: the connection is closed."""
 
 
-class Payload(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WirePayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Columns of a group: the header of a ``Block``, and where its memory is: inline or in a slot."""
 
     header: bytes
@@ -86,19 +86,19 @@ class Put(_Op, frozen=True):
     columns: bytes  # encoded list of ColumnSpec: the same ones are decoded once
     tags: Tags
     nbytes: int
-    payload: Payload
+    payload: WirePayload
     wait_s: float
 
 
 class AddColumns(_Op, frozen=True):
     """Further columns of a group, for rows ``[start, stop)``. Reply: its Receipt, with new weight."""
 
-    receipt: Receipt
+    receipt: PutReceipt
     columns: bytes
     start: int
     stop: int
     nbytes: int
-    payload: Payload
+    payload: WirePayload
 
 
 class Claim(_Op, frozen=True):
@@ -138,15 +138,15 @@ class Renew(_Op, frozen=True):
 
 
 class Locate(_Op, frozen=True):
-    """The payloads of groups that were not claimed here. Reply: ``Parcels``."""
+    """The payloads of groups that were not claimed here. Reply: ``Deliveries``."""
 
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[PutReceipt, ...]
 
 
 class Clear(_Op, frozen=True):
     """Reply: how many groups were there."""
 
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[PutReceipt, ...]
 
 
 class ClearPartition(_Op, frozen=True):
@@ -158,7 +158,7 @@ class ClearPartition(_Op, frozen=True):
 class ReportLost(_Op, frozen=True):
     """Payloads that could not be read. Reply: None."""
 
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[PutReceipt, ...]
     reason: str
 
 
@@ -191,7 +191,7 @@ Op = (
 ONE_WAY: Final = 0
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WireCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A question. ``unpinned``: slots that no view of this client reads any more, one entry a view.
 
     A call with ``cancels`` is about the call of that id: if it still waits, it is answered with None
@@ -226,17 +226,17 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     columns: tuple[str, ...]
     start: int
     stop: int
-    payload: Payload
+    payload: WirePayload
 
 
-class Parcels(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Deliveries(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Payloads group by group, oldest first, and the arenas their slots are in."""
 
     groups: tuple[tuple[Piece, ...], ...]
     arenas: tuple[Arena, ...]
 
 
-def slots_of(parcels: Parcels) -> tuple[Slot, ...]:
+def slots_of(parcels: Deliveries) -> tuple[Slot, ...]:
     """The slots of these payloads, one entry a payload."""
     return tuple(
         piece.payload.slot
@@ -250,7 +250,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A lease together with what it takes to read it."""
 
     lease: Lease
-    parcels: Parcels
+    parcels: Deliveries
 
 
 class ServiceStats(msgspec.Struct, frozen=True):
@@ -266,14 +266,14 @@ class ServiceStats(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_call = msgspec.msgpack.Decoder(WireCall).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 ARENA: Final = msgspec.msgpack.Decoder(Arena)
 NAME: Final = msgspec.msgpack.Decoder(str)
 DELIVERY: Final = msgspec.msgpack.Decoder(Delivery | None)
 _NOTHING: Final = msgspec.msgpack.Decoder(type(None))
-_RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
+_RECEIPT: Final = msgspec.msgpack.Decoder(PutReceipt)
 _COUNT: Final = msgspec.msgpack.Decoder(int)
 _VALUES: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
     Attach: NAME,
@@ -283,7 +283,7 @@ _VALUES: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
     AddColumns: _RECEIPT,
     Claim: DELIVERY,
     Renew: msgspec.msgpack.Decoder(Lease),
-    Locate: msgspec.msgpack.Decoder(Parcels),
+    Locate: msgspec.msgpack.Decoder(Deliveries),
     Clear: _COUNT,
     ClearPartition: _COUNT,
     TakeLost: msgspec.msgpack.Decoder(list[LostGroup]),
@@ -337,7 +337,7 @@ def framed(body: bytes) -> bytes:
 
 def one_way(op: Op, unpinned: tuple[Slot, ...] = (), cancels: int | None = None) -> bytes:
     """The frame of a call that is not answered."""
-    return framed(encode(Call(ONE_WAY, op, unpinned, cancels)))
+    return framed(encode(WireCall(ONE_WAY, op, unpinned, cancels)))
 
 
 def failure_of(error: Exception) -> Failure:

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineClient:
     """The engine of one task: requests that fit its window, answers of the right shape."""
 
     task: RolloutTask

@@ -3,7 +3,7 @@
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.messages.generation import SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.rollouts.calls import Engine, Generate
+from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.multi_turn import run_multi_turn
 from offbeat.rollouts.single_turn import run_single_turn
@@ -35,7 +35,7 @@ async def run_group(
         RolloutFailed: INFRASTRUCTURE when the engine aborted or answered out of shape; DATA when
             the prompt does not fit, the environment failed or the columns break the schema.
     """
-    engine = Engine(task, generate, sampling, max_model_len)
+    engine = EngineClient(task, generate, sampling, max_model_len)
     match environment:
         case SingleTurn():
             return await run_single_turn(task, environment, engine)

@@ -16,7 +16,7 @@ from offbeat.environments.protocol import Episode, MultiTurn, Response
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
 from offbeat.rollouts.calls import (
-    Engine,
+    EngineClient,
     checked_rewards,
     checked_tokens,
     environment_code,
@@ -66,7 +66,7 @@ class Transcript:
 
 
 async def run_multi_turn(
-    task: RolloutTask, environment: MultiTurn, engine: Engine, max_turns: int
+    task: RolloutTask, environment: MultiTurn, engine: EngineClient, max_turns: int
 ) -> tuple[Receipt, Columns]:
     """The group of a multi-turn environment; promises and errors are those of ``run_group``.
 
@@ -95,7 +95,7 @@ async def run_multi_turn(
 class _EpisodeRun:
     task: RolloutTask
     environment: MultiTurn
-    engine: Engine
+    engine: EngineClient
     sample: int
 
     async def play(self, prompt_ids: tuple[int, ...], max_turns: int) -> Transcript:

@@ -7,7 +7,7 @@ import numpy as np
 from offbeat.environments.protocol import SingleTurn
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import (
-    Engine,
+    EngineClient,
     checked_rewards,
     checked_tokens,
     environment_code,
@@ -16,7 +16,7 @@ from offbeat.rollouts.columns import Columns, Rollout, packed
 
 
 async def run_single_turn(
-    task: RolloutTask, environment: SingleTurn, engine: Engine
+    task: RolloutTask, environment: SingleTurn, engine: EngineClient
 ) -> tuple[Receipt, Columns]:
     """The group of a single-turn environment; promises and errors are those of ``run_group``."""
     with environment_code(task):

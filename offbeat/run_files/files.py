@@ -16,7 +16,7 @@ import structlog
 import xxhash
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.run_files.place import Token
+from offbeat.run_files.place import RunDirToken
 
 log = structlog.stdlib.get_logger()
 CHUNK_BYTES: Final = 8 * 2**20
@@ -59,7 +59,7 @@ class TooMuch(OffbeatError):
 class Files(Protocol):
     """What a process of another machine can do in the run directory. Each call raises ``OSError``."""
 
-    def sees(self, token: Token) -> bool: ...
+    def sees(self, token: RunDirToken) -> bool: ...
     def elsewhere(self, process: str, machine: str, directory: str) -> None:
         """Note that a process writes on its own machine."""
         ...
@@ -87,7 +87,7 @@ class RunFiles:
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir
 
-    def sees(self, token: Token) -> bool:
+    def sees(self, token: RunDirToken) -> bool:
         return PurePosixPath(token.name).name == token.name and token.is_in(self._root)
 
     def elsewhere(self, process: str, machine: str, directory: str) -> None:

@@ -39,7 +39,7 @@ class RunDirNotShared(OffbeatError):
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class RunDirToken:
     """A file in the run directory that only those see who see the directory."""
 
     name: str
@@ -51,7 +51,7 @@ class Token:
 
 
 @contextmanager
-def new_token(run_dir: Path) -> Generator[Token]:
+def new_token(run_dir: Path) -> Generator[RunDirToken]:
     """Make a token; it is removed at the end, and those that killed drivers left are removed now.
 
     The caller holds the directory: no other driver has a token there.
@@ -69,15 +69,15 @@ def new_token(run_dir: Path) -> Generator[Token]:
             (run_dir / token.name).unlink(missing_ok=True)
 
 
-class Confirms(Protocol):
+class TokenChecker(Protocol):
     """The driver's side of the proof."""
 
-    def sees(self, token: Token) -> bool:
+    def sees(self, token: RunDirToken) -> bool:
         """Return whether the token is in the driver's run directory."""
         ...
 
 
-def is_shared(run_dir: Path, token: Token, driver: Confirms | None) -> bool:
+def is_shared(run_dir: Path, token: RunDirToken, driver: TokenChecker | None) -> bool:
     """Return whether this process writes where the driver reads.
 
     ``driver`` None: this is the driver's machine, where seeing the token is enough.
@@ -107,8 +107,8 @@ def machine() -> str:
     return socket.gethostname()
 
 
-def _written(run_dir: Path, word: str) -> Token:
-    token = Token(f"{_PREFIX}{word}", secrets.token_hex(16))
+def _written(run_dir: Path, word: str) -> RunDirToken:
+    token = RunDirToken(f"{_PREFIX}{word}", secrets.token_hex(16))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(run_dir / token.name, flags, 0o644)
     try:

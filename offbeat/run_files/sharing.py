@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbeat.run_files.files import Files
-from offbeat.run_files.place import Token
+from offbeat.run_files.place import RunDirToken
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """What an actor needs to find out whether it sees the run directory. Picklable."""
 
-    token: Token
+    token: RunDirToken
     node: str  # of the driver
     files: str  # name of the actor that writes for others
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -20,7 +20,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WriteLocation:
     """Where a process writes. ``files`` is None where that is the run directory itself."""
 
     directory: Path

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from offbeat.controller.books import Group
 from offbeat.controller.events import AnyEvent, Checkpointed, Opened, Rewound, StepRefused
+from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.ledger import Ledger
@@ -18,7 +18,7 @@ from offbeat.runs.past_run import clock_time, folded, journal_of
 from offbeat.telemetry.summary import Summary
 
 
-class ControllerLife(msgspec.Struct):
+class ControllerIncarnation(msgspec.Struct):
     """One life of the controller. Times are those of its first and last event, 0: not known."""
 
     incarnation: int
@@ -40,7 +40,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     events: dict[str, int]  # by kind
-    lives: list[ControllerLife]  # of the controller, in order
+    lives: list[ControllerIncarnation]  # of the controller, in order
     rewinds: list[Rewound]
     lineage: int
     trainer_version: int  # steps applied in this lineage
@@ -151,7 +151,7 @@ class _Story:
         self.ledger = Ledger()
         self.history = History()
         self.kinds = Counter[str]()
-        self.lives = list[ControllerLife]()
+        self.lives = list[ControllerIncarnation]()
         self._driver = ""
         self.rewinds = list[Rewound]()
         self.checkpoints = list[int]()
@@ -166,7 +166,7 @@ class _Story:
                     self.at_ends.append(self.told())
                 resumed = bool(self.lives) and event.driver != self._driver
                 self.lives.append(
-                    ControllerLife(event.incarnation, resumed, event.unix_s, event.unix_s)
+                    ControllerIncarnation(event.incarnation, resumed, event.unix_s, event.unix_s)
                 )
                 self._driver = event.driver
             case Rewound():
@@ -226,7 +226,7 @@ def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bo
 def _state(ledger: Ledger) -> dict[str, Any]:
     """All there is, but for the order of groups that are neither ready nor claimed: it says nothing."""
     whole = msgspec.structs.asdict(ledger.snapshot())
-    groups: list[Group] = whole.pop("groups")
+    groups: list[GroupRecord] = whole.pop("groups")
     ordered = [*ledger.training, *ledger.ready]
     whole["groups"] = {group.ordinal: msgspec.to_builtins(group) for group in groups}
     return {**msgspec.to_builtins(whole), "ready and claimed, in order": ordered}

@@ -11,7 +11,7 @@ from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
 from offbeat.controller.ledger import Ledger
 from offbeat.runs.directory import JOURNAL, SUMMARY
-from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.summary import GroupCounts, Summary
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 log = structlog.stdlib.get_logger()
@@ -57,7 +57,7 @@ def _without_journal(
         steps=0,
         steps_asked=config.steps,
         trainer_version=0,
-        groups=Groups(),
+        groups=GroupCounts(),
         wall_s=0.0,
     )
 
@@ -88,7 +88,7 @@ def journalled_summary(
         steps=ledger.trainer_version,
         steps_asked=config.steps,
         trainer_version=ledger.trainer_version,
-        groups=Groups(**ledger.counts(), dropped=ledger.totals.dropped),
+        groups=GroupCounts(**ledger.counts(), dropped=ledger.totals.dropped),
         reward_first=ledger.steps.first,
         reward_last=ledger.steps.last,
         staleness_histogram=staleness,

@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from offbeat.controller.books import Group, Place
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -25,6 +24,7 @@ from offbeat.controller.events import (
     StepRefused,
     Unclaimed,
 )
+from offbeat.controller.group_table import GroupRecord, Place
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
@@ -51,7 +51,7 @@ class NoSuchGroup(OffbeatError):
         return f"{self.group} was not drawn yet; those drawn are {group_id(0)} to {last}"
 
 
-class Moment(msgspec.Struct, frozen=True):
+class GroupEvent(msgspec.Struct, frozen=True):
     """Something that happened to a group."""
 
     event: int  # its number in the journal, from 1
@@ -61,12 +61,12 @@ class Moment(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
+class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     """A group's life, as far as the journal goes."""
 
     run_id: str
     group: str
-    moments: list[Moment]
+    moments: list[GroupEvent]
     now: str
     until_unix_s: float  # the last event of the journal, whatever it is about
 
@@ -87,7 +87,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([head, *map(str.rstrip, lines), f"now: {self.now}"]) + "\n"
 
 
-def why(run_dir: Path, group: str) -> Life:
+def why(run_dir: Path, group: str) -> GroupHistory:
     """Tell what became of a group, written as ``g-000412`` or ``412``, and why.
 
     Raises:
@@ -101,15 +101,15 @@ def why(run_dir: Path, group: str) -> Life:
         raise NoSuchGroup(group, 0, "name")
     ledger = Ledger()
     teller = _Teller(int(named[1]), ledger)
-    moments = list[Moment]()
+    moments = list[GroupEvent]()
     version, until_unix_s = 0, 0.0
     for number, event in folded(journal_of(run_dir), ledger):
-        moments += (Moment(number, event.unix_s, version, *told) for told in teller.tell(event))
+        moments += (GroupEvent(number, event.unix_s, version, *told) for told in teller.tell(event))
         version, until_unix_s = ledger.trainer_version, event.unix_s
     name = group_id(teller.ordinal)
     if not moments:
         raise NoSuchGroup(name, ledger.totals.drawn, "range")
-    return Life(
+    return GroupHistory(
         run_id=ledger.run_id,
         group=name,
         moments=moments,
@@ -204,7 +204,7 @@ class _Teller:
             yield "rewound", f"{back}; its step was open"
 
 
-def _whereabouts(group: Group) -> str:
+def _whereabouts(group: GroupRecord) -> str:
     match group.place:
         case Place.ADMITTED:
             return f"admitted, to be dispatched as attempt {group.attempt + 1}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.messages.failures import OffbeatError
-from offbeat.sampler.guarded import Guarded
+from offbeat.sampler.checked_sampler import CheckedSampler
 
 METHODS: Final = ("admit", "may_dispatch", "select", "stale", "doomed")
 """What a policy has to have. ``reach`` may be missing: it is then what the bound can train."""
@@ -24,7 +24,9 @@ class SamplerNotLoaded(OffbeatError):
         return f"sampler.target={self.target}: {self.problem}. {self.fix}"
 
 
-def load_custom(config: CustomSamplerConfig, groups_per_step: int, working_dir: Path) -> Guarded:
+def load_custom(
+    config: CustomSamplerConfig, groups_per_step: int, working_dir: Path
+) -> CheckedSampler:
     """Make the policy that the recipe names, and put a guard before it.
 
     Args:
@@ -51,7 +53,7 @@ def load_custom(config: CustomSamplerConfig, groups_per_step: int, working_dir: 
     if type(reach) is not int or reach < groups_per_step:
         problem = f"its reach is {reach!r}: with fewer than groups_per_step={groups_per_step} groups admitted no step is ever full"
         raise SamplerNotLoaded(config.target, problem, _REACH_FIX)
-    return Guarded(policy, config.target, config.max_staleness, reach)
+    return CheckedSampler(policy, config.target, config.max_staleness, reach)
 
 
 _NAME_FIX: Final = "Name it module:Class, the module being importable from the working directory"

@@ -5,11 +5,11 @@ from typing import Final
 
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.messages.failures import StaleFence
-from offbeat.simulation.faults import Moment
-from offbeat.simulation.network import Call
+from offbeat.simulation.context import SimulationContext
+from offbeat.simulation.faults import FaultMoment
+from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.processes import OUTSIDE, Process
 from offbeat.simulation.records import FenceObeyed, FenceRefused
-from offbeat.simulation.surroundings import Surroundings
 
 START_S: Final = (0.5, 3.0)
 LATE_START_S: Final = (20.0, 60.0)
@@ -20,7 +20,7 @@ class Actor:
 
     in_order = False
 
-    def __init__(self, name: str, around: Surroundings) -> None:
+    def __init__(self, name: str, around: SimulationContext) -> None:
         self.name, self.around = name, around
         self.life, self.is_retired = 0, False
         self._begin_life()
@@ -42,7 +42,7 @@ class Actor:
     def ended(self) -> None:
         """The process is dead."""
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: SimulatedCall) -> None:
         raise NotImplementedError
 
     def die(self) -> bool:
@@ -55,7 +55,7 @@ class Actor:
         self.ended()
         if self.is_retired:
             return True
-        late = self.around.faults.at(Moment.BIRTH, self.name)
+        late = self.around.faults.at(FaultMoment.BIRTH, self.name)
         start_s = self.around.rng.uniform(*(LATE_START_S if late else START_S))
         loop.at(loop.time() + start_s, OUTSIDE, self._begin_life)
         return True
@@ -80,7 +80,7 @@ class Actor:
         loop = self.around.loop
         loop.at(loop.time() + delay_s, self.process, callback, *args)
 
-    def check_fence(self, call: Call) -> None:
+    def check_fence(self, call: SimulatedCall) -> None:
         """Let a call pass.
 
         Raises:

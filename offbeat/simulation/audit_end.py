@@ -13,7 +13,7 @@ from offbeat.simulation.audit_groups import (
     IN_FLIGHT,
     READY,
     TRAINING,
-    Groups,
+    AuditedGroups,
 )
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
@@ -51,7 +51,12 @@ class End:
     """The last checks, once everything has been read."""
 
     def __init__(
-        self, config: RunConfig, groups: Groups, steps: Steps, world: World, findings: Findings
+        self,
+        config: RunConfig,
+        groups: AuditedGroups,
+        steps: Steps,
+        world: World,
+        findings: Findings,
     ) -> None:
         self._config, self._groups, self._steps = config, groups, steps
         self._world, self._findings = world, findings

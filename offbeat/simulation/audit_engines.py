@@ -10,14 +10,14 @@ from offbeat.controller.events import (
     Served,
 )
 from offbeat.simulation.audit_findings import Findings
-from offbeat.simulation.audit_groups import Groups, Row
+from offbeat.simulation.audit_groups import AuditedGroup, AuditedGroups
 from offbeat.simulation.audit_world import World
 
 
 class Engines:
     """Which engine may be given work in this life of the controller and this lineage."""
 
-    def __init__(self, groups: Groups, world: World, findings: Findings) -> None:
+    def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
         self._groups, self._world, self._findings = groups, world, findings
         self._served: dict[str, Served] = {}  # the last ack of each engine
         self._lives: set[tuple[str, str]] = set()  # that acked
@@ -102,7 +102,7 @@ class Engines:
                 f"{served.version}",
             )
 
-    def committed(self, event: Committed, row: Row) -> None:
+    def committed(self, event: Committed, row: AuditedGroup) -> None:
         receipt, add = event.receipt, self._findings.add
         name = f"group {receipt.ordinal} attempt {receipt.attempt}"
         life = receipt.engine, receipt.engine_incarnation

@@ -76,7 +76,7 @@ DROP_REASONS: Final = frozenset(
 
 
 @dataclass(slots=True)
-class Row:
+class AuditedGroup:
     """One prompt group."""
 
     place: str = UNKNOWN
@@ -92,12 +92,12 @@ class Row:
     failures: int = 0  # returns of kind infrastructure
 
 
-class Groups:
+class AuditedGroups:
     """Every group that was ever drawn, and how many are where."""
 
     def __init__(self, config: RunConfig, prompts: int | None, findings: Findings) -> None:
         self._config, self.prompts, self._findings = config, prompts, findings
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, AuditedGroup] = {}
         self.drawn = 0
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
         self.version = 0  # of the trainer, by the books
@@ -130,18 +130,18 @@ class Groups:
         """Every prompt there is has been drawn."""
         return self.prompts is not None and self.drawn >= self.prompts
 
-    def move(self, ordinal: int, place: str) -> Row:
+    def move(self, ordinal: int, place: str) -> AuditedGroup:
         row = self.rows[ordinal]
         self.counts[row.place] -= 1
         self.counts[place] += 1
         row.place = place
         return row
 
-    def expect(self, what: str, ordinal: int, *places: str) -> Row:
+    def expect(self, what: str, ordinal: int, *places: str) -> AuditedGroup:
         """The group's row; a finding unless it is in one of these places."""
         row = self.rows.get(ordinal)
         if row is None:
-            row = self.rows[ordinal] = Row()
+            row = self.rows[ordinal] = AuditedGroup()
             self.counts[UNKNOWN] += 1
         if row.place not in places:
             invariant = "I2" if row.place == TRAINED else "I1"
@@ -171,7 +171,7 @@ class Groups:
         if event.ordinal in self.rows:
             return
         self.drawn += 1
-        self.rows[event.ordinal] = Row(ADMITTED)
+        self.rows[event.ordinal] = AuditedGroup(ADMITTED)
         self.counts[ADMITTED] += 1
         if self.outstanding <= self._reach:
             return
@@ -226,7 +226,7 @@ class Groups:
         row.failures += event.kind == "infrastructure"
         self.move(event.ordinal, ADMITTED).receipt = None
 
-    def committed(self, event: Committed) -> Row:
+    def committed(self, event: Committed) -> AuditedGroup:
         receipt = event.receipt
         row = self.expect("a commit", receipt.ordinal, IN_FLIGHT)
         if receipt.attempt != row.attempt or row.life != self._life:
@@ -266,7 +266,7 @@ class Groups:
             self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
         self.move(event.ordinal, DROPPED).receipt = None
 
-    def _check_retries_spent(self, ordinal: int, row: Row) -> None:
+    def _check_retries_spent(self, ordinal: int, row: AuditedGroup) -> None:
         allowed = self._config.rollout.infrastructure_retries
         if row.failures <= allowed:
             self._findings.add(
@@ -279,7 +279,7 @@ class Groups:
         if reason not in DROP_REASONS:
             self._findings.add("I3", f"group {ordinal} was dropped for {reason!r}: no known reason")
 
-    def check_age(self, ordinal: int, row: Row) -> None:
+    def check_age(self, ordinal: int, row: AuditedGroup) -> None:
         """Its tokens may be trained now."""
         if row.receipt is None:
             return
@@ -290,7 +290,7 @@ class Groups:
                 f"is at {self.version}, max_staleness is {self._bound}",
             )
 
-    def _check_too_old(self, what: str, ordinal: int, row: Row) -> None:
+    def _check_too_old(self, what: str, ordinal: int, row: AuditedGroup) -> None:
         if self._evicts_stale_only and row.receipt and self.version - row.oldest <= self._bound:
             self._findings.add(
                 "I3",

@@ -26,9 +26,9 @@ from offbeat.simulation.audit_groups import (
     READY,
     TRAINED,
     TRAINING,
-    Groups,
+    AuditedGroups,
 )
-from offbeat.simulation.audit_world import Moment, Trained, World
+from offbeat.simulation.audit_world import AuditedStep, Trained, World
 
 
 class Intent(NamedTuple):
@@ -42,7 +42,9 @@ class Intent(NamedTuple):
 class Steps:
     """The steps as the journal tells them."""
 
-    def __init__(self, config: RunConfig, groups: Groups, world: World, findings: Findings) -> None:
+    def __init__(
+        self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
+    ) -> None:
         self._config, self._groups, self._world = config, groups, world
         self._findings = findings
         self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
@@ -281,7 +283,7 @@ class Steps:
                 return  # the next controller would ask, and adopt the step or rewind
         self._findings.add("I2", f"at the end {difference(held, counted)}")
 
-    def _check_samples(self, moment: Moment, intent: Intent) -> None:
+    def _check_samples(self, moment: AuditedStep, intent: Intent) -> None:
         """The trained payloads are the committed ones, sampled from weights of this lineage."""
         record = moment.record
         for ordinal, attempt, oldest in zip(
@@ -300,7 +302,7 @@ class Steps:
                 continue
             self._check_digests(moment, receipt)
 
-    def _check_digests(self, moment: Moment, receipt: Receipt) -> None:
+    def _check_digests(self, moment: AuditedStep, receipt: Receipt) -> None:
         """Of the answers that this receipt may be: a draw that a crash forgot may be drawn again."""
         key = receipt.ordinal, receipt.attempt, receipt.engine, receipt.engine_incarnation
         wrong = [

@@ -17,7 +17,7 @@ from offbeat.simulation.records import (
     CheckpointWritten,
     Closed,
     ControllerEnd,
-    ControllerLife,
+    ControllerStarted,
     Ended,
     EngineComputesOther,
     EngineRetired,
@@ -28,12 +28,12 @@ from offbeat.simulation.records import (
     MachineLost,
     PermitsUsed,
     PoisonTaken,
-    Published,
-    Record,
+    ReleasePublished,
     Scored,
     TrainerApplied,
     TrainerLife,
     TrainerRestored,
+    WorldRecord,
 )
 
 _MIB = 2**20
@@ -46,14 +46,14 @@ Trained = tuple[tuple[int, int], ...]
 """Step and attempt that made each version the trainer holds, oldest first."""
 
 
-class Answer(NamedTuple):
+class SentGroup(NamedTuple):
     """A group as its worker sent it."""
 
     spans: tuple[VersionSpans, ...]
     digests: dict[int, str]  # of the weights behind each version, as its engine served them
 
 
-class Moment(NamedTuple):
+class AuditedStep(NamedTuple):
     """One optimizer step as the trainer knows it."""
 
     index: int  # of its record
@@ -71,14 +71,14 @@ class World:
         self.lives: list[ControllerEnd] = []
         self.last_fault_at: float | None = None
         self.fault_kinds: set[str] = set()
-        self.answers: dict[tuple[int, int, str, str], list[Answer]] = {}
+        self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
         self.serves: set[tuple[str, str, int, int, str]] = set()
         self.computes_other: set[tuple[str, str, int]] = set()  # engine, life and epoch of a load
         self._other: dict[tuple[str, str, int], int] = {}  # epoch, by engine, life and version
         self.published: dict[tuple[int, str], int] = {}  # with the lineage it was last made in
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
-        self.steps: dict[tuple[int, int], Moment] = {}
+        self.steps: dict[tuple[int, int], AuditedStep] = {}
         self.poisoned: dict[int, set[int]] = {}  # attempts in which a prompt struck, by ordinal
         self.retired: set[str] = set()  # engines whose process was ended for good
         self.lost_payloads: set[tuple[int, int]] = (
@@ -105,13 +105,13 @@ class World:
         """The steps whose effect the trainer's weights have now."""
         return tuple(self._stack)
 
-    def read(self, records: Sequence[Record]) -> None:
+    def read(self, records: Sequence[WorldRecord]) -> None:
         """Take in all records, in the order they were written."""
         findings = self._findings
         findings.source = "records"
-        takers: dict[type[Record], Callable[[Any], None]] = {
+        takers: dict[type[WorldRecord], Callable[[Any], None]] = {
             Fault: self._fault,
-            ControllerLife: self._controller_life,
+            ControllerStarted: self._controller_life,
             ControllerEnd: self.lives.append,
             Closed: self._close,
             Generated: self._generated,
@@ -124,7 +124,7 @@ class World:
             TrainerLife: self._trainer_life,
             TrainerRestored: self._trainer_restored,
             TrainerApplied: self._applied,
-            Published: self._published,
+            ReleasePublished: self._published,
             CheckpointWritten: self._checkpoint_written,
             CheckpointLatest: self._checkpoint_latest,
             FenceObeyed: self._fence_obeyed,
@@ -202,7 +202,7 @@ class World:
                 f"{record.life} computes other weights than it took",
             )
         key = record.ordinal, record.attempt, record.engine, record.life
-        self.answers.setdefault(key, []).append(Answer(record.spans, digests))
+        self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
 
     def _scored(self, record: Scored) -> None:
         """An engine that is pinned for an evaluation takes no other weights, faults aside."""
@@ -235,7 +235,7 @@ class World:
     def _close(self, record: Closed) -> None:
         self._closed = self._closed or record.actor == "trainer"
 
-    def _controller_life(self, record: ControllerLife) -> None:
+    def _controller_life(self, record: ControllerStarted) -> None:
         del record
         self._closed = False
         if self._gone:
@@ -279,7 +279,7 @@ class World:
                 "I2", f"step {record.step} trains {sorted(again) or record.ordinals} once more"
             )
         self._check_content(record)
-        moment = Moment(findings.index, record, self.held, tuple(self._digests))
+        moment = AuditedStep(findings.index, record, self.held, tuple(self._digests))
         self.steps[key] = moment
         self._stack.append(key)
         self._trained.append(ordinals)
@@ -306,7 +306,7 @@ class World:
                 f"made before version {before}",
             )
 
-    def _published(self, record: Published) -> None:
+    def _published(self, record: ReleasePublished) -> None:
         held = len(self._stack)
         if record.version != held:
             self._findings.add(

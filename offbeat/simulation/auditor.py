@@ -40,19 +40,19 @@ from offbeat.controller.events import (
 from offbeat.simulation.audit_end import End
 from offbeat.simulation.audit_engines import Engines
 from offbeat.simulation.audit_findings import Findings, Violation
-from offbeat.simulation.audit_groups import Groups
+from offbeat.simulation.audit_groups import AuditedGroups
 from offbeat.simulation.audit_losses import Losses
 from offbeat.simulation.audit_poison import Poison
 from offbeat.simulation.audit_steps import Steps
 from offbeat.simulation.audit_world import World
-from offbeat.simulation.records import Record
+from offbeat.simulation.records import WorldRecord
 
 __all__ = ["Violation", "audit"]
 
 
 def audit(
     journals: Sequence[AnyEvent],
-    records: Sequence[Record],
+    records: Sequence[WorldRecord],
     config: RunConfig,
     *,
     prompts: int | None = None,
@@ -68,7 +68,7 @@ def audit(
     findings = Findings()
     world = World(config, findings)
     world.read(records)
-    groups = Groups(config, prompts, findings)
+    groups = AuditedGroups(config, prompts, findings)
     steps = Steps(config, groups, world, findings)
     engines = Engines(groups, world, findings)
     losses, poison = Losses(world, findings), Poison(config, world, findings)
@@ -83,7 +83,7 @@ def audit(
 
 def _read_journal(
     journals: Sequence[AnyEvent],
-    groups: Groups,
+    groups: AuditedGroups,
     steps: Steps,
     engines: Engines,
     losses: Losses,

@@ -30,7 +30,7 @@ _LAST_EVENTS: Final = 5
 _SILENT: Final = structlog.make_filtering_bound_logger(logging.CRITICAL)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class FailedEpisode(msgspec.Struct, frozen=True):
     """An episode that broke an invariant."""
 
     seed: int
@@ -39,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True):
     fired: list[str]
 
 
-class Tally(msgspec.Struct):
+class CampaignTotals(msgspec.Struct):
     """What some episodes add up to."""
 
     episodes: int = 0
@@ -48,10 +48,10 @@ class Tally(msgspec.Struct):
     fired: dict[str, int] = {}  # by fault kind
     reached: dict[str, int] = {}  # episodes that reached a failpoint
     struck: dict[str, int] = {}  # faults at a failpoint
-    findings: list[Finding] = []
+    findings: list[FailedEpisode] = []
     cpu_s: float = 0.0
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "CampaignTotals") -> None:
         self.episodes += other.episodes
         self.events += other.events
         self.findings += other.findings
@@ -66,7 +66,7 @@ class Tally(msgspec.Struct):
                 mine[name] = mine.get(name, 0) + count
 
 
-class Job(msgspec.Struct, frozen=True):
+class EpisodeBatch(msgspec.Struct, frozen=True):
     """Episodes for one worker to play."""
 
     base: bytes  # the run as JSON
@@ -93,7 +93,7 @@ def run_campaign(
     *,
     strikes: list[Strike] | None = None,
     workers: int | None = None,
-) -> Iterator[Tally]:
+) -> Iterator[CampaignTotals]:
     """Play and audit every seed; the tally so far, again and again, the last time of all.
 
     Args:
@@ -103,10 +103,10 @@ def run_campaign(
         strikes: These faults in every episode instead.
         workers: Processes; None: one a core. 1 plays in this process. They end with the iterator.
     """
-    total = Tally()
+    total = CampaignTotals()
     encoded = base.model_dump_json().encode()
     jobs = [
-        Job(encoded, list(seeds[start : start + CHUNK]), profile, strikes)
+        EpisodeBatch(encoded, list(seeds[start : start + CHUNK]), profile, strikes)
         for start in range(0, len(seeds), CHUNK)
     ]
     for tally in _tallies(jobs, workers or os.cpu_count() or 1):
@@ -114,7 +114,7 @@ def run_campaign(
         yield total
 
 
-def _tallies(jobs: list[Job], workers: int) -> Iterator[Tally]:
+def _tallies(jobs: list[EpisodeBatch], workers: int) -> Iterator[CampaignTotals]:
     if workers == 1 or len(jobs) == 1:
         yield from map(run_job, jobs)
         return
@@ -136,9 +136,9 @@ def _start_worker() -> None:
     gc.freeze()
 
 
-def run_job(job: Job) -> Tally:
+def run_job(job: EpisodeBatch) -> CampaignTotals:
     """Play and audit some episodes, one after the other."""
-    base, tally = RunConfig.model_validate_json(job.base), Tally()
+    base, tally = RunConfig.model_validate_json(job.base), CampaignTotals()
     began_s = time.process_time()
     was_enabled = gc.isenabled()
     gc.disable()  # in the middle of an episode a collection finds nothing, and costs a third of the time
@@ -153,7 +153,7 @@ def run_job(job: Job) -> Tally:
     return tally
 
 
-def _play(tally: Tally, base: RunConfig, job: Job, seed: int) -> None:
+def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) -> None:
     result = run_episode(seed, base, profile=job.profile, strikes=job.strikes)
     _count(tally, result)
     violations = violations_of(result)
@@ -163,7 +163,7 @@ def _play(tally: Tally, base: RunConfig, job: Job, seed: int) -> None:
             violations.append(f"replay differs: {result.digest} and {again.digest} from one seed")
     if violations:
         events = last_events(result, _LAST_EVENTS)
-        tally.findings.append(Finding(seed, violations, events, result.fired))
+        tally.findings.append(FailedEpisode(seed, violations, events, result.fired))
 
 
 def violations_of(result: EpisodeResult) -> list[str]:
@@ -183,7 +183,7 @@ def last_events(result: EpisodeResult, count: int) -> list[str]:
     return [repr(each) for each in (*result.journal[-count:], *result.records[-count:])]
 
 
-def _count(tally: Tally, result: EpisodeResult) -> None:
+def _count(tally: CampaignTotals, result: EpisodeResult) -> None:
     tally.episodes += 1
     tally.events.append(result.events)
     tally.outcomes[result.outcome] = tally.outcomes.get(result.outcome, 0) + 1

@@ -14,8 +14,8 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation import schedule as schedules
 from offbeat.simulation.campaign import (
-    Finding,
-    Tally,
+    CampaignTotals,
+    FailedEpisode,
     last_events,
     quiet,
     run_campaign,
@@ -93,7 +93,7 @@ def _campaign(
     write: Write,
 ) -> int:
     began = told_at = time.perf_counter()
-    tally, interrupted = Tally(), False
+    tally, interrupted = CampaignTotals(), False
     try:
         write(f"{len(seeds)} episodes from seed {seeds.start}, faults: {faults}\n")
         for tally in run_campaign(config, seeds, faults, strikes=strikes, workers=workers):
@@ -116,7 +116,7 @@ def _campaign(
     return INTERRUPTED if interrupted else HELD
 
 
-def _finding_text(finding: Finding, replay: str) -> str:
+def _finding_text(finding: FailedEpisode, replay: str) -> str:
     shown = "".join(f"  {each}\n" for each in finding.violations[:_SHOWN_VIOLATIONS])
     more = len(finding.violations) - _SHOWN_VIOLATIONS
     events = "".join(f"    {each}\n" for each in finding.last_events)
@@ -127,7 +127,7 @@ def _finding_text(finding: Finding, replay: str) -> str:
     )
 
 
-def _summary(tally: Tally, wall_s: float) -> str:
+def _summary(tally: CampaignTotals, wall_s: float) -> str:
     fired = sum(tally.fired.values())
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(tally.outcomes.items()))
     return (
@@ -138,7 +138,7 @@ def _summary(tally: Tally, wall_s: float) -> str:
     )
 
 
-def _coverage(tally: Tally, faults: str) -> str:
+def _coverage(tally: CampaignTotals, faults: str) -> str:
     """What was struck and reached, a line each; what never was is marked."""
     kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
     lines = ["fault                  fired"]

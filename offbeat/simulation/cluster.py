@@ -19,6 +19,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.actor import Actor
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import (
     Caller,
     SimulatedFailpoints,
@@ -30,13 +31,12 @@ from offbeat.simulation.controller_ports import (
     SimulatedTrainer,
     SpooledPayloads,
 )
-from offbeat.simulation.draws import Plan
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.engine import SLOW_FOR_S, FakeEngine
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.loop import Deadlock, VirtualLoop
 from offbeat.simulation.processes import OUTSIDE, Process
-from offbeat.simulation.records import ControllerEnd, ControllerLife, MachineLost
-from offbeat.simulation.surroundings import Surroundings
+from offbeat.simulation.records import ControllerEnd, ControllerStarted, MachineLost
 from offbeat.simulation.trainer import FakeTrainer
 from offbeat.simulation.worker import FakeWorker
 
@@ -49,11 +49,11 @@ _SILENT_S: Final = 8.0  # a controller that answers nothing for so long is kille
 _REPLACED_S: Final = (0.5, 4.0)  # from the death of a controller to the next one
 
 
-class Life:
+class SimulatedController:
     """One controller process with all that belongs to it."""
 
     def __init__(
-        self, around: Surroundings, incarnation: int, events: list[msgspec.Struct]
+        self, around: SimulationContext, incarnation: int, events: list[msgspec.Struct]
     ) -> None:
         self.incarnation = incarnation
         self.process = Process(f"controller {incarnation}")
@@ -78,8 +78,8 @@ class Cluster:
 
     def __init__(
         self,
-        plan: Plan,
-        around: Surroundings,
+        plan: EpisodePlan,
+        around: SimulationContext,
         rng: random.Random,
         controller_cls: type[Controller] = Controller,
     ) -> None:
@@ -98,13 +98,13 @@ class Cluster:
         actors: list[Actor] = [self.trainer, *self.engines.values(), *self.workers]
         self.actors = {actor.name: actor for actor in actors}
         self.events: list[msgspec.Struct] = []  # of the journal, as far as it survived
-        self.lives: list[Life] = []
+        self.lives: list[SimulatedController] = []
         self._drivers = 1
         self.over: asyncio.Future[ControllerEnd] = self._loop.create_future()
         around.faults.strike = self.strike
 
     @property
-    def life(self) -> Life:
+    def life(self) -> SimulatedController:
         """The controller that runs, or ran last."""
         return self.lives[-1]
 
@@ -112,13 +112,13 @@ class Cluster:
 
     def start_controller(self) -> None:
         """A new incarnation takes over what the journal says."""
-        life = Life(self._around, len(self.lives) + 1, self.events)
+        life = SimulatedController(self._around, len(self.lives) + 1, self.events)
         self.lives.append(life)
-        self._around.record(ControllerLife(self._loop.time(), life.incarnation))
+        self._around.record(ControllerStarted(self._loop.time(), life.incarnation))
         context = life.process.context
         self._loop.create_task(self._live(life), name="controller", context=context)
 
-    async def _live(self, life: Life) -> None:
+    async def _live(self, life: SimulatedController) -> None:
         outcome, error, cause = "finished", "", ""
         try:
             await self._controller(life).run()
@@ -134,7 +134,7 @@ class Cluster:
             if not self.over.done():
                 self.over.set_result(end)
 
-    def _controller(self, life: Life) -> Controller:
+    def _controller(self, life: SimulatedController) -> Controller:
         around, caller, config = self._around, life.caller, self._plan.config
         life.rollouts = SimulatedRollouts(caller, self.workers, life.held)
         prompts = SimulatedPrompts(self._plan.prompts)
@@ -173,7 +173,7 @@ class Cluster:
     def _driver(self) -> str:
         return f"driver {self._drivers}"
 
-    def _history(self, life: Life) -> History:
+    def _history(self, life: SimulatedController) -> History:
         """What the journal says of the lives before this one."""
         past = History()
         for event in (*self.events, Opened(RUN_ID, life.incarnation, self._driver)):

@@ -23,18 +23,18 @@ from offbeat.messages.training import (
 )
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
-from offbeat.simulation.faults import Moment
-from offbeat.simulation.network import Call
+from offbeat.simulation.context import SimulationContext
+from offbeat.simulation.faults import FaultMoment
+from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.processes import Process
 from offbeat.simulation.records import Closed, EngineRetired, PermitsUsed
-from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.worker import FakeWorker
 
 
 class Caller:
     """A controller's end of the network."""
 
-    def __init__(self, around: Surroundings, process: Process, fence: Fence) -> None:
+    def __init__(self, around: SimulationContext, process: Process, fence: Fence) -> None:
         self.around, self.process, self.fence = around, process, fence
         self.told_to_close: set[str] = set()
 
@@ -51,7 +51,7 @@ class Caller:
         """Tell actors to close, all at once."""
         if not self.process.alive:
             return
-        calls = list[Call]()
+        calls = list[SimulatedCall]()
         for host in hosts:
             self.told_to_close.add(host.name)
             self.around.record(Closed(self.around.loop.time(), host.name))
@@ -199,7 +199,7 @@ class SimulatedJournal:
     """Events in memory with a durable prefix; the rest of what a killed writer had may be lost."""
 
     def __init__(
-        self, around: Surroundings, process: Process, events: list[msgspec.Struct]
+        self, around: SimulationContext, process: Process, events: list[msgspec.Struct]
     ) -> None:
         self._around, self._process = around, process
         self.events = events
@@ -236,14 +236,14 @@ class SimulatedJournal:
 class SimulatedTelemetry:
     """A sink. What the controller handed over counts; what the sink then loses is a fault."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: SimulationContext) -> None:
         self._around = around
         self.emitted: dict[int, None] = {}  # versions
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
         del step
         if "eval/reward" not in metrics:
-            self._around.faults.at(Moment.EMIT, "controller")
+            self._around.faults.at(FaultMoment.EMIT, "controller")
             self.emitted[version] = None
 
 
@@ -273,7 +273,7 @@ class SpooledPayloads:
 class SimulatedFailpoints:
     """Tells the faults which points one life of a controller reaches."""
 
-    def __init__(self, around: Surroundings, process: Process) -> None:
+    def __init__(self, around: SimulationContext, process: Process) -> None:
         self._around, self._process = around, process
 
     def __call__(self, point: Failpoint) -> None:

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 
 from offbeat.messages.groups import Receipt
-from offbeat.simulation.payloads import Payload
-from offbeat.simulation.records import CheckpointLatest, CheckpointWritten, Record
+from offbeat.simulation.payloads import SimulatedPayload
+from offbeat.simulation.records import CheckpointLatest, CheckpointWritten, WorldRecord
 
 INITIAL_DIGEST: Final = "untrained"
 
@@ -20,14 +20,14 @@ class SavedModel(msgspec.Struct, frozen=True):
     attempt: int
 
 
-class Disk:
+class SimulatedDisk:
     """Complete checkpoints, the name in LATEST, and spooled payloads."""
 
-    def __init__(self, records: list[Record], keep: int) -> None:
+    def __init__(self, records: list[WorldRecord], keep: int) -> None:
         self._records, self._keep = records, keep
         self._checkpoints: dict[int, SavedModel] = {}
         self._latest = 0
-        self.spool: dict[Receipt, Payload] = {}  # by the receipt that vouches for it
+        self.spool: dict[Receipt, SimulatedPayload] = {}  # by the receipt that vouches for it
 
     def write(self, at_s: float, model: SavedModel) -> None:
         """A checkpoint is renamed into its place: it is complete from here on."""

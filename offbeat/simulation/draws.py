@@ -33,7 +33,7 @@ these settings meet too rarely.
 """
 
 
-class Plan(msgspec.Struct, frozen=True):
+class EpisodePlan(msgspec.Struct, frozen=True):
     """All that an episode is made from, besides the seed of its dice."""
 
     config: RunConfig
@@ -46,7 +46,9 @@ class Plan(msgspec.Struct, frozen=True):
     groups_per_turn: int = GROUPS_PER_TURN  # that a rewind gives back at a time
 
 
-def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None) -> Plan:
+def draw_plan(
+    seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None
+) -> EpisodePlan:
     """The plan of an episode.
 
     Args:
@@ -86,7 +88,9 @@ def draw_plan(seed: int, base: RunConfig, profile: str, strikes: list[Strike] | 
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
-    return Plan(config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn)
+    return EpisodePlan(
+        config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn
+    )
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:

@@ -12,12 +12,12 @@ from offbeat.messages.failures import (
 from offbeat.messages.groups import VersionSpans
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.simulation.actor import Actor
-from offbeat.simulation.faults import Moment
+from offbeat.simulation.context import SimulationContext
+from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.loop import Entry
-from offbeat.simulation.machines import Memory
-from offbeat.simulation.network import Call
+from offbeat.simulation.machines import MachineMemory
+from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.records import EngineComputesOther, EngineDied, EngineServes
-from offbeat.simulation.surroundings import Surroundings
 from offbeat.weight_sync.canary import check, invented_answers
 
 SLOW: Final = 10.0
@@ -46,7 +46,7 @@ class Decoding:
 class FakeEngine(Actor):
     """One engine. Weights are taken wholly, verified, or not at all."""
 
-    def __init__(self, name: str, around: Surroundings) -> None:
+    def __init__(self, name: str, around: SimulationContext) -> None:
         self.sync_s = around.config.stub.sync_s
         self.flaps = self.hangs_in_loads = False  # for good, whatever process bears the engine
         super().__init__(name, around)
@@ -135,7 +135,7 @@ class FakeEngine(Actor):
 
     # --- calls of the controller -----------------------------------------------------------------
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: SimulatedCall) -> None:
         try:
             self.check_fence(call)
             if call.method == "load_weights":
@@ -158,7 +158,7 @@ class FakeEngine(Actor):
             self._tokens,
         )
 
-    def _load(self, call: Call, epoch: int, release: WeightRelease) -> None:
+    def _load(self, call: SimulatedCall, epoch: int, release: WeightRelease) -> None:
         """Begin a transfer; a newer one supersedes it."""
         if self.around.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
@@ -167,14 +167,14 @@ class FakeEngine(Actor):
             detail = f"a newer transfer was begun: epoch {self._epoch}"
             raise WeightSyncFailed(self.name, epoch, release.version, detail)
         self._epoch = epoch
-        kind = self.around.faults.at(Moment.LOAD, self.name)
+        kind = self.around.faults.at(FaultMoment.LOAD, self.name)
         takes_s = self.sync_s * (0.6 + self.around.rng.expovariate(1.6))
         if kind == "load_kills":
             self.later(0.5 * takes_s, self.die)
         elif kind != "load_hangs" and not self.hangs_in_loads:
             self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
 
-    def _lack(self, call: Call, release: WeightRelease) -> None:
+    def _lack(self, call: SimulatedCall, release: WeightRelease) -> None:
         """The machine that held the release is gone: say so, once that is known."""
         lost = ReleaseLost(self.name, release.version, "the machine that held it died")
         self.later(self.around.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
@@ -196,7 +196,7 @@ class FakeEngine(Actor):
             decoding.on_end(decoding, False)  # noqa: FBT003
 
     def _commit(
-        self, call: Call, epoch: int, release: WeightRelease, took_s: float, kind: str
+        self, call: SimulatedCall, epoch: int, release: WeightRelease, took_s: float, kind: str
     ) -> None:
         """Everything has come: verify it, and serve it from now on."""
         if self.around.machines.is_gone(_memory_of(release)):
@@ -229,7 +229,7 @@ class FakeEngine(Actor):
         )
         if self.flaps:
             self.later(FLAPS_AFTER_S, self.die)
-        said = self.around.faults.at(Moment.ACK, self.name)
+        said = self.around.faults.at(FaultMoment.ACK, self.name)
         digest = "of-something-else" if said == "ack_lies" else release.digest
         ack = WeightsAck(
             self.name,
@@ -253,6 +253,6 @@ class FakeEngine(Actor):
         )
 
 
-def _memory_of(release: WeightRelease) -> Memory | None:
+def _memory_of(release: WeightRelease) -> MachineMemory | None:
     """Where a release is; None where a test has made it."""
     return next(iter(release.chunks), None)

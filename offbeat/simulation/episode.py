@@ -10,14 +10,14 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import AnyEvent, Opened, StepApplied, StepIntent
 from offbeat.simulation.cluster import Cluster
-from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.context import SimulationContext
+from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import Deadlock, OutOfBounds, VirtualLoop
 from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import Network
-from offbeat.simulation.records import ControllerEnd, Ended, Fault, Record, TrainerApplied
+from offbeat.simulation.records import ControllerEnd, Ended, Fault, TrainerApplied, WorldRecord
 from offbeat.simulation.schedule import Strike
-from offbeat.simulation.surroundings import Surroundings
 
 MAX_EVENTS: Final = 300_000
 MAX_S: Final = 20_000.0
@@ -27,13 +27,13 @@ class EpisodeResult(msgspec.Struct, frozen=True):
     """What is left of one episode."""
 
     seed: int
-    plan: Plan
+    plan: EpisodePlan
     outcome: str  # of the last controller; stuck: it had no end
     error: str
     events: int  # callbacks run
     virtual_s: float
     journal: list[AnyEvent]
-    records: list[Record]
+    records: list[WorldRecord]
     fired: list[str]  # fault kinds, in order
     failpoints: list[str]  # reached at least once
     struck: list[str]  # failpoints at which a fault did something
@@ -64,9 +64,11 @@ def run_episode(
     return play(seed, draw_plan(seed, base, profile, strikes))
 
 
-def play(seed: int, plan: Plan, controller_cls: type[Controller] = Controller) -> EpisodeResult:
+def play(
+    seed: int, plan: EpisodePlan, controller_cls: type[Controller] = Controller
+) -> EpisodeResult:
     """Play a plan with the dice of a seed. A test may have another controller play it."""
-    records: list[Record] = []
+    records: list[WorldRecord] = []
     loop = VirtualLoop(random.Random(f"{seed}/loop"), max_events=MAX_EVENTS, max_s=MAX_S)
     rng = random.Random(f"{seed}/world")
 
@@ -76,7 +78,7 @@ def play(seed: int, plan: Plan, controller_cls: type[Controller] = Controller) -
     faults = Faults(plan.strikes, loop, fired)
     network = Network(loop, rng, faults)
     machines = Machines(loop, plan.machines)
-    around = Surroundings(plan.config, loop, rng, faults, network, records, machines)
+    around = SimulationContext(plan.config, loop, rng, faults, network, records, machines)
     cluster = Cluster(plan, around, rng, controller_cls)
     try:
         outcome, error = _run(loop, cluster, faults)
@@ -147,7 +149,7 @@ def _telemetry_lost(cluster: Cluster) -> int:
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-def _digest(journal: list[msgspec.Struct], records: list[Record]) -> str:
+def _digest(journal: list[msgspec.Struct], records: list[WorldRecord]) -> str:
     whole = hashlib.blake2b(digest_size=16)
     whole.update(_ENCODER.encode(journal))
     whole.update(_ENCODER.encode(records))

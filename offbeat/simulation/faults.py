@@ -1,6 +1,6 @@
 """Every fault a simulation knows: what it strikes, how it shows, how it heals.
 
-A fault either strikes by itself (``Moment.NOW``) or waits for its victim to come to a moment: the
+A fault either strikes by itself (``FaultMoment.NOW``) or waits for its victim to come to a moment: the
 next weight load, the next request. Only a fault that changed what somebody got to see has fired.
 """
 
@@ -18,7 +18,7 @@ from offbeat.simulation.processes import OUTSIDE
 from offbeat.simulation.schedule import Strike
 
 
-class Moment(enum.Enum):
+class FaultMoment(enum.Enum):
     """When a fault that waits takes effect."""
 
     NOW = enum.auto()
@@ -40,13 +40,13 @@ class Kind(msgspec.Struct, frozen=True):
 
     profile: str
     strikes: str  # engine | worker | trainer | controller | machine | any | all
-    moment: Moment
+    moment: FaultMoment
     shows: str
     heals: str
 
 
 def _kinds() -> dict[str, Kind]:
-    now, load, roll = Moment.NOW, Moment.LOAD, Moment.ROLLOUT
+    now, load, roll = FaultMoment.NOW, FaultMoment.LOAD, FaultMoment.ROLLOUT
     restart, retry, at_once = "a new process", "the next attempt", "at once"
     return {
         "engine_killed": Kind("engines", "engine", now, "its calls raise after 1.4 s", restart),
@@ -56,39 +56,39 @@ def _kinds() -> dict[str, Kind]:
         "engine_flaps": Kind("engines", "engine", now, "dies after each ack", "retired"),
         "loads_hang": Kind("engines", "engine", now, "all its transfers hang", "retired"),
         "engine_slow": Kind("engines", "engine", now, "rollouts take ten times as long", "60 s"),
-        "engine_born_late": Kind("engines", "engine", Moment.BIRTH, "its next start drags", at_once),
+        "engine_born_late": Kind("engines", "engine", FaultMoment.BIRTH, "its next start drags", at_once),
         "load_torn": Kind("engines", "engine", load, "part of the weights never came", retry),
         "load_wrong_digest": Kind("engines", "engine", load, "what came is not what was sent", retry),
         "load_hangs": Kind("engines", "engine", load, "no ack, ever", "a newer transfer, or restart"),
         "load_computes_other": Kind("engines", "engine", load, "takes the bytes, computes other weights", retry),
         "load_kills": Kind("engines", "engine", load, "dies in mid-transfer", restart),
-        "ack_lies": Kind("engines", "engine", Moment.ACK, "the ack names another digest", retry),
-        "ack_lost": Kind("engines", "engine", Moment.ACK, "serves, and nobody heard of it", retry),
-        "ack_doubled": Kind("engines", "engine", Moment.ACK, "the ack comes twice", at_once),
+        "ack_lies": Kind("engines", "engine", FaultMoment.ACK, "the ack names another digest", retry),
+        "ack_lost": Kind("engines", "engine", FaultMoment.ACK, "serves, and nobody heard of it", retry),
+        "ack_doubled": Kind("engines", "engine", FaultMoment.ACK, "the ack comes twice", at_once),
         "worker_killed": Kind("engines", "worker", now, "its rollouts raise ActorLost", restart),
         "worker_frozen": Kind("engines", "worker", now, "its rollouts hang", "thawed after a while"),
-        "begin_raises": Kind("trainer", "trainer", Moment.BEGIN, "TrainStepFailed", retry),
-        "microbatch_raises": Kind("trainer", "trainer", Moment.MICROBATCH, "TrainStepFailed", retry),
-        "finish_raises": Kind("trainer", "trainer", Moment.FINISH, "TrainStepFailed", retry),
-        "finish_kills_before": Kind("trainer", "trainer", Moment.FINISH, "dies before it stepped", restart),
-        "finish_kills_after": Kind("trainer", "trainer", Moment.FINISH, "dies once it stepped", restart),
-        "gradient_nan": Kind("trainer", "trainer", Moment.FINISH, "the step is not applied", "next step"),
+        "begin_raises": Kind("trainer", "trainer", FaultMoment.BEGIN, "TrainStepFailed", retry),
+        "microbatch_raises": Kind("trainer", "trainer", FaultMoment.MICROBATCH, "TrainStepFailed", retry),
+        "finish_raises": Kind("trainer", "trainer", FaultMoment.FINISH, "TrainStepFailed", retry),
+        "finish_kills_before": Kind("trainer", "trainer", FaultMoment.FINISH, "dies before it stepped", restart),
+        "finish_kills_after": Kind("trainer", "trainer", FaultMoment.FINISH, "dies once it stepped", restart),
+        "gradient_nan": Kind("trainer", "trainer", FaultMoment.FINISH, "the step is not applied", "next step"),
         "trainer_killed": Kind("trainer", "trainer", now, "its calls raise after 1.4 s", restart),
         "trainer_frozen": Kind("trainer", "trainer", now, "it answers nothing", restart),
-        "checkpoint_fails": Kind("trainer", "trainer", Moment.CHECKPOINT, "no space: nothing written", retry),
-        "checkpoint_kills": Kind("trainer", "trainer", Moment.CHECKPOINT, "dies while it writes", restart),
-        "checkpoint_untold": Kind("trainer", "trainer", Moment.CHECKPOINT, "dies before LATEST moves", restart),
+        "checkpoint_fails": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "no space: nothing written", retry),
+        "checkpoint_kills": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies while it writes", restart),
+        "checkpoint_untold": Kind("trainer", "trainer", FaultMoment.CHECKPOINT, "dies before LATEST moves", restart),
         "controller_killed": Kind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
         "controller_frozen": Kind("controller", "controller", now, "silent, then killed", "next incarnation"),
         "cluster_lost": Kind("controller", "all", now, "only the run directory is left", "a new cluster"),
         "machine_lost": Kind("machines", "machine", now, "all that lives on it is gone at once", restart),
         "machine_cut_off": Kind("machines", "machine", now, "silent, then given up with all on it", restart),
-        "request_lost": Kind("network", "any", Moment.REQUEST, "never arrives", "the caller's deadline"),
-        "request_late": Kind("network", "any", Moment.REQUEST, "arrives seconds later", at_once),
-        "request_doubled": Kind("network", "any", Moment.REQUEST, "served twice", at_once),
-        "request_reordered": Kind("network", "any", Moment.REQUEST, "later ones overtake it", at_once),
-        "answer_lost": Kind("network", "any", Moment.ANSWER, "never arrives", "the caller's deadline"),
-        "answer_late": Kind("network", "any", Moment.ANSWER, "arrives seconds later", at_once),
+        "request_lost": Kind("network", "any", FaultMoment.REQUEST, "never arrives", "the caller's deadline"),
+        "request_late": Kind("network", "any", FaultMoment.REQUEST, "arrives seconds later", at_once),
+        "request_doubled": Kind("network", "any", FaultMoment.REQUEST, "served twice", at_once),
+        "request_reordered": Kind("network", "any", FaultMoment.REQUEST, "later ones overtake it", at_once),
+        "answer_lost": Kind("network", "any", FaultMoment.ANSWER, "never arrives", "the caller's deadline"),
+        "answer_late": Kind("network", "any", FaultMoment.ANSWER, "arrives seconds later", at_once),
         "partition": Kind("network", "engine", now, "no message passes", "30 s"),
         "outage": Kind("data", "all", now, "every environment fails for want of a service", "it is back"),
         "prompt_hangs": Kind("data", "all", now, "a prompt never ends on any engine", "it is dropped"),
@@ -103,7 +103,7 @@ def _kinds() -> dict[str, Kind]:
         "attempt_wrong": Kind("data", "worker", roll, "the answer of another attempt", retry),
         "spans_short": Kind("data", "worker", roll, "versions for some tokens only", retry),
         "rollout_hangs": Kind("data", "worker", roll, "no answer", "the caller's deadline"),
-        "sink_drops": Kind("data", "controller", Moment.EMIT, "a step's metrics are lost", at_once),
+        "sink_drops": Kind("data", "controller", FaultMoment.EMIT, "a step's metrics are lost", at_once),
     }  # fmt: skip
 
 
@@ -136,10 +136,10 @@ class Faults:
         for strike in strikes:
             if strike.failpoint is not None:
                 self._points.setdefault(strike.failpoint, []).append(strike)
-        self._waiting: dict[Moment, list[Strike]] = {}
+        self._waiting: dict[FaultMoment, list[Strike]] = {}
         self._reached: dict[str, int] = {}
         self.strike: Callable[[str, str], bool] = lambda _kind, _target: False
-        """Does what a fault of ``Moment.NOW`` does, at once; False when there is no victim."""
+        """Does what a fault of ``FaultMoment.NOW`` does, at once; False when there is no victim."""
         self.fired: list[str] = []
         self.struck: list[str] = []  # failpoints at which a fault did something
         self.last_at_s = 0.0
@@ -149,7 +149,7 @@ class Faults:
         """Failpoints, in the order they were first reached."""
         return list(self._reached)
 
-    def at(self, moment: Moment, target: str) -> str:
+    def at(self, moment: FaultMoment, target: str) -> str:
         """Whether a fault fires here and now; its name, or nothing."""
         if not self._waiting or (waiting := self._waiting.get(moment)) is None:
             return ""
@@ -192,7 +192,7 @@ class Faults:
 
     def _arm(self, strike: Strike) -> None:
         kind = KINDS[strike.action]
-        if kind.moment is not Moment.NOW:
+        if kind.moment is not FaultMoment.NOW:
             self._waiting.setdefault(kind.moment, []).append(strike)
         elif self.strike(strike.action, strike.target):
             point = strike.failpoint or ""

@@ -14,14 +14,14 @@ FIRST: Final = "machine-0"
 """Where the controller lives."""
 
 
-class Memory(NamedTuple):
+class MachineMemory(NamedTuple):
     """The memory of one life of a machine: where a payload or a release is."""
 
     machine: str
     life: int
 
 
-FIRST_MEMORY: Final = Memory(FIRST, 1)
+FIRST_MEMORY: Final = MachineMemory(FIRST, 1)
 
 
 class Machines:
@@ -30,9 +30,11 @@ class Machines:
     def __init__(self, loop: VirtualLoop, placement: Mapping[str, str]) -> None:
         self._loop, self._placement = loop, placement
         self._lives: dict[str, int] = {}
-        self._unreachable: dict[Memory, float] = {}  # until when nobody knows that it is gone
+        self._unreachable: dict[
+            MachineMemory, float
+        ] = {}  # until when nobody knows that it is gone
 
-    def memory_of(self, actor: str) -> Memory:
+    def memory_of(self, actor: str) -> MachineMemory:
         """The memory of the machine that an actor lives on now."""
         return self._now(self._placement.get(actor, FIRST))
 
@@ -52,14 +54,14 @@ class Machines:
         """Another machine takes its place: what starts there from now on has a memory that lasts."""
         self._lives[machine] = self._lives.get(machine, 1) + 1
 
-    def noticed_in_s(self, memory: Memory | None) -> float:
+    def noticed_in_s(self, memory: MachineMemory | None) -> float:
         """How long whoever asks for what is in this memory waits before it learns that it is gone."""
         if memory is None:
             return 0.0
         return max(0.0, self._unreachable.get(memory, 0.0) - self._loop.time())
 
-    def is_gone(self, memory: Memory | None) -> bool:
+    def is_gone(self, memory: MachineMemory | None) -> bool:
         return memory in self._unreachable
 
-    def _now(self, machine: str) -> Memory:
-        return Memory(machine, self._lives.get(machine, 1))
+    def _now(self, machine: str) -> MachineMemory:
+        return MachineMemory(machine, self._lives.get(machine, 1))

@@ -17,7 +17,7 @@ import msgspec
 
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
-from offbeat.simulation.faults import Faults, Moment
+from offbeat.simulation.faults import FaultMoment, Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.processes import Process
 
@@ -34,12 +34,12 @@ class Host(Protocol):
     process: Process
     in_order: bool  # requests arrive as they were sent
 
-    def serve(self, call: "Call") -> None:
+    def serve(self, call: "SimulatedCall") -> None:
         """Take a request. Runs in the actor's process."""
         ...
 
 
-class Call(msgspec.Struct, eq=False):
+class SimulatedCall(msgspec.Struct, eq=False):
     """One request on its way, in service, or answered."""
 
     network: "Network"
@@ -70,7 +70,7 @@ class Network:
     def __init__(self, loop: VirtualLoop, rng: random.Random, faults: Faults) -> None:
         self._loop, self._rng, self._draw = loop, rng, rng.random
         self._faults = faults
-        self._open: defaultdict[Process, dict[Call, None]] = defaultdict(dict)
+        self._open: defaultdict[Process, dict[SimulatedCall, None]] = defaultdict(dict)
         """Calls that each process has received, or will receive, and has not answered."""
         self._cut: dict[str, float] = {}  # until when no message passes, by actor
         self._last_arrival: dict[tuple[Process, str], float] = {}
@@ -82,11 +82,13 @@ class Network:
         """No message between controller and actor arrives before ``until_s``; then all do."""
         self._cut[name] = until_s
 
-    def send(self, caller: Process, host: Host, method: str, fence: Fence, *args: object) -> Call:
+    def send(
+        self, caller: Process, host: Host, method: str, fence: Fence, *args: object
+    ) -> SimulatedCall:
         """Send a request; its reply is the call's future, of the caller's loop."""
         loop = self._loop
         process = host.process
-        call = Call(self, caller, host, process, method, fence, args, loop.create_future())
+        call = SimulatedCall(self, caller, host, process, method, fence, args, loop.create_future())
         if not caller.alive:
             return call  # whatever a dead process still executes has no effect
         if not process.alive:
@@ -95,7 +97,7 @@ class Network:
             return call
         self._open[process][call] = None
         arrives = self._passes(host.name, loop.time() + self.latency())
-        kind = self._faults.at(Moment.REQUEST, host.name)
+        kind = self._faults.at(FaultMoment.REQUEST, host.name)
         if kind == "request_lost":
             return call
         if kind == "request_late":
@@ -111,19 +113,21 @@ class Network:
         loop.at(arrives, process, host.serve, call)
         return call
 
-    def answer(self, call: Call, value: object, error: Exception | None, after_s: float) -> None:
+    def answer(
+        self, call: SimulatedCall, value: object, error: Exception | None, after_s: float
+    ) -> None:
         loop = self._loop
         call.answered = True
         self._open[call.process].pop(call, None)
         arrives = self._passes(call.host.name, loop.time() + after_s + self.latency())
-        kind = self._faults.at(Moment.ANSWER, call.host.name)
+        kind = self._faults.at(FaultMoment.ANSWER, call.host.name)
         if kind == "answer_lost":
             return
         if kind == "answer_late":
             arrives += self._rng.uniform(*HELD_BACK_S)
         loop.at(arrives, call.caller, _arrive, call, value, error)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: SimulatedCall) -> None:
         """Nobody waits for it any more; the callee hears of that a little later."""
         if not call.answered and call.caller.alive:
             self._open[call.process].pop(call, None)
@@ -135,7 +139,7 @@ class Network:
         for call in self._open.pop(process, {}):
             self._loop.at(noticed + self.latency(), call.caller, _lost, call)
 
-    def _twin(self, call: Call) -> Call:
+    def _twin(self, call: SimulatedCall) -> SimulatedCall:
         return msgspec.structs.replace(call)
 
     def _passes(self, name: str, arrives: float) -> float:
@@ -144,7 +148,7 @@ class Network:
         return arrives
 
 
-def _arrive(call: Call, value: object, error: Exception | None) -> None:
+def _arrive(call: SimulatedCall, value: object, error: Exception | None) -> None:
     reply = call.reply
     if reply.done():
         return
@@ -154,12 +158,12 @@ def _arrive(call: Call, value: object, error: Exception | None) -> None:
         reply.set_exception(error)
 
 
-def _lost(call: Call) -> None:
+def _lost(call: SimulatedCall) -> None:
     if not call.reply.done():
         call.reply.set_exception(ActorLost(call.host.name, call.method, "its process was killed"))
 
 
-def _cancelled(call: Call) -> None:
+def _cancelled(call: SimulatedCall) -> None:
     if not call.answered:
         call.cancelled = True
         if call.on_cancel is not None:

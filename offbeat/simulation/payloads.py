@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from offbeat.simulation.machines import FIRST_MEMORY, Memory
+from offbeat.simulation.machines import FIRST_MEMORY, MachineMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class SimulatedPayload:
     """The columns of one group. It is gone with the controller that owns it, or with its machine."""
 
     ordinal: int
@@ -16,4 +16,4 @@ class Payload:
     oldest: int
     newest: int
     poison: str
-    memory: Memory = FIRST_MEMORY  # that it is in
+    memory: MachineMemory = FIRST_MEMORY  # that it is in

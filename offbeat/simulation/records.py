@@ -8,13 +8,13 @@ import msgspec
 from offbeat.messages.groups import VersionSpans
 
 
-class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorldRecord(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """One thing that happened in the world. ``at`` is virtual time in seconds."""
 
     at: float
 
 
-class Fault(Record, frozen=True):
+class Fault(WorldRecord, frozen=True):
     """A fault fired: it changed what somebody got to see."""
 
     kind: str  # a name of offbeat.simulation.faults
@@ -22,13 +22,13 @@ class Fault(Record, frozen=True):
     detail: str = ""
 
 
-class ControllerLife(Record, frozen=True):
+class ControllerStarted(WorldRecord, frozen=True):
     """A controller begins."""
 
     incarnation: int
 
 
-class ControllerEnd(Record, frozen=True):
+class ControllerEnd(WorldRecord, frozen=True):
     """A controller's life is over."""
 
     incarnation: int
@@ -37,7 +37,7 @@ class ControllerEnd(Record, frozen=True):
     cause: str = ""  # class name of the first cause
 
 
-class Generated(Record, frozen=True):
+class Generated(WorldRecord, frozen=True):
     """A worker finished a group and sent it; it may never arrive."""
 
     ordinal: int
@@ -50,7 +50,7 @@ class Generated(Record, frozen=True):
     spooled: bool = False  # a copy of the payload is in the run directory
 
 
-class Scored(Record, frozen=True):
+class Scored(WorldRecord, frozen=True):
     """A worker finished a group of an evaluation: scored, never trained."""
 
     ordinal: int  # in the evaluation's own source
@@ -61,7 +61,7 @@ class Scored(Record, frozen=True):
     poison: str = ""
 
 
-class EngineServes(Record, frozen=True):
+class EngineServes(WorldRecord, frozen=True):
     """An engine has verified weights and decodes with them from now on."""
 
     engine: str
@@ -71,14 +71,14 @@ class EngineServes(Record, frozen=True):
     digest: str
 
 
-class MachineLost(Record, frozen=True):
+class MachineLost(WorldRecord, frozen=True):
     """A machine died, or was cut off, with all that it held: when that began, and when it was given up."""
 
     machine: str
     actors: tuple[str, ...]  # that lived on it
 
 
-class EngineComputesOther(Record, frozen=True):
+class EngineComputesOther(WorldRecord, frozen=True):
     """An engine took a release whole, and what it computes with is not that."""
 
     engine: str
@@ -87,20 +87,20 @@ class EngineComputesOther(Record, frozen=True):
     version: int
 
 
-class EngineDied(Record, frozen=True):
+class EngineDied(WorldRecord, frozen=True):
     """A life of an engine is over."""
 
     engine: str
     life: str
 
 
-class TrainerLife(Record, frozen=True):
+class TrainerLife(WorldRecord, frozen=True):
     """The ranks begin, with the initial model."""
 
     life: int
 
 
-class TrainerRestored(Record, frozen=True):
+class TrainerRestored(WorldRecord, frozen=True):
     """The ranks hold this version again."""
 
     life: int
@@ -108,7 +108,7 @@ class TrainerRestored(Record, frozen=True):
     digest: str
 
 
-class TrainerApplied(Record, frozen=True):
+class TrainerApplied(WorldRecord, frozen=True):
     """The optimizer stepped, wholly: the trainer's own account of what it trained."""
 
     life: int
@@ -123,7 +123,7 @@ class TrainerApplied(Record, frozen=True):
     digest: str  # of the weights after it
 
 
-class Published(Record, frozen=True):
+class ReleasePublished(WorldRecord, frozen=True):
     """The trainer made a release of the weights it holds."""
 
     life: int
@@ -131,21 +131,21 @@ class Published(Record, frozen=True):
     digest: str
 
 
-class CheckpointWritten(Record, frozen=True):
+class CheckpointWritten(WorldRecord, frozen=True):
     """A checkpoint is complete on disk and durable."""
 
     version: int
     digest: str
 
 
-class CheckpointLatest(Record, frozen=True):
+class CheckpointLatest(WorldRecord, frozen=True):
     """What LATEST names, after every change of it or of what it names."""
 
     version: int
     verifies: bool
 
 
-class FenceRefused(Record, frozen=True):
+class FenceRefused(WorldRecord, frozen=True):
     """An actor refused a call of an older controller."""
 
     actor: str
@@ -153,7 +153,7 @@ class FenceRefused(Record, frozen=True):
     held: int
 
 
-class FenceObeyed(Record, frozen=True):
+class FenceObeyed(WorldRecord, frozen=True):
     """An actor acted on a call of a controller that has been replaced: never."""
 
     actor: str
@@ -161,7 +161,7 @@ class FenceObeyed(Record, frozen=True):
     held: int
 
 
-class PermitsUsed(Record, frozen=True):
+class PermitsUsed(WorldRecord, frozen=True):
     """A new peak of what the workers were given at once by one controller."""
 
     incarnation: int
@@ -170,7 +170,7 @@ class PermitsUsed(Record, frozen=True):
     held_bytes: int
 
 
-class PoisonTaken(Record, frozen=True):
+class PoisonTaken(WorldRecord, frozen=True):
     """An engine was given a prompt that hangs there, or kills it."""
 
     ordinal: int
@@ -178,19 +178,19 @@ class PoisonTaken(Record, frozen=True):
     engine: str
 
 
-class EngineRetired(Record, frozen=True):
+class EngineRetired(WorldRecord, frozen=True):
     """An engine's process was ended for good, as its controller asked."""
 
     engine: str
 
 
-class Closed(Record, frozen=True):
+class Closed(WorldRecord, frozen=True):
     """An actor was told to close by the controller that ended."""
 
     actor: str
 
 
-class Ended(Record, frozen=True):
+class Ended(WorldRecord, frozen=True):
     """The episode is over; what is left."""
 
     outcome: str  # of the last controller

@@ -27,22 +27,26 @@ from offbeat.messages.training import (
 )
 from offbeat.messages.weights import Canary, WeightRelease
 from offbeat.simulation.actor import Actor
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.disk import INITIAL_DIGEST, SavedModel
-from offbeat.simulation.faults import Moment
-from offbeat.simulation.network import Call
-from offbeat.simulation.payloads import Payload
-from offbeat.simulation.records import Published, TrainerApplied, TrainerLife, TrainerRestored
-from offbeat.simulation.surroundings import Surroundings
-from offbeat.trainers.step_guard import Call as StepCall
-from offbeat.trainers.step_guard import StepGuard
+from offbeat.simulation.faults import FaultMoment
+from offbeat.simulation.network import SimulatedCall
+from offbeat.simulation.payloads import SimulatedPayload
+from offbeat.simulation.records import (
+    ReleasePublished,
+    TrainerApplied,
+    TrainerLife,
+    TrainerRestored,
+)
+from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.weight_sync.canary import invented, tolerance
 
 _NBYTES: Final = 1000
 _MOMENTS: Final = {
-    "begin_train_step": Moment.BEGIN,
-    "train_microbatch": Moment.MICROBATCH,
-    "finish_train_step": Moment.FINISH,
-    "save_checkpoint": Moment.CHECKPOINT,
+    "begin_train_step": FaultMoment.BEGIN,
+    "train_microbatch": FaultMoment.MICROBATCH,
+    "finish_train_step": FaultMoment.FINISH,
+    "save_checkpoint": FaultMoment.CHECKPOINT,
 }
 
 
@@ -63,7 +67,7 @@ class FakeTrainer(Actor):
 
     in_order = True
 
-    def __init__(self, around: Surroundings, groups_per_step: int) -> None:
+    def __init__(self, around: SimulationContext, groups_per_step: int) -> None:
         self._groups_per_step = groups_per_step
         self.step_s = around.config.stub.step_s
         super().__init__("trainer", around)
@@ -71,17 +75,17 @@ class FakeTrainer(Actor):
     def born(self) -> None:
         """A new gang, with the initial model."""
         self._steps = StepGuard()
-        self._queue: deque[Call] = deque()
+        self._queue: deque[SimulatedCall] = deque()
         self._busy = False
         self._digest, self._version = INITIAL_DIGEST, 0
         self._last_step = self._last_attempt = 0
-        self._open: list[Payload] = []
+        self._open: list[SimulatedPayload] = []
         self._chunks = 0
         self.around.record(TrainerLife(self.around.loop.time(), self.life))
 
     # --- one call at a time ----------------------------------------------------------------------
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: SimulatedCall) -> None:
         self._queue.append(call)
         if not self._busy:
             self._next()
@@ -101,7 +105,7 @@ class FakeTrainer(Actor):
             self.later(takes_s, self._done, call, kind)
             return
 
-    def _duration(self, call: Call) -> float:
+    def _duration(self, call: SimulatedCall) -> float:
         """Seconds of work."""
         match call.method:
             case "train_microbatch":
@@ -115,7 +119,7 @@ class FakeTrainer(Actor):
             case _:
                 return 0.001
 
-    def _waits_for_columns(self, call: Call) -> float:
+    def _waits_for_columns(self, call: SimulatedCall) -> float:
         """Seconds until it is known that columns are gone with their machine."""
         if call.method not in ("train_microbatch", "prepare_logprobs"):
             return 0.0
@@ -123,7 +127,7 @@ class FakeTrainer(Actor):
         payloads = _columns_of(call.args[call.method == "train_microbatch"])
         return max((machines.noticed_in_s(each.memory) for each in payloads), default=0.0)
 
-    def _done(self, call: Call, kind: str) -> None:
+    def _done(self, call: SimulatedCall, kind: str) -> None:
         self._busy = False
         if kind.endswith("kills_before") or kind == "checkpoint_kills":
             self.die()
@@ -141,7 +145,7 @@ class FakeTrainer(Actor):
                 call.answer(answer)
         self._next()
 
-    def _work(self, call: Call, kind: str) -> object:
+    def _work(self, call: SimulatedCall, kind: str) -> object:
         method, args = call.method, call.args
         if method in _STEP_CALLS:
             return self._step_call(call, _STEP_CALLS[method], kind)
@@ -171,7 +175,7 @@ class FakeTrainer(Actor):
 
     # --- a step ----------------------------------------------------------------------------------
 
-    def _step_call(self, call: Call, step_call: StepCall, kind: str) -> object:
+    def _step_call(self, call: SimulatedCall, step_call: StepCall, kind: str) -> object:
         key: StepKey = call.args[0]
         if step_call is StepCall.BEGIN and key.step != self._version + 1:
             raise StepOutOfOrder(str(key), f"the step after version {self._version}")
@@ -190,7 +194,7 @@ class FakeTrainer(Actor):
     def _begin(self) -> None:
         self._open, self._chunks = [], 0
 
-    def _accumulate(self, call: Call) -> ChunkResult:
+    def _accumulate(self, call: SimulatedCall) -> ChunkResult:
         key, chunk = call.args
         del key
         self._check_columns(chunk, "microbatch")
@@ -206,7 +210,7 @@ class FakeTrainer(Actor):
             if self.around.is_gone(payload):
                 raise PayloadLost((payload.ordinal,), during, "the machine that held it died")
 
-    def _finish(self, call: Call, kind: str) -> StepResult:
+    def _finish(self, call: SimulatedCall, kind: str) -> StepResult:
         key: StepKey = call.args[0]
         groups, chunks = self._open, self._chunks
         self._open, self._chunks = [], 0
@@ -246,7 +250,9 @@ class FakeTrainer(Actor):
         if version != self._version:
             detail = f"it holds version {self._version}"
             raise TrainStepFailed(0, version, "publish", detail)
-        self.around.record(Published(self.around.loop.time(), self.life, version, self._digest))
+        self.around.record(
+            ReleasePublished(self.around.loop.time(), self.life, version, self._digest)
+        )
         memory = self.around.machines.memory_of(self.name)
         return WeightRelease(version, self._digest, None, (memory,), _NBYTES, self._canary(version))
 
@@ -284,7 +290,7 @@ class FakeTrainer(Actor):
         return self._state()
 
 
-def _columns_of(chunk: Chunk) -> list[Payload]:
+def _columns_of(chunk: Chunk) -> list[SimulatedPayload]:
     return [handles[0] for handles in chunk.payloads]
 
 

@@ -6,13 +6,13 @@ from typing import Final
 from offbeat.messages.failures import FailureKind, FailureSource, OffbeatError, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.simulation.actor import Actor
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.engine import Decoding, FakeEngine
-from offbeat.simulation.faults import Moment
+from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.groups import Content, poisoned, receipt_of
-from offbeat.simulation.network import DEATH_NOTICED_S, Call
-from offbeat.simulation.payloads import Payload
+from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
+from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import Generated, PoisonTaken, Scored
-from offbeat.simulation.surroundings import Surroundings
 
 _DEADLY_AFTER_S: Final = 0.1  # from its arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
@@ -23,7 +23,9 @@ OUTAGE_REASON: Final = "environment_unavailable"
 class FakeWorker(Actor):
     """One environment worker. It drops what a replaced controller asked for."""
 
-    def __init__(self, name: str, around: Surroundings, engines: dict[str, FakeEngine]) -> None:
+    def __init__(
+        self, name: str, around: SimulationContext, engines: dict[str, FakeEngine]
+    ) -> None:
         self._engines = engines
         stub = around.config.stub
         self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
@@ -31,7 +33,7 @@ class FakeWorker(Actor):
         super().__init__(name, around)
 
     def born(self) -> None:
-        self._open: dict[Call, _Rollout] = {}
+        self._open: dict[SimulatedCall, _Rollout] = {}
 
     def ended(self) -> None:
         for rollout in self._open.values():
@@ -43,7 +45,7 @@ class FakeWorker(Actor):
         for call in [each for each in self._open if each.fence.incarnation < incarnation]:
             self.drop(call)
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: SimulatedCall) -> None:
         if call.cancelled:
             return
         try:
@@ -56,7 +58,7 @@ class FakeWorker(Actor):
             return
         call.answer(None)
 
-    def _roll_out(self, call: Call, task: RolloutTask) -> None:
+    def _roll_out(self, call: SimulatedCall, task: RolloutTask) -> None:
         engine = self._engines[task.engine]
         if not engine.process.alive:
             call.fail(lost(task, "engine_lost"), DEATH_NOTICED_S)
@@ -78,14 +80,14 @@ class FakeWorker(Actor):
         if kind == "prompt_kills":
             loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
 
-    def drop(self, call: Call) -> None:
+    def drop(self, call: SimulatedCall) -> None:
         """Nobody waits for it any more."""
         rollout = self._open.pop(call, None)
         if rollout is not None:
             rollout.engine.drop(rollout.decoding)
             rollout.deadline.cancel()
 
-    def opened(self, call: Call, rollout: "_Rollout") -> float:
+    def opened(self, call: SimulatedCall, rollout: "_Rollout") -> float:
         """Returns how long its engine decodes, in seconds."""
         self._open[call] = rollout
         call.on_cancel = rollout.drop
@@ -94,11 +96,11 @@ class FakeWorker(Actor):
             return _ENDLESS_S
         return math.exp(self.around.rng.gauss(self._mu, self._sigma))
 
-    def is_open(self, call: Call) -> bool:
+    def is_open(self, call: SimulatedCall) -> bool:
         """Its engine has not decoded it to the end."""
         return call in self._open
 
-    def closed_call(self, call: Call) -> bool:
+    def closed_call(self, call: SimulatedCall) -> bool:
         """False if it was dropped before."""
         return self._open.pop(call, None) is not None
 
@@ -109,7 +111,7 @@ class _Rollout:
     __slots__ = ("call", "content", "deadline", "decoding", "engine", "worker")
 
     def __init__(
-        self, worker: FakeWorker, call: Call, task: RolloutTask, engine: FakeEngine
+        self, worker: FakeWorker, call: SimulatedCall, task: RolloutTask, engine: FakeEngine
     ) -> None:
         self.worker, self.call, self.engine = worker, call, engine
         self.content = Content(task, worker.around.config)
@@ -154,7 +156,7 @@ class _Rollout:
     def rewarded(self, receipt: Receipt) -> None:
         """The samples have their rewards; receipt and payload leave. Runs in the worker's process."""
         call, around, task = self.call, self.worker.around, self.content.task
-        kind = around.faults.at(Moment.ROLLOUT, self.worker.name)
+        kind = around.faults.at(FaultMoment.ROLLOUT, self.worker.name)
         if kind == "rollout_hangs" or call.cancelled:
             return
         self.deadline.cancel()
@@ -176,7 +178,7 @@ class _Rollout:
         if task.evaluation:
             around.record(Scored(now, task.ordinal, task.attempt, *made_by, spans, kind))
         memory = around.machines.memory_of(self.worker.name)
-        payload = Payload(
+        payload = SimulatedPayload(
             task.ordinal,
             task.attempt,
             call.fence.incarnation,

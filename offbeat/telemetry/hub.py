@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import structlog
 
 from offbeat.telemetry.metrics import METRICS, undeclared
-from offbeat.telemetry.records import Record
+from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import Sink
-from offbeat.telemetry.spool import Backoff, Pause, SinkWriter, Tally
+from offbeat.telemetry.spool import Backoff, Pause, SinkCounts, SinkWriter
 
 log = structlog.stdlib.get_logger()
 
@@ -55,17 +55,17 @@ class Telemetry:
         """
         if self._closed:
             return
-        record = Record(step, version, self._now(), self._numbers(metrics))
+        record = MetricRecord(step, version, self._now(), self._numbers(metrics))
         for writer in self._writers:
             writer.put(record)
         for name in metrics.keys() - METRICS.keys() - self._reported:
             self._report_undeclared(name)
 
-    def tallies(self) -> tuple[Tally, ...]:
+    def tallies(self) -> tuple[SinkCounts, ...]:
         """What became of the records so far, a sink each."""
         return tuple(writer.tally for writer in self._writers)
 
-    def close(self, deadline_s: float) -> tuple[Tally, ...]:
+    def close(self, deadline_s: float) -> tuple[SinkCounts, ...]:
         """Write what is spooled and close the sinks; returns within the deadline.
 
         A sink that is not done by then is left behind with what it holds, and logged. Blocks: call it
@@ -102,7 +102,7 @@ class Telemetry:
         self._reported.add(name)
         log.error("metric.undeclared", detail=str(undeclared(name)))
 
-    def _report_losses(self, tally: Tally, *, done: bool) -> None:
+    def _report_losses(self, tally: SinkCounts, *, done: bool) -> None:
         if tally.pending or tally.dropped or not done:
             log.warning(
                 "sink.incomplete",

@@ -4,7 +4,7 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from offbeat.telemetry.records import Record, encode_line
+from offbeat.telemetry.records import MetricRecord, encode_line
 
 
 class JsonlSink:
@@ -29,7 +29,7 @@ class JsonlSink:
         self._end = _end_of_last_line(file)
         self._file = file
 
-    def write(self, record: Record) -> None:
+    def write(self, record: MetricRecord) -> None:
         if self._file is None:
             raise ValueError(f"{self._path} is not open")
         line = memoryview(encode_line(record))

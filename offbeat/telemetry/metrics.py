@@ -12,7 +12,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.telemetry.metric_table import ROWS
 
 
-class Reduction(enum.StrEnum):
+class MetricReduction(enum.StrEnum):
     """How the values within one step become the step's one number."""
 
     LAST = "last"  # as it is when the step ends
@@ -23,12 +23,12 @@ class Reduction(enum.StrEnum):
     POOLED = "pooled"  # computed once, from sums or counts over the whole step
 
 
-class Metric(msgspec.Struct, frozen=True):
+class MetricSpec(msgspec.Struct, frozen=True):
     """One row of the table."""
 
     name: str
     unit: str
-    reduction: Reduction  # over the step
+    reduction: MetricReduction  # over the step
     meaning: str
     when_it_rises: str
 
@@ -47,12 +47,14 @@ class UndeclaredMetric(OffbeatError):
         )
 
 
-def _table() -> Mapping[str, Metric]:
-    metrics = [Metric(name, unit, Reduction(how), *texts) for name, unit, how, *texts in ROWS]
+def _table() -> Mapping[str, MetricSpec]:
+    metrics = [
+        MetricSpec(name, unit, MetricReduction(how), *texts) for name, unit, how, *texts in ROWS
+    ]
     return MappingProxyType({metric.name: metric for metric in metrics})
 
 
-METRICS: Final[Mapping[str, Metric]] = _table()
+METRICS: Final[Mapping[str, MetricSpec]] = _table()
 """Every metric by its name, in the order of the table."""
 
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from offbeat.telemetry.metrics import METRICS, Metric
+from offbeat.telemetry.metrics import METRICS, MetricSpec
 
 _HEAD: Final = """\
 # Metrics
@@ -26,7 +26,7 @@ def document() -> str:
     return _HEAD + "".join(_section(prefix, list(metrics)) for prefix, metrics in sections)
 
 
-def _section(prefix: str, metrics: list[Metric]) -> str:
+def _section(prefix: str, metrics: list[MetricSpec]) -> str:
     lines = [
         f"\n## {prefix}/\n",
         "| metric | unit | over the step | meaning | when it rises |",

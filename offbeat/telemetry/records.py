@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True):
+class MetricRecord(msgspec.Struct, frozen=True):
     """What every sink is handed. ``metrics`` belongs to all of them: nobody changes it."""
 
     step: int  # optimizer step, from 1
@@ -16,7 +16,7 @@ class Record(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-def encode_line(record: Record) -> bytes:
+def encode_line(record: MetricRecord) -> bytes:
     """The record as one line of valid JSON, newline included.
 
     JSON has no word for what is not finite; it is written as the string that ``float`` reads back.
@@ -29,7 +29,7 @@ def encode_line(record: Record) -> bytes:
     return msgspec.json.encode({**head, **values, **head}) + b"\n"
 
 
-def decode_line(line: bytes) -> Record:
+def decode_line(line: bytes) -> MetricRecord:
     """What ``encode_line`` wrote.
 
     Raises:
@@ -38,10 +38,10 @@ def decode_line(line: bytes) -> Record:
     values = msgspec.json.decode(line, type=dict[str, float | str])
     head = {name: float(values.pop(name)) for name in ("step", "version", "time_s")}
     metrics = {name: float(value) for name, value in values.items()}
-    return Record(int(head["step"]), int(head["version"]), head["time_s"], metrics)
+    return MetricRecord(int(head["step"]), int(head["version"]), head["time_s"], metrics)
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_metrics(path: Path) -> list[MetricRecord]:
     """Every whole record of a ``metrics.jsonl``, of a live or crashed run too."""
     lines = path.read_bytes().split(b"\n")
     return [decode_line(line) for line in lines[:-1]]  # behind the last newline: a torn record

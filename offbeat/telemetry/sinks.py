@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.telemetry.records import Record
+from offbeat.telemetry.records import MetricRecord
 
 
 class Sink(Protocol):
@@ -24,7 +24,7 @@ class Sink(Protocol):
         """
         ...
 
-    def write(self, record: Record) -> None:
+    def write(self, record: MetricRecord) -> None:
         """Take the next record. Records come in the order of the steps, each once."""
         ...
 

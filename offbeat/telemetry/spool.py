@@ -9,7 +9,7 @@ from typing import ParamSpec
 import msgspec
 import structlog
 
-from offbeat.telemetry.records import Record
+from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import Sink, SinkUnusable
 
 log = structlog.stdlib.get_logger()
@@ -33,7 +33,7 @@ class Backoff(msgspec.Struct, frozen=True):
             pause_s *= 2
 
 
-class Tally(msgspec.Struct, frozen=True):
+class SinkCounts(msgspec.Struct, frozen=True):
     """What became of the records of one sink: accepted = written + dropped + pending."""
 
     sink: str
@@ -61,7 +61,7 @@ class SinkWriter:
     ) -> None:
         self._sink, self._capacity = sink, capacity
         self._backoff, self._pause = backoff, pause
-        self._queue = queue.SimpleQueue[Record | None]()
+        self._queue = queue.SimpleQueue[MetricRecord | None]()
         self._finishing = threading.Event()
         # A thread that hangs in a dead sink must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
@@ -71,7 +71,7 @@ class SinkWriter:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, record: Record) -> None:
+    def put(self, record: MetricRecord) -> None:
         """Hand over a record. Never waits, never raises; a full spool loses its oldest record."""
         self._accepted += 1
         if self._unusable:
@@ -95,12 +95,12 @@ class SinkWriter:
         return not self._thread.is_alive()
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> SinkCounts:
         pending = self._accepted - self._written - self._overflowed
         dropped, pending = (
             (self._overflowed + pending, 0) if self._unusable else (self._overflowed, pending)
         )
-        return Tally(
+        return SinkCounts(
             self._sink.name, self._accepted, self._written, dropped, pending, self._failures
         )
 

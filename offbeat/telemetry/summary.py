@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class Groups(msgspec.Struct, frozen=True):
+class GroupCounts(msgspec.Struct, frozen=True):
     """Prompt groups by where they ended: drawn is the sum of all others, the dropped included."""
 
     drawn: int = 0
@@ -42,7 +42,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     steps: int  # optimizer steps taken
     steps_asked: int = 0  # fewer are taken if the run is stopped, or its prompts end
     trainer_version: int
-    groups: Groups
+    groups: GroupCounts
     reward_first: float | None = None  # mean over the first 20 steps; None without a step
     reward_last: float | None = None
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind

@@ -35,7 +35,7 @@ class GeneratorTime(enum.StrEnum):
     OTHER = "other"  # nobody has said
 
 
-class Verdict(enum.StrEnum):
+class Bottleneck(enum.StrEnum):
     """What a step, or a run, waited for most; what to turn: docs/failure-modes.md, "A run that is slow"."""
 
     TRAINER = "trainer"
@@ -81,7 +81,7 @@ class TimeAccount:
         return dict(self._seconds)
 
 
-class CrowdAccount:
+class FleetTimeAccount:
     """Attributes the time of many actors, each to one category at a time.
 
     The seconds by category sum to the time since each actor was added, over all of them. A switch,
@@ -122,7 +122,7 @@ class CrowdAccount:
         self._since[category] = now
 
 
-class Laps:
+class StepTimes:
     """What each step adds to the seconds by category, when some are only known later.
 
     An actor reports now and then how long it computed; until then that time counts for what stands
@@ -161,7 +161,7 @@ def verdict(
     *,
     generate_s: float = 0.0,
     reward_s: float = 0.0,
-) -> Verdict:
+) -> Bottleneck:
     """Who held a step, or a run, up: the cause behind the longest waiting.
 
     Args:
@@ -178,22 +178,22 @@ def verdict(
     t, g = fractions(trainer), fractions(generators)
     paused = t.get(TrainerTime.WAITING_GATE, 0.0)
     hurt, broken = t.get(TrainerTime.INCIDENT, 0.0), g.get(GeneratorTime.INCIDENT, 0.0)
-    slow_rollouts = Verdict.REWARD if reward_s > generate_s else Verdict.GENERATORS
+    slow_rollouts = Bottleneck.REWARD if reward_s > generate_s else Bottleneck.GENERATORS
     for_groups = max(0.0, t.get(TrainerTime.WAITING_GROUPS, 0.0) - broken)
     for_trainer = max(0.0, g.get(GeneratorTime.WAITING_GATE, 0.0) - hurt - paused)
     by_turns = min(for_groups, for_trainer)
     causes = {
-        Verdict.INCIDENT: max(hurt, broken),
+        Bottleneck.INCIDENT: max(hurt, broken),
         slow_rollouts: for_groups - by_turns,
-        Verdict.TRAINER: for_trainer - by_turns,
-        Verdict.STALENESS: by_turns,
-        Verdict.SYNC: max(
+        Bottleneck.TRAINER: for_trainer - by_turns,
+        Bottleneck.STALENESS: by_turns,
+        Bottleneck.SYNC: max(
             t.get(TrainerTime.WAITING_WEIGHTS, 0.0) + t.get(TrainerTime.SYNC, 0.0),
             g.get(GeneratorTime.WAITING_WEIGHTS, 0.0) + g.get(GeneratorTime.SYNC, 0.0),
         ),
     }
     worst = max(causes, key=lambda cause: causes[cause])
-    return worst if causes[worst] > NOTICEABLE else Verdict.BALANCED
+    return worst if causes[worst] > NOTICEABLE else Bottleneck.BALANCED
 
 
 def busy_metrics(trainer: Mapping[str, float], generators: Mapping[str, float]) -> dict[str, float]:

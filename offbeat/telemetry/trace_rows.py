@@ -13,7 +13,7 @@ MAX_ROWS: Final = 64
 """Rows of one lane."""
 
 
-class Row:
+class TraceRow:
     """Spans that are apart or, if the row ``nests``, hold one another."""
 
     def __init__(self, *, nests: bool, gap_us: int = 0) -> None:
@@ -55,7 +55,7 @@ class Lane:
         self.number = number
         self.last_us = 0  # latest end of any span
         self._nests, self._gap_us = nests, gap_us
-        self._rows = list[Row]()
+        self._rows = list[TraceRow]()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -68,7 +68,7 @@ class Lane:
                 return number
         if len(self._rows) == MAX_ROWS:
             return None
-        row = Row(nests=self._nests, gap_us=self._gap_us)
+        row = TraceRow(nests=self._nests, gap_us=self._gap_us)
         row.take(start_us, end_us)
         self._rows.append(row)
         return len(self._rows) - 1

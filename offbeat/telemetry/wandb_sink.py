@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from offbeat.config.run import WandbConfig
-from offbeat.telemetry.records import Record
+from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import SinkUnusable
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class WandbSink:
         else:
             self._run = self._begin("offline")
 
-    def write(self, record: Record) -> None:
+    def write(self, record: MetricRecord) -> None:
         if self._run is None:
             self.open()
         try:
@@ -109,7 +109,7 @@ class WandbSink:
             )
             self._abandon()
 
-    def _log(self, record: Record) -> None:
+    def _log(self, record: MetricRecord) -> None:
         if self._run is None:
             raise ValueError("the W&B run is not open")
         self._run.log(dict(record.metrics), step=record.version)

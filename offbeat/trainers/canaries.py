@@ -4,9 +4,9 @@ import msgspec
 
 from offbeat.config.run import RunConfig
 from offbeat.messages.weights import Canary
-from offbeat.trainers.split_step import SplitStep
+from offbeat.trainers.backend import TrainerBackend
 from offbeat.weight_sync.canary import KEPT, prompts, tolerance
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transport import PublishedRelease
 
 
 class Canaries:
@@ -20,7 +20,7 @@ class Canaries:
         self._tolerance = tolerance(config.model.dtype, config.sync.wire_dtype)
         self._releases = 0  # published by this process
 
-    def add(self, published: Published, split: SplitStep) -> Published:
+    def add(self, published: PublishedRelease, split: TrainerBackend) -> PublishedRelease:
         """The release with its canary, if it has one, of the weights as they are."""
         is_due = bool(self._interval) and not self._releases % self._interval
         self._releases += 1

@@ -3,7 +3,7 @@
 from offbeat.messages.failures import OffbeatError
 
 
-class UnsupportedModel(OffbeatError):
+class UntrainableModel(OffbeatError):
     """A model this trainer would train wrongly, or not at all."""
 
     def __init__(self, model: str, problem: str, fix: str) -> None:

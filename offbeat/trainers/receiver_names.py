@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import (
     APART,
     AS_THEY_ARE,
@@ -101,11 +101,11 @@ def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
     ]
 
 
-def _unmapped(path: str | Path, receiver: str, names: Sequence[str]) -> UnsupportedModel:
+def _unmapped(path: str | Path, receiver: str, names: Sequence[str]) -> UntrainableModel:
     some = ", ".join(names[:_NAMED_IN_ERROR])
     more = f" and {len(names) - _NAMED_IN_ERROR} more" if len(names) > _NAMED_IN_ERROR else ""
     problem = (
         f"has weights that {receiver} holds under other names or in other shapes: {some}{more}"
     )
     fix = "Set generator.backend to the other engine, or take a model of another family"
-    return UnsupportedModel(str(path), problem, fix)
+    return UntrainableModel(str(path), problem, fix)

@@ -20,7 +20,7 @@ class TrainerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
+class WorldRendezvous:
     """Where the ranks of one world meet. The first rank holds the store there."""
 
     world: str  # names this world; no other one has the name

@@ -23,7 +23,7 @@ from offbeat.messages.fences import StepKey
 T = TypeVar("T")
 
 
-class Call(enum.StrEnum):
+class StepCall(enum.StrEnum):
     """The calls of a train step that carry a key and leave a reply."""
 
     BEGIN = "begin_train_step"
@@ -43,14 +43,16 @@ class StepGuard:
     def __init__(self) -> None:
         self._state = _State.CLOSED
         self._last = (0, 0)  # (step, attempt) of the newest attempt that was begun or aborted
-        self._replies: dict[StepKey, tuple[Call, object]] = {}  # of that attempt, in order of seq
+        self._replies: dict[
+            StepKey, tuple[StepCall, object]
+        ] = {}  # of that attempt, in order of seq
 
     @property
     def is_open(self) -> bool:
         """An attempt has begun and is neither finished nor aborted."""
         return self._state is not _State.CLOSED
 
-    def once(self, key: StepKey, call: Call, work: Callable[[], T]) -> T:
+    def once(self, key: StepKey, call: StepCall, work: Callable[[], T]) -> T:
         """The stored reply of a repeated key; else ``work()``, if this call is the next one.
 
         Raises:
@@ -63,7 +65,7 @@ class StepGuard:
             if answered is not call:
                 raise StepOutOfOrder(_text(key, call), f"{answered}, which had this key")
             return cast("T", reply)
-        if call is Call.BEGIN:
+        if call is StepCall.BEGIN:
             self._open(key)
         elif self._state is not _State.OPEN or key != self._next_key():
             is_broken = self._state is _State.BROKEN and key.attempt_id == self._last
@@ -71,7 +73,7 @@ class StepGuard:
             raise refusal(_text(key, call), self._expected())
         self._state = _State.BROKEN
         reply = work()
-        self._state = _State.CLOSED if call is Call.FINISH else _State.OPEN
+        self._state = _State.CLOSED if call is StepCall.FINISH else _State.OPEN
         self._replies[key] = (call, reply)
         return reply
 
@@ -99,7 +101,7 @@ class StepGuard:
         if self.is_open and key.attempt_id != self._last:
             raise StepAlreadyOpen(*self._last, key.step)
         if key.seq != 0 or key.attempt <= self._last[1]:
-            raise StepOutOfOrder(_text(key, Call.BEGIN), self._expected())
+            raise StepOutOfOrder(_text(key, StepCall.BEGIN), self._expected())
         self._last, self._replies = key.attempt_id, {}
 
     def _next_key(self) -> StepKey:
@@ -108,11 +110,11 @@ class StepGuard:
     def _expected(self) -> str:
         step, attempt = self._last
         if self._state is _State.CLOSED:
-            return f"{Call.BEGIN} of an attempt after {attempt}, of step {step}, with seq 0"
+            return f"{StepCall.BEGIN} of an attempt after {attempt}, of step {step}, with seq 0"
         if self._state is _State.BROKEN:
             return f"abort_train_step of (step {step}, attempt {attempt}): a call of it failed"
         return f"(step {step}, attempt {attempt}, seq {len(self._replies)})"
 
 
-def _text(key: StepKey, call: Call) -> str:
+def _text(key: StepKey, call: StepCall) -> str:
     return f"{call} (step {key.step}, attempt {key.attempt}, seq {key.seq})"

@@ -16,11 +16,11 @@ from torch import Tensor
 from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
 from offbeat.algorithms.divisors import NOTHING, denominator
 from offbeat.algorithms.losses import LossSums
-from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.messages.training import LossSpec, StepResult
 from offbeat.trainers.ranks.peers import Peers
 
-_COMBINE = {Reduction.MIN: torch.minimum, Reduction.MAX: torch.maximum}
+_COMBINE = {PartialReduction.MIN: torch.minimum, PartialReduction.MAX: torch.maximum}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RankSums:
     tokens: int
     sequences: int
     loss: float
-    metrics: dict[str, tuple[Reduction, float]]
+    metrics: dict[str, tuple[PartialReduction, float]]
     divisor: tuple[float, ...]  # of ``divisors.denominator``
     spread: SpreadRows | None = None  # None: no staleness was known
 
@@ -79,24 +79,26 @@ class StepTotals:
             return {}
         kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
         if not self.denominator:
-            kinds = {name: kind for name, kind in kinds.items() if kind is not Reduction.LOSS}
+            kinds = {
+                name: kind for name, kind in kinds.items() if kind is not PartialReduction.LOSS
+            }
         spreads = [each.spread for each in self.ranks if each.spread is not None]
         return {name: self._metric(name, kind) for name, kind in kinds.items()} | spread_metrics(
             spreads
         )
 
-    def _metric(self, name: str, kind: Reduction) -> float:
+    def _metric(self, name: str, kind: PartialReduction) -> float:
         values = [each.metrics[name][1] for each in self.ranks if name in each.metrics]
         match kind:
-            case Reduction.MIN:
+            case PartialReduction.MIN:
                 return min(values)
-            case Reduction.MAX:
+            case PartialReduction.MAX:
                 return max(values)
-            case Reduction.TOKENS:
+            case PartialReduction.TOKENS:
                 return sum(values) / self.tokens
-            case Reduction.SEQUENCES:
+            case PartialReduction.SEQUENCES:
                 return sum(values) / self.sequences
-            case Reduction.LOSS:
+            case PartialReduction.LOSS:
                 return sum(values) / self.denominator
 
 
@@ -111,7 +113,7 @@ class StepSums:
     compute_s: float = 0.0
     _loss: list[Tensor] = field(default_factory=list)
     _divisor: Tensor | None = None
-    _metrics: dict[str, Metric] = field(default_factory=dict)
+    _metrics: dict[str, PartialMetric] = field(default_factory=dict)
     _spread: Tensor | None = None
 
     def add(self, sums: LossSums) -> None:
@@ -123,7 +125,7 @@ class StepSums:
             if name in self._metrics:
                 combine = _COMBINE.get(reduction, torch.add)
                 wide = combine(self._metrics[name].value, wide)
-            self._metrics[name] = Metric(reduction, wide)
+            self._metrics[name] = PartialMetric(reduction, wide)
         if sums.spread is not None:
             self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 

@@ -18,13 +18,13 @@ import xxhash
 from offbeat.config.run import StubConfig
 from offbeat.config.training import OptimizerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
-from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.split_step import (
+from offbeat.trainers.backend import (
     Advantages,
     LogprobColumns,
-    SplitStep,
     TopLogprobs,
+    TrainerBackend,
 )
+from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.transfer_queue.schema import (
     GENERATION_LOGPROBS,
     LOSS_MASK,
@@ -57,7 +57,7 @@ class _OpenStep:
     compute_s: float = 0.0
 
 
-class StubTrainer(SplitStep):
+class StubTrainer(TrainerBackend):
     """Its weights are sixteen bytes: its digest."""
 
     def __init__(

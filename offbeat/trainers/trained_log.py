@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from offbeat.messages.fences import StepKey
-from offbeat.run_files.sharing import Place
+from offbeat.run_files.sharing import WriteLocation
 
 log = structlog.stdlib.get_logger()
 
@@ -35,7 +35,7 @@ class TrainedLog:
         self._append(msgspec.json.encode(record) + b"\n")
 
 
-def trained_log(place: Place) -> TrainedLog:
+def trained_log(place: WriteLocation) -> TrainedLog:
     """Make the log of the first rank, which lies in the run directory wherever this process is."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:

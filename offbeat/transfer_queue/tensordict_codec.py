@@ -22,15 +22,15 @@ from offbeat.transfer_queue.codec.dtypes import BFLOAT16, typed
 from offbeat.transfer_queue.codec.memory import address, memory_at
 
 
-class Packed(NamedTuple):
+class RaggedTensor(NamedTuple):
     """A ragged column as varlen kernels take it: row i is ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: Tensor  # [N, ...]
     offsets: Tensor  # [rows + 1] int64; attention kernels want them as int32
 
 
-def packed(columns: codec.Columns) -> dict[str, Tensor | Packed | list[Any]]:
-    """Ragged columns as :class:`Packed`, dense ones as tensors, lists as they are.
+def packed(columns: codec.Columns) -> dict[str, Tensor | RaggedTensor | list[Any]]:
+    """Ragged columns as :class:`RaggedTensor`, dense ones as tensors, lists as they are.
 
     Ragged columns with the same offsets share one offsets tensor.
 
@@ -52,7 +52,7 @@ def tensordict_of(columns: codec.Columns) -> TensorDict:
     rows = codec.rows_of(columns)
     tensors: dict[str, Any] = {}
     for name, column in packed(columns).items():
-        if isinstance(column, Packed):
+        if isinstance(column, RaggedTensor):
             tensors[name] = torch.nested.nested_tensor_from_jagged(*column)
         else:
             tensors[name] = NonTensorStack(*column) if isinstance(column, list) else column
@@ -97,9 +97,9 @@ class _SharedOffsets:
 
 def _packed(
     name: str, column: codec.Column, offsets: _SharedOffsets
-) -> Tensor | Packed | list[Any]:
+) -> Tensor | RaggedTensor | list[Any]:
     if isinstance(column, codec.Ragged):
-        return Packed(_tensor(name, column.values), offsets.tensor(name, column.offsets))
+        return RaggedTensor(_tensor(name, column.values), offsets.tensor(name, column.offsets))
     return column if isinstance(column, list) else _tensor(name, column)
 
 

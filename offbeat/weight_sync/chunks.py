@@ -20,10 +20,10 @@ from torch import Tensor
 
 from offbeat.weight_sync.manifest import Bytes, Manifest, TensorSpec
 
-__all__ = ["Bytes", "Chunk", "digest_of", "pack", "tensor_views", "walk"]
+__all__ = ["Bytes", "WeightChunk", "digest_of", "pack", "tensor_views", "walk"]
 
 
-class Run(NamedTuple):
+class ChunkSlice(NamedTuple):
     """Neighbours of one type in a chunk: cut by one call, because a call a tensor adds up."""
 
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class WeightChunk:
     """One chunk of a manifest, without its content. Kept, it works its layout out only once."""
 
     index: int
@@ -47,9 +47,9 @@ class Chunk:
         return tuple(spec.name for spec in self.specs)
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[ChunkSlice, ...]:
         """Where its tensors lie."""
-        runs, specs = list[Run](), list(self.specs)
+        runs, specs = list[ChunkSlice](), list(self.specs)
         while specs:
             count = next((i for i, s in enumerate(specs) if s.dtype != specs[0].dtype), len(specs))
             runs.append(_run(specs[:count]))
@@ -65,13 +65,13 @@ class Chunk:
         return repr(first) if len(self.specs) == 1 else f"{first!r} to {last!r}"
 
 
-def walk(manifest: Manifest) -> Iterator[Chunk]:
+def walk(manifest: Manifest) -> Iterator[WeightChunk]:
     """All chunks in order, each with its tensors in order."""
     by_chunk: list[list[TensorSpec]] = [[] for _ in manifest.chunk_nbytes]
     for spec in manifest.tensors:
         by_chunk[spec.chunk].append(spec)
     for index, nbytes in enumerate(manifest.chunk_nbytes):
-        yield Chunk(index, nbytes, tuple(by_chunk[index]))
+        yield WeightChunk(index, nbytes, tuple(by_chunk[index]))
 
 
 def digest_of(data: Bytes) -> str:
@@ -79,7 +79,7 @@ def digest_of(data: Bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data.data)
 
 
-def pack(chunk: Chunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
+def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
     """Copy the chunk's tensors into ``into``, in their wire types; its digest.
 
     Args:
@@ -99,7 +99,7 @@ def pack(chunk: Chunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
     return digest_of(into)
 
 
-def tensor_views(chunk: Chunk, data: Bytes) -> list[tuple[str, Tensor]]:
+def tensor_views(chunk: WeightChunk, data: Bytes) -> list[tuple[str, Tensor]]:
     """The chunk's tensors by name, as views of its bytes, in order.
 
     They live as long as anybody holds them, and must not be written where ``data`` is read-only.
@@ -109,7 +109,7 @@ def tensor_views(chunk: Chunk, data: Bytes) -> list[tuple[str, Tensor]]:
     return list(zip(chunk.names, views, strict=True))
 
 
-def _run(specs: list[TensorSpec]) -> Run:
+def _run(specs: list[TensorSpec]) -> ChunkSlice:
     dtype = getattr(torch, specs[0].dtype)
     size, sizes = dtype.itemsize, [spec.nbytes for spec in specs]
     ends = [spec.offset + nbytes for spec, nbytes in zip(specs, sizes, strict=True)]
@@ -118,15 +118,15 @@ def _run(specs: list[TensorSpec]) -> Run:
         cuts += [nbytes // size, (after.offset - end) // size]
     cuts.append(sizes[-1] // size)
     shapes = tuple(spec.shape for spec in specs)
-    return Run(dtype, specs[0].offset, ends[-1], tuple(cuts), shapes)
+    return ChunkSlice(dtype, specs[0].offset, ends[-1], tuple(cuts), shapes)
 
 
-def _pieces(flat: Tensor, run: Run) -> list[Tensor]:
+def _pieces(flat: Tensor, run: ChunkSlice) -> list[Tensor]:
     """Tensors and the gaps behind them in turns, all of one dimension."""
     return list(flat[run.start : run.end].view(run.dtype).split(run.cuts))
 
 
-def _shaped(pieces: list[Tensor], run: Run) -> list[Tensor]:
+def _shaped(pieces: list[Tensor], run: ChunkSlice) -> list[Tensor]:
     return [
         piece if len(shape) == 1 else piece.view(shape)
         for piece, shape in zip(pieces[::2], run.shapes, strict=True)

@@ -50,7 +50,7 @@ class TransferFailed(OffbeatError):
         return f"transfer {self.epoch} stopped before chunk {self.at}: {self.detail}"
 
 
-class IllegalMove(OffbeatError):
+class IllegalTransactionMove(OffbeatError):
     """A call that the state of a replica's transaction does not allow. A bug of the caller."""
 
     def __init__(self, replica: str, call: str, phase: str, problem: str) -> None:

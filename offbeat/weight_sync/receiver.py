@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from offbeat.weight_sync.chunks import Bytes, Chunk, digest_of, tensor_views, walk
+from offbeat.weight_sync.chunks import Bytes, WeightChunk, digest_of, tensor_views, walk
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.source import dtype_name, named_weights
 from offbeat.weight_sync.transaction import Held, Transaction
@@ -70,7 +70,7 @@ class Receiver:
     def __init__(self, target: Target, name: str = "receiver") -> None:
         self._target = target
         self._manifest: Manifest | None = None  # that the chunks are of
-        self._chunks: list[Chunk] = []
+        self._chunks: list[WeightChunk] = []
         self.transaction = Transaction(name, in_place=target.in_place)
 
     def begin(self, epoch: int, manifest: Manifest) -> None:

@@ -18,14 +18,14 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from offbeat.weight_sync.errors import CoverageRefused, IllegalMove, TransferRefused
+from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
 Held = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and type of every tensor that has to come, by name."""
 
 
-class Phase(enum.StrEnum):
+class TransactionPhase(enum.StrEnum):
     """Where a replica's transaction is."""
 
     IDLE = "idle"  # never held weights of this run
@@ -37,7 +37,9 @@ class Phase(enum.StrEnum):
     STALE = "stale"  # a mixture of versions
 
 
-_OPEN: Final = frozenset({Phase.PREPARED, Phase.TRANSFERRING, Phase.VERIFYING})
+_OPEN: Final = frozenset(
+    {TransactionPhase.PREPARED, TransactionPhase.TRANSFERRING, TransactionPhase.VERIFYING}
+)
 
 
 class Transaction:
@@ -48,7 +50,7 @@ class Transaction:
 
     def __init__(self, replica: str, *, in_place: bool) -> None:
         self.replica, self.in_place = replica, in_place
-        self.phase = Phase.IDLE
+        self.phase = TransactionPhase.IDLE
         self.epoch = -1  # of the newest transfer begun
         self.version: int | None = None  # served; None: nothing that may be served
         self.digest = ""  # of what is served
@@ -81,14 +83,16 @@ class Transaction:
         """
         if epoch <= self.epoch:
             raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self.epoch}")
-        self._need("begin", not self.open and self.phase is not Phase.ABORTING, "one is open")
+        self._need(
+            "begin", not self.open and self.phase is not TransactionPhase.ABORTING, "one is open"
+        )
         self.epoch = epoch
         known = self._fitting
         if known is None or known[1] is not held or not known[0].describes_as(manifest):
             _check_coverage(epoch, manifest, held)
             self._fitting = manifest, held
         self._manifest, self._got, self._release = manifest, [], ""
-        self.phase = Phase.PREPARED
+        self.phase = TransactionPhase.PREPARED
 
     def pause(self) -> None:
         """The replica has stopped sampling."""
@@ -101,7 +105,13 @@ class Transaction:
             IllegalMove: It would sample from a mixture.
         """
         torn = self._torn or (
-            self.in_place and self.phase in (Phase.TRANSFERRING, Phase.VERIFYING, Phase.ABORTING)
+            self.in_place
+            and self.phase
+            in (
+                TransactionPhase.TRANSFERRING,
+                TransactionPhase.VERIFYING,
+                TransactionPhase.ABORTING,
+            )
         )
         self._need("resume", not torn, "its weights are a mixture until a whole transfer")
         self.paused = False
@@ -133,7 +143,7 @@ class Transaction:
             raise TransferRefused(epoch, f"digest of chunk {index} ({names})", digest, want)
         self._need("a chunk", self.paused or not self.in_place, "it has to be paused")
         self._got.append(digest)
-        self.phase = Phase.TRANSFERRING
+        self.phase = TransactionPhase.TRANSFERRING
         return True
 
     def verify(self, digest: str) -> None:
@@ -151,7 +161,7 @@ class Transaction:
         got = release_digest(manifest, self._got)
         if got != digest:
             raise TransferRefused(self.epoch, "digest", got, digest)
-        self._release, self.phase = digest, Phase.VERIFYING
+        self._release, self.phase = digest, TransactionPhase.VERIFYING
 
     def may_commit(self, version: int) -> bool:
         """True: the target may switch over. False: it has, this commit comes a second time.
@@ -159,41 +169,43 @@ class Transaction:
         Raises:
             IllegalMove: Nothing is verified.
         """
-        if self.phase is Phase.COMMITTED and self.version == version:
+        if self.phase is TransactionPhase.COMMITTED and self.version == version:
             return False
-        self._need("commit", self.phase is Phase.VERIFYING, "nothing is verified")
+        self._need("commit", self.phase is TransactionPhase.VERIFYING, "nothing is verified")
         return True
 
     def commit(self, version: int) -> None:
         """The verified weights are served from here on."""
-        self._need("commit", self.phase is Phase.VERIFYING, "nothing is verified")
-        self.version, self.digest, self.phase = version, self._release, Phase.COMMITTED
+        self._need("commit", self.phase is TransactionPhase.VERIFYING, "nothing is verified")
+        self.version, self.digest, self.phase = version, self._release, TransactionPhase.COMMITTED
         self._torn = False
         self._close()
 
     def aborting(self) -> None:
         """The open transfer is given up; what it changed has to be undone. Idempotent."""
         if self.open:
-            if self.in_place and self.phase is not Phase.PREPARED:
+            if self.in_place and self.phase is not TransactionPhase.PREPARED:
                 self.version, self.digest, self._torn = None, "", True
-            self.phase = Phase.ABORTING
+            self.phase = TransactionPhase.ABORTING
 
     def aborted(self) -> None:
         """It is undone, as far as it can be."""
-        if self.phase is not Phase.ABORTING:
+        if self.phase is not TransactionPhase.ABORTING:
             return
         self._close()
         if self._torn:
-            self.phase = Phase.STALE
+            self.phase = TransactionPhase.STALE
         else:
-            self.phase = Phase.IDLE if self.version is None else Phase.COMMITTED
+            self.phase = (
+                TransactionPhase.IDLE if self.version is None else TransactionPhase.COMMITTED
+            )
 
     def _close(self) -> None:
         self._manifest, self._got, self._release = None, [], ""
 
     def _need(self, call: str, allowed: bool, problem: str) -> None:  # noqa: FBT001
         if not allowed:
-            raise IllegalMove(self.replica, call, self.phase, problem)
+            raise IllegalTransactionMove(self.replica, call, self.phase, problem)
 
 
 def _check_coverage(epoch: int, manifest: Manifest, held: Held) -> None:

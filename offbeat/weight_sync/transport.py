@@ -24,7 +24,7 @@ class Source(Protocol):
         ...
 
 
-class Published(NamedTuple):
+class PublishedRelease(NamedTuple):
     """One release, as its publisher hands it over."""
 
     manifest: Manifest  # sealed
@@ -40,7 +40,7 @@ class Sender(Protocol):
         """How many handles each release has."""
         ...
 
-    def publish(self, version: int) -> Published:
+    def publish(self, version: int) -> PublishedRelease:
         """A snapshot of the weights as they are: they may change as soon as this returns."""
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from offbeat.actors.call_batching import Answer, Coalescer
+from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.engine_actor import EngineActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.trainer_actor import TrainerActor
@@ -114,7 +114,7 @@ class InProcessGenerator:
         life: str,
         asked: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
-    ) -> list[Answer[GenerateResult]]:
+    ) -> list[BatchedReply[GenerateResult]]:
         """What the one environment worker sends."""
         return await self._reply(self.engine.exchange("environment-0", life, asked, cancelled))
 
@@ -157,7 +157,8 @@ class InProcessWorker(EnvironmentActor):
     def __init__(self, spec: EnvironmentSpec, engines: Mapping[str, InProcessGenerator]) -> None:
         super().__init__(dataclasses.replace(spec, engines={}))
         self._engines = {
-            name: Coalescer(partial(engine.exchange, "life-1")) for name, engine in engines.items()
+            name: CallBatcher(partial(engine.exchange, "life-1"))
+            for name, engine in engines.items()
         }
 
 
@@ -167,7 +168,7 @@ class InProcessRollouts:
     def __init__(self, worker: EnvironmentActor) -> None:
         self._worker: Any = worker  # to the type checker, Ray's marks make methods remote ones
         self._fence: Fence | None = None
-        self._calls = Coalescer(self._exchange)
+        self._calls = CallBatcher(self._exchange)
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Columns]:
         self._fence = fence
@@ -179,10 +180,10 @@ class InProcessRollouts:
 
     async def _exchange(
         self, asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
-    ) -> list[Answer[tuple[Receipt, Columns]]]:
+    ) -> list[BatchedReply[tuple[Receipt, Columns]]]:
         answers, columns = await self._worker.exchange(self._fence, asked, cancelled)
         payloads = iter(columns)
         return [
-            Answer(each.id, each.value and (each.value, next(payloads)), each.failure)
+            BatchedReply(each.id, each.value and (each.value, next(payloads)), each.failure)
             for each in answers
         ]

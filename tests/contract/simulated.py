@@ -5,23 +5,25 @@ from collections.abc import Awaitable, Callable
 
 from offbeat.config.run import RunConfig
 from offbeat.messages.fences import Fence
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.network import Network
 from offbeat.simulation.processes import Process
 from offbeat.simulation.schedule import Strike
-from offbeat.simulation.surroundings import Surroundings
 
 
 def simulate(
-    config: RunConfig, main: Callable[[Surroundings, Caller], Awaitable[None]], *strikes: Strike
+    config: RunConfig,
+    main: Callable[[SimulationContext, Caller], Awaitable[None]],
+    *strikes: Strike,
 ) -> None:
     """Run ``main`` in the process of a controller of incarnation 1, on a virtual clock."""
     loop = VirtualLoop(random.Random(0), max_events=10_000, max_s=1000)
     dice = random.Random(1)
     faults = Faults(strikes, loop, lambda *_: None)
-    around = Surroundings(config, loop, dice, faults, Network(loop, dice, faults), [])
+    around = SimulationContext(config, loop, dice, faults, Network(loop, dice, faults), [])
     controller = Process("controller")
 
     async def body() -> None:

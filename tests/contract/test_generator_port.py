@@ -24,10 +24,10 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.weights import WeightRelease
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.schedule import Strike
-from offbeat.simulation.surroundings import Surroundings
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.fakes import FakeGenerator
@@ -73,7 +73,7 @@ TORN_AGAIN = msgspec.structs.replace(TORN, nth=2)
 
 
 class SimulatedBench(Bench):
-    def __init__(self, around: Surroundings, caller: Caller) -> None:
+    def __init__(self, around: SimulationContext, caller: Caller) -> None:
         super().__init__(SimulatedGenerator(caller, FakeEngine(NAME, around)))
         self._faults = around.faults
 
@@ -86,7 +86,7 @@ class SimulatedBench(Bench):
 
 
 def play_in_simulation(story: Story) -> None:
-    async def main(around: Surroundings, caller: Caller) -> None:
+    async def main(around: SimulationContext, caller: Caller) -> None:
         await story(SimulatedBench(around, caller))
 
     simulate(CONFIG, main, TORN, TORN_AGAIN)

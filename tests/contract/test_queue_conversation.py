@@ -6,67 +6,67 @@ from contextlib import suppress
 
 import pytest
 
-from offbeat.queue_service.clients.lease import Lease
-from offbeat.queue_service.clients.protocol import TOLD_AT_ONCE_BYTES, Conversation
+from offbeat.queue_service.clients.lease import ClientLease
+from offbeat.queue_service.clients.protocol import TOLD_AT_ONCE_BYTES, ClientProtocol
 from offbeat.queue_service.core import records
-from offbeat.queue_service.core.records import Receipt
-from offbeat.queue_service.errors import PayloadLost
-from offbeat.queue_service.storage.arenas import Arena, Keeper, Slot
+from offbeat.queue_service.core.records import PutReceipt
+from offbeat.queue_service.errors import QueuePayloadLost
+from offbeat.queue_service.storage.arenas import Arena, ArenaAllocator, Slot
 from offbeat.queue_service.wire import (
     Claim,
+    Deliveries,
     Delivery,
-    Parcels,
-    Payload,
     Piece,
     ReportLost,
+    WirePayload,
 )
 
 NO_PROCESS = 1 << 30
-RECEIPT = Receipt("train", "a", 2, 7, 4, 4096, {})
+RECEIPT = PutReceipt("train", "a", 2, 7, 4, 4096, {})
 
 
-def delivered(say: Conversation, payload: Payload, arenas: tuple[Arena, ...]) -> Lease:
+def delivered(say: ClientProtocol, payload: WirePayload, arenas: tuple[Arena, ...]) -> ClientLease:
     """A lease as the client holds it after this answer of the service."""
     claim = say.claim("train", "t", 1, None, (), (), 60.0, 0.0)
     assert isinstance(next(claim).op, Claim)
-    parcels = Parcels(((Piece(("ids",), 0, 4, payload),),), arenas)
+    parcels = Deliveries(((Piece(("ids",), 0, 4, payload),),), arenas)
     with pytest.raises(StopIteration) as end:
         claim.send(Delivery(records.Lease(1, "train", "t", (RECEIPT,), 60.0), parcels))
     lease = end.value.value
-    assert isinstance(lease, Lease)
+    assert isinstance(lease, ClientLease)
     return lease
 
 
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (Payload(b"", 4096, None, Slot(1, 0)), "its memory is gone"),
-        (Payload(b"\x01rubbish", 3, b"abc"), ""),
+        (WirePayload(b"", 4096, None, Slot(1, 0)), "its memory is gone"),
+        (WirePayload(b"\x01rubbish", 3, b"abc"), ""),
     ],
 )
 def test_a_payload_that_cannot_be_read_is_reported_and_raised(
-    payload: Payload, reason: str
+    payload: WirePayload, reason: str
 ) -> None:
-    say = Conversation()
+    say = ClientProtocol()
     lease = delivered(say, payload, (Arena(1, NO_PROCESS, 3, 1 << 20),))
     get = say.get(lease, None)
     report = next(get).op
     assert isinstance(report, ReportLost)
     assert report.receipts == (RECEIPT,)
     assert reason in report.reason
-    with pytest.raises(PayloadLost, match="group a attempt 2"):
+    with pytest.raises(QueuePayloadLost, match="group a attempt 2"):
         get.send(None)
 
 
 def test_memory_that_could_not_be_mapped_is_not_kept_from_others() -> None:
-    say = Conversation()
-    delivered(say, Payload(b"", 4096, None, Slot(1, 0)), (Arena(1, NO_PROCESS, 3, 1 << 20),))
+    say = ClientProtocol()
+    delivered(say, WirePayload(b"", 4096, None, Slot(1, 0)), (Arena(1, NO_PROCESS, 3, 1 << 20),))
     assert say.unpinned() == (Slot(1, 0),)
     assert say.unpinned() == ()
 
 
 def test_memory_that_the_service_could_not_be_told_of_at_once_is_told_with_the_next_call() -> None:
-    say, keeper = Conversation(), Keeper()
+    say, keeper = ClientProtocol(), ArenaAllocator()
     nbytes = TOLD_AT_ONCE_BYTES
     arena = keeper.make("client", nbytes)
     ours, busy = socket.socketpair()
@@ -76,7 +76,7 @@ def test_memory_that_the_service_could_not_be_told_of_at_once_is_told_with_the_n
             while True:
                 ours.send(b"x")
         say.anchored(ours)
-        delivered(say, Payload(b"", nbytes, None, Slot(arena.id, 0)), (arena,))
+        delivered(say, WirePayload(b"", nbytes, None, Slot(arena.id, 0)), (arena,))
         gc.collect()  # the lease, and pytest's traceback that has it
         assert say.unpinned() == (Slot(arena.id, 0),)
         say.close()

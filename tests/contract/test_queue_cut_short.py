@@ -14,10 +14,10 @@ from offbeat.messages.failures import ActorLost, DeadlineExceeded, SchemaError
 from offbeat.queue_service import wire
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.clients.lease import Lease
-from offbeat.queue_service.core.records import Limits, Receipt, Schema
-from offbeat.queue_service.server.connections import Visit
-from offbeat.queue_service.server.server import House
+from offbeat.queue_service.clients.lease import ClientLease
+from offbeat.queue_service.core.records import PutReceipt, QueueLimits, Schema
+from offbeat.queue_service.server.connections import Connection
+from offbeat.queue_service.server.server import QueueServer
 from offbeat.queue_service.storage.arenas import Slot
 from offbeat.transfer_queue.codec import BFLOAT16
 from tests.support.queue_service import ADVANTAGES, COLUMNS, ROOMY, group, running
@@ -44,7 +44,7 @@ async def waits(client: TransferQueueClient, count: int) -> None:
 
 def test_a_claim_cancelled_in_the_turn_of_its_answer_gives_the_groups_back() -> None:
     async def scenario() -> None:
-        house = House(ROOMY)
+        house = QueueServer(ROOMY)
         path = await house.open()
         async with (
             await TransferQueueClient.connect(path) as consumer,
@@ -56,7 +56,7 @@ def test_a_claim_cancelled_in_the_turn_of_its_answer_gives_the_groups_back() -> 
             both = await other.claim("train", "t", 2)
             assert both is not None
 
-            async def first() -> Lease | None:
+            async def first() -> ClientLease | None:
                 lease = await consumer.claim("train", "t", deadline_s=LONG_S)
                 second.cancel()  # its answer came in the same packet: its future is done
                 return lease
@@ -78,17 +78,17 @@ def test_a_claim_cancelled_in_the_turn_of_its_answer_gives_the_groups_back() -> 
 
 def test_every_call_is_answered_once_those_too_that_are_taken_back() -> None:
     async def scenario() -> None:
-        house, replies = House(ROOMY), list[wire.Reply]()
+        house, replies = QueueServer(ROOMY), list[wire.Reply]()
         await house.open()
-        visit = Visit(replies.append)
+        visit = Connection(replies.append)
         claim = wire.Claim("train", "t", 1, 1, (), (), LONG_S, LONG_S)
         schema = Schema(COLUMNS)
         for id_, op in enumerate(
             (wire.Attach(None, maps=False), wire.Declare("train", schema), claim)
         ):
-            house.desk.take(visit, wire.Call(id_ + 1, op))
+            house.desk.take(visit, wire.WireCall(id_ + 1, op))
         for _ in range(2):
-            house.desk.take(visit, wire.Call(wire.ONE_WAY, wire.Nothing(), cancels=3))
+            house.desk.take(visit, wire.WireCall(wire.ONE_WAY, wire.Nothing(), cancels=3))
         assert [reply.id for reply in replies] == [1, 2, 3]
         assert wire.value_of(claim, replies[-1]) is None
         house.close()
@@ -100,14 +100,14 @@ def test_a_client_that_gives_two_calls_one_number_harms_nobody() -> None:
     async def scenario() -> None:
         trouble = list[dict[str, Any]]()
         asyncio.get_running_loop().set_exception_handler(lambda _, told: trouble.append(told))
-        house, replies = House(ROOMY), list[wire.Reply]()
+        house, replies = QueueServer(ROOMY), list[wire.Reply]()
         path = await house.open()
         async with await TransferQueueClient.connect(path) as client:
             await client.declare("train", COLUMNS)
-            visit = Visit(replies.append)
+            visit = Connection(replies.append)
             claim = wire.Claim("train", "t", 1, 1, (), (), LONG_S, LONG_S)
             for _ in range(2):
-                house.desk.take(visit, wire.Call(7, claim))
+                house.desk.take(visit, wire.WireCall(7, claim))
             for name in ("a", "b"):
                 await client.put("train", name, group(1))
             house.desk.leave(visit)
@@ -126,7 +126,7 @@ def test_a_call_that_cannot_be_written_leaves_nothing_behind_in_the_client() -> 
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told: forgotten.append(told))
-        house = House(ROOMY)
+        house = QueueServer(ROOMY)
         path = await house.open()
         async with await TransferQueueClient.connect(path) as client:
             await client.declare("train", COLUMNS)
@@ -148,7 +148,7 @@ def test_a_claim_is_answered_though_its_group_is_replaced_in_the_same_moment() -
     """A client leaves: its place in line lets in a newer attempt of the very group it gives back."""
 
     async def scenario() -> None:
-        house = House(Limits(max_rows=8, max_bytes=1 << 30))
+        house = QueueServer(QueueLimits(max_rows=8, max_bytes=1 << 30))
         path = await house.open()
         leaving = await TransferQueueClient.connect(path)
         async with (
@@ -170,8 +170,8 @@ def test_a_claim_is_answered_though_its_group_is_replaced_in_the_same_moment() -
             await leaving.close()
             left, receipt, got = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(left, ActorLost)
-            assert isinstance(receipt, Receipt)
-            assert isinstance(got, Lease)
+            assert isinstance(receipt, PutReceipt)
+            assert isinstance(got, ClientLease)
             assert receipt.attempt == 2
             assert [each.attempt for each in got.receipts] == [1]
             await consumer.ack(got)

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, SchemaError
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.clients.lease import Lease
-from offbeat.queue_service.core.records import Limits
+from offbeat.queue_service.clients.lease import ClientLease
+from offbeat.queue_service.core.records import QueueLimits
 from offbeat.queue_service.errors import (
     ClientClosed,
     LeaseExpired,
-    PayloadLost,
     QueueFull,
+    QueuePayloadLost,
     TooLarge,
     UnknownPartition,
 )
 from offbeat.queue_service.frames import Frames
-from offbeat.queue_service.server.server import House
+from offbeat.queue_service.server.server import QueueServer
 from offbeat.queue_service.wire import LENGTH, framed
 from offbeat.transfer_queue.errors import StaleHandle
 from tests.support.queue_service import (
@@ -44,7 +44,7 @@ from tests.support.queue_service import (
 )
 
 LONG_S = 30.0  # nothing here takes it
-TWO_GROUPS = Limits(max_rows=8, max_bytes=1 << 30)
+TWO_GROUPS = QueueLimits(max_rows=8, max_bytes=1 << 30)
 Connect = Callable[[], Coroutine[Any, Any, TransferQueueClient]]
 
 
@@ -57,9 +57,9 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 @asynccontextmanager
-async def service(limits: Limits = ROOMY) -> AsyncIterator[Connect]:
+async def service(limits: QueueLimits = ROOMY) -> AsyncIterator[Connect]:
     """A service on this loop, and how to come to a client of it."""
-    house, clients = House(limits), list[TransferQueueClient]()
+    house, clients = QueueServer(limits), list[TransferQueueClient]()
     path = await house.open()
 
     async def connect() -> TransferQueueClient:
@@ -76,7 +76,9 @@ async def service(limits: Limits = ROOMY) -> AsyncIterator[Connect]:
         house.close()
 
 
-async def held(client: TransferQueueClient, task: str = "t", n: int = 1, **options: Any) -> Lease:
+async def held(
+    client: TransferQueueClient, task: str = "t", n: int = 1, **options: Any
+) -> ClientLease:
     lease = await client.claim("train", task, n, deadline_s=LONG_S, **options)
     assert lease is not None
     return lease
@@ -157,7 +159,7 @@ async def test_a_claim_cancelled_as_its_answer_comes_gives_the_groups_back() -> 
         await put  # the lease is granted; its reply is on the way, or here
         claim.cancel()
         got = (await asyncio.gather(claim, return_exceptions=True))[0]
-        if isinstance(got, Lease):
+        if isinstance(got, ClientLease):
             await impatient.release(got)
         lease = await held(other)
         await other.ack(lease, clear=True)
@@ -275,7 +277,7 @@ async def test_groups_that_cannot_be_read_are_listed_once_and_named() -> None:
         client = await connect()
         receipt = await client.put("train", "a", group(1))
         await client.report_lost([receipt], "its disk burnt")
-        with pytest.raises(PayloadLost, match="its disk burnt"):
+        with pytest.raises(QueuePayloadLost, match="its disk burnt"):
             await client.get(receipt)
         assert [(lost.group, lost.reason) for lost in await client.take_lost("train")] == [
             ("a", "its disk burnt")
@@ -359,7 +361,7 @@ def test_a_client_that_closes_gives_its_groups_back_and_keeps_its_views() -> Non
 
 @on_a_loop
 async def test_who_waits_for_a_service_that_goes_is_told_and_so_is_who_comes_later() -> None:
-    house = House(ROOMY)
+    house = QueueServer(ROOMY)
     path = await house.open()
     client = await TransferQueueClient.connect(path, "rollouts")
     await client.declare("train", COLUMNS)

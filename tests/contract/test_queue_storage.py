@@ -10,8 +10,8 @@ import pytest
 
 from offbeat.messages.failures import SchemaError
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.storage.arenas import MOST_MAPPED, Keeper, Reader, Slot
-from offbeat.queue_service.wire import Payload, Put, value_of
+from offbeat.queue_service.storage.arenas import MOST_MAPPED, ArenaAllocator, Reader, Slot
+from offbeat.queue_service.wire import Put, WirePayload, value_of
 from offbeat.transfer_queue.codec import Columns, Ragged
 from tests.support.queue_service import (
     ADVANTAGES,
@@ -173,7 +173,7 @@ def test_a_stream_of_puts_uses_the_same_memory_again() -> None:
 
 def test_producers_that_come_and_go_take_a_reader_no_more_than_so_many_files() -> None:
     before = arenas()
-    keeper, reader = Keeper(), Reader(lambda _slot, _nbytes: None)
+    keeper, reader = ArenaAllocator(), Reader(lambda _slot, _nbytes: None)
     first = keeper.make("producer", 1)
     view = reader.view(first, Slot(first.id, 0), 4096)
     for number in range(2 * MOST_MAPPED):
@@ -191,7 +191,7 @@ def test_producers_that_come_and_go_take_a_reader_no_more_than_so_many_files() -
 def test_a_slot_that_was_not_lent_is_refused(path: str) -> None:
     with SyncTransferQueueClient.connect(path) as client:
         client.declare("train", (*COLUMNS, ADVANTAGES))
-        stolen = Payload(b"", PAGES, None, Slot(1, 0))
+        stolen = WirePayload(b"", PAGES, None, Slot(1, 0))
         op = Put("train", "x", 0, 4, b"\x90", {}, PAGES, stolen, 0.0)
         with pytest.raises(SchemaError, match="lent to client"):
             value_of(op, client.link.exchange(op, (), 0.0))

@@ -21,10 +21,10 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import RolloutTask
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator, SimulatedRollouts
 from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.schedule import Strike
-from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.worker import FakeWorker
 from tests.support.fakes import FakeGenerator, FakeRollouts
 from tests.support.virtual_time import run
@@ -74,7 +74,7 @@ def play_on_fake(story: Story) -> None:
 
 
 class SimulatedBench(Bench):
-    def __init__(self, around: Surroundings, caller: Caller) -> None:
+    def __init__(self, around: SimulationContext, caller: Caller) -> None:
         engines = {name: FakeEngine(name, around) for name in (QUICK, SLOW)}
         engines[SLOW].wedge()
         workers = [FakeWorker("environment-0", around, engines)]
@@ -90,7 +90,7 @@ class SimulatedBench(Bench):
 
 
 def play_in_simulation(story: Story) -> None:
-    async def main(around: Surroundings, caller: Caller) -> None:
+    async def main(around: SimulationContext, caller: Caller) -> None:
         bench = SimulatedBench(around, caller)
         await bench.serve()
         await story(bench)

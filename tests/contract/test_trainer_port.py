@@ -14,17 +14,17 @@ from trainer_bench import Bench, Play, Story
 from trainer_contract import TrainerContract
 
 from offbeat.actors.handles import Handle
-from offbeat.actors.ray_ports import Packed
+from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.stub_trainer_actor import StubTrainerActor
 from offbeat.actors.torch_trainer_actor import TorchTrainerActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.messages.training import Chunk
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedTrainer
-from offbeat.simulation.payloads import Payload
+from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.schedule import Strike
-from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.trainer import FakeTrainer as SimulatedGang
 from offbeat.trainers.spec import TrainerSpec
 from offbeat.transfer_queue.schema import Columns
@@ -74,13 +74,15 @@ NEVER_HEARD_OF = 0  # incarnation of a controller whose payloads are gone
 
 
 class SimulatedBench(Bench):
-    def __init__(self, around: Surroundings, caller: Caller, gang: SimulatedGang) -> None:
+    def __init__(self, around: SimulationContext, caller: Caller, gang: SimulatedGang) -> None:
         super().__init__(SimulatedTrainer(caller, gang))
         around.lost_controllers.add(NEVER_HEARD_OF)
         self._faults = around.faults
 
     def chunk(self, *ordinals: int, incarnation: int = 1) -> Chunk:
-        payloads = [(Payload(each, 1, incarnation, each * 7, 0, 0, ""),) for each in ordinals]
+        payloads = [
+            (SimulatedPayload(each, 1, incarnation, each * 7, 0, 0, ""),) for each in ordinals
+        ]
         return Chunk(ordinals, tuple(payloads))
 
     def unreadable(self, *ordinals: int) -> Chunk:
@@ -92,7 +94,7 @@ class SimulatedBench(Bench):
 
 
 def play_in_simulation(story: Story) -> None:
-    async def main(around: Surroundings, caller: Caller) -> None:
+    async def main(around: SimulationContext, caller: Caller) -> None:
         await story(SimulatedBench(around, caller, SimulatedGang(around, 4)))
 
     simulate(CONFIG, main, Strike("gradient_nan", "trainer", failpoint=Failpoint.CLAIMED))
@@ -156,7 +158,7 @@ def play_in_process(
 class RayBench(RealBench):
     def _handles(self, groups: list[Columns]) -> list[Any]:
         ref = ray.put(groups)
-        return [Packed(ref, index) for index in range(len(groups))]
+        return [PayloadHandle(ref, index) for index in range(len(groups))]
 
 
 def play_over_ray(run_dir: Path) -> Callable[[Story], None]:

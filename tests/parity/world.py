@@ -14,7 +14,7 @@ from typing import Any
 
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
-from offbeat.trainers.spec import Rendezvous
+from offbeat.trainers.spec import WorldRendezvous
 
 RANKS = 4
 HOST = "127.0.0.1"
@@ -44,7 +44,7 @@ class World:
         self._jobs += 1
         while len(self._workers) < ranks:
             self._start(len(self._workers))
-        at = Rendezvous(
+        at = WorldRendezvous(
             f"job-{self._jobs}",
             StoreAddress(HOST, self._server.port, self._key),
             ranks,
@@ -108,17 +108,17 @@ def work(rank: int, connection: Connection) -> None:
         connection.send(reply)
 
 
-def run_job(rank: int, at: Rendezvous, job: str, arguments: dict[str, Any]) -> Any:
+def run_job(rank: int, at: WorldRendezvous, job: str, arguments: dict[str, Any]) -> Any:
     """One job in a process group of its own, made as a run makes it; alone without one."""
     import torch.distributed as dist  # noqa: PLC0415
 
-    from offbeat.trainers.ranks.peers import Alone  # noqa: PLC0415
+    from offbeat.trainers.ranks.peers import SingleRank  # noqa: PLC0415
     from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415
 
     module, _, name = job.partition(":")
     function = getattr(importlib.import_module(module), name)
     if at.size == 1:
-        return function(Alone(), **arguments)
+        return function(SingleRank(), **arguments)
     peers = join(at, rank, "cpu", HOST)
     try:
         return function(peers, **arguments)

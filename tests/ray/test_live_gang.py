@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 
-from offbeat.actors.ray_ports import Packed
+from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import ActorLost, UnfitGroup
@@ -111,7 +111,7 @@ def chunk_of(groups: list[dict[str, Any]], ordinals: tuple[int, ...]) -> Chunk:
     ref: Any = ray.put(groups)
     return Chunk(
         ordinals,
-        tuple((Packed(ref, index),) for index in range(len(groups))),
+        tuple((PayloadHandle(ref, index),) for index in range(len(groups))),
         ((0.5, -0.5),) * len(groups),
         0,
         tuple(6 + ordinal for ordinal in ordinals),

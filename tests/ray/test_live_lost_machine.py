@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from offbeat.actors.ray_ports import Packed, RayGenerator
+from offbeat.actors.ray_ports import PayloadHandle, RayGenerator
 from offbeat.actors.ray_spool import RaySpool
 from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.generators.spec import EngineSpec
@@ -65,7 +65,7 @@ class Columns:
         made = [here.columns.remote(0, 1), self.other.columns.remote(2, 3)]
         ray.get([done for done, _ in made])
         self.payloads = {
-            ordinal: (Packed(made[ordinal // 2][1], ordinal % 2),) for ordinal in range(4)
+            ordinal: (PayloadHandle(made[ordinal // 2][1], ordinal % 2),) for ordinal in range(4)
         }
 
     def die(self) -> None:

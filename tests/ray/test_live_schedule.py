@@ -13,7 +13,7 @@ from offbeat.controller.events import Served
 from offbeat.controller.ledger import Ledger
 from offbeat.simulation import schedule
 from offbeat.simulation.campaign import violations_of
-from offbeat.simulation.draws import Plan
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
 from tests.ray.conftest import STUB, Start
 from tests.support.live_run import LiveRun
@@ -63,7 +63,9 @@ def struck(start: Start, schedules: dict[int, Path]) -> Iterator[dict[int, LiveR
 def simulated(file: Path) -> EpisodeResult:
     """The schedule of a file, played with the numbers of the recipe."""
     strikes = schedule.read(file)
-    plan = Plan(load_recipe(STUB, SETTINGS).config, strikes, prompts=None, spools=False, workers=1)
+    plan = EpisodePlan(
+        load_recipe(STUB, SETTINGS).config, strikes, prompts=None, spools=False, workers=1
+    )
     episode = play(1, plan)
     assert episode.outcome == "finished", episode.error
     assert violations_of(episode) == []

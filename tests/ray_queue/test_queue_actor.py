@@ -12,7 +12,7 @@ from offbeat.queue_service import ray_actor as actor
 from offbeat.queue_service import ray_links
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.core.records import Limits
+from offbeat.queue_service.core.records import QueueLimits
 from offbeat.queue_service.errors import SnapshotFailed, UnknownPartition
 from tests.support.queue_service import COLUMNS, ROOMY, group, same
 
@@ -131,7 +131,7 @@ def test_a_queue_is_started_from_a_snapshot_or_says_why_not(
         assert lease is not None
         assert same(client.get(lease), group(5, LARGE))
     actor.stop(second)
-    third = actor.start(Limits(1, 1), restore_from=str(tmp_path / "nothing"))
+    third = actor.start(QueueLimits(1, 1), restore_from=str(tmp_path / "nothing"))
     with pytest.raises((SnapshotFailed, StartFailed), match="nothing"):
         actor.connect(third)
     actor.stop(third)

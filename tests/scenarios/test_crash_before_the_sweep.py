@@ -11,7 +11,7 @@ import pytest
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import StepApplied
 from offbeat.controller.failpoints import Failpoint
-from offbeat.simulation.draws import Plan
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import play as play_episode
 from offbeat.simulation.schedule import Strike
 from tests.support.scenarios import SurvivingPayloads, next_incarnation, outcome, play
@@ -111,6 +111,6 @@ def test_simulated_runs_with_a_surplus_of_groups_finish_after_such_a_crash(
         }
     )
     strikes = [Strike("controller_killed", failpoint=point, nth=nth)]
-    plan = Plan(config, strikes, prompts=None, spools=True, workers=2)
+    plan = EpisodePlan(config, strikes, prompts=None, spools=True, workers=2)
     result = play_episode(seed, plan)
     assert (result.outcome, result.struck) == ("finished", [point]), result.error

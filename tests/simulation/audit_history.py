@@ -32,17 +32,17 @@ from offbeat.simulation.records import (
     CheckpointLatest,
     CheckpointWritten,
     ControllerEnd,
-    ControllerLife,
+    ControllerStarted,
     Ended,
     EngineServes,
     Fault,
     Generated,
     PermitsUsed,
-    Published,
-    Record,
+    ReleasePublished,
     TrainerApplied,
     TrainerLife,
     TrainerRestored,
+    WorldRecord,
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -72,7 +72,7 @@ class History:
     def __init__(self, config: RunConfig | None = None) -> None:
         self.config = config or run_config()
         self.journal: list[AnyEvent] = []
-        self.records: list[Record] = []
+        self.records: list[WorldRecord] = []
         self.version = 0
         self.lineage = 0
         self.drawn = 0
@@ -91,7 +91,7 @@ class History:
     def open(self) -> None:
         self.incarnation += 1
         self.journal.append(Opened("run", self.incarnation))
-        self.records.append(ControllerLife(0.0, self.incarnation))
+        self.records.append(ControllerStarted(0.0, self.incarnation))
         if self.incarnation == 1:
             self.records.append(TrainerLife(0.0, 1))
 
@@ -100,7 +100,7 @@ class History:
         self.epoch += 1
         self.serving = self.version
         digest = self.digests[self.version]
-        self.records.append(Published(0.0, 1, self.version, digest))
+        self.records.append(ReleasePublished(0.0, 1, self.version, digest))
         self.journal.append(Released(self.version, digest))
         ack = ENGINE, self.engine_life, self.epoch, self.version, digest
         self.records.append(EngineServes(0.0, *ack))

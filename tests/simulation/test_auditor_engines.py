@@ -14,7 +14,7 @@ from offbeat.simulation.records import (
     Fault,
     FenceObeyed,
     Generated,
-    Published,
+    ReleasePublished,
     Scored,
 )
 
@@ -131,7 +131,7 @@ def test_the_same_release_taken_as_it_is_makes_up_for_it() -> None:
 def test_a_publication_of_other_weights_than_the_trainers_is_found() -> None:
     history = started()
     history.step()
-    history.change(Published, digest="torn")
+    history.change(ReleasePublished, digest="torn")
     history.change(Released, digest="torn")
     history.change(EngineServes, digest="torn")
     history.change(Served, digest="torn")

@@ -36,7 +36,7 @@ from offbeat.controller.journal.frames import HEADER_BYTES, frames
 from offbeat.controller.journal.reading import snapshot_path
 from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
-from offbeat.simulation.draws import Plan
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
 from offbeat.simulation.schedule import Strike
 
@@ -64,7 +64,7 @@ def quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> Plan:
+def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> EpisodePlan:
     """No prompt may be dropped; a checkpoint every fourth step; most payloads are spooled."""
     config = RunConfig.model_validate(
         {
@@ -86,10 +86,10 @@ def plan_with(sampler: dict[str, Any], prompts: int | None = None) -> Plan:
             "supervision": {"stall_timeout_s": 120.0},
         }
     )
-    return Plan(config, [], prompts, spools=True, workers=2)
+    return EpisodePlan(config, [], prompts, spools=True, workers=2)
 
 
-def crashed(plan: Plan, *strikes: Strike) -> EpisodeResult:
+def crashed(plan: EpisodePlan, *strikes: Strike) -> EpisodeResult:
     return play(SEED, msgspec.structs.replace(plan, strikes=list(strikes)))
 
 
@@ -113,7 +113,7 @@ def ordinals_of(steps: list[Step]) -> list[tuple[int, ...]]:
     return [step.ordinals for step in steps]
 
 
-def differences(plan: Plan, crash_points: Iterable[Sequence[Strike]]) -> dict[int, str]:
+def differences(plan: EpisodePlan, crash_points: Iterable[Sequence[Strike]]) -> dict[int, str]:
     """What is wrong, or other than without a crash, by the record of the first one."""
     whole = crashed(plan)
     expected = reference(plan.config)
@@ -136,7 +136,7 @@ def differences(plan: Plan, crash_points: Iterable[Sequence[Strike]]) -> dict[in
     return found
 
 
-def records_of(plan: Plan, every: int = 1) -> range:
+def records_of(plan: EpisodePlan, every: int = 1) -> range:
     return range(1, len(crashed(plan).journal) + 1, every)
 
 

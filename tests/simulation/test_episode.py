@@ -9,7 +9,7 @@ from offbeat.controller.events import StepApplied
 from offbeat.simulation import schedule
 from offbeat.simulation.campaign import run_campaign, violations_of
 from offbeat.simulation.cli import BAD_ARGUMENTS, HELD, simulate
-from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play, run_episode
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.schedule import Strike
@@ -18,7 +18,7 @@ BASE = RunConfig.model_validate({"steps": 12, "groups_per_step": 8, "model": {"p
 SAMPLERS = ("in_order", "ready_first", "weight_fifo", "windowed")
 
 
-def plan_with(**changes: object) -> Plan:
+def plan_with(**changes: object) -> EpisodePlan:
     """A quiet run of three engines, in order, with a checkpoint every third step."""
     config = {
         **BASE.model_dump(),
@@ -37,7 +37,7 @@ def plan_with(**changes: object) -> Plan:
     for section, values in quick.items():
         config[section] = {**config[section], **values}  # type: ignore[dict-item]
     machines = {"generator-1": "machine-1", "environment-1": "machine-1", "trainer": "machine-2"}
-    return Plan(RunConfig.model_validate(config), [], None, True, 2, machines=machines)  # noqa: FBT003
+    return EpisodePlan(RunConfig.model_validate(config), [], None, True, 2, machines=machines)  # noqa: FBT003
 
 
 def struck(*strikes: Strike) -> EpisodeResult:

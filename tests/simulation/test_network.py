@@ -10,7 +10,7 @@ from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
-from offbeat.simulation.network import DEATH_NOTICED_S, Call, Network
+from offbeat.simulation.network import DEATH_NOTICED_S, Network, SimulatedCall
 from offbeat.simulation.processes import Process
 from offbeat.simulation.schedule import Strike
 
@@ -29,7 +29,7 @@ class Echo:
     served: list[Any] = field(default_factory=list[Any])
     cancelled: list[Any] = field(default_factory=list[Any])
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: SimulatedCall) -> None:
         (asked,) = call.args
         self.served.append(asked)
         call.on_cancel = lambda: self.cancelled.append(asked)

@@ -16,11 +16,11 @@ from planted.planting import become
 from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Dropped
-from offbeat.controller.fleet import Engine
+from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.simulation.campaign import violations_of
-from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.episode import EpisodeResult, play
 from offbeat.simulation.faults import KINDS, POISON
 from offbeat.simulation.schedule import Strike
@@ -48,7 +48,7 @@ def quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def plan_of(seed: int, profile: str, **settings: Any) -> Plan:
+def plan_of(seed: int, profile: str, **settings: Any) -> EpisodePlan:
     """A drawn run, synchronous; whatever strikes it, every step is applied in the end."""
     plan = draw_plan(seed, BASE, profile, None)
     whole = plan.config.model_dump()
@@ -60,7 +60,7 @@ def plan_of(seed: int, profile: str, **settings: Any) -> Plan:
     return msgspec.structs.replace(plan, config=RunConfig.model_validate(whole), strikes=strikes)
 
 
-def played(seed: int, plan: Plan) -> EpisodeResult:
+def played(seed: int, plan: EpisodePlan) -> EpisodeResult:
     result = play(seed, plan)
     assert (result.outcome, violations_of(result)) == ("finished", []), f"seed {seed}"
     return result
@@ -179,7 +179,7 @@ def test_a_step_that_is_not_applied_is_tried_again_with_the_next_prompts(
 
 
 class _Reseeding(RolloutPump):
-    def _task(self, prompt: Prompt, attempt: int, engine: Engine) -> RolloutTask:
+    def _task(self, prompt: Prompt, attempt: int, engine: EngineRecord) -> RolloutTask:
         task = super()._task(prompt, attempt, engine)
         return msgspec.structs.replace(task, seed=task.seed + attempt - 1)
 

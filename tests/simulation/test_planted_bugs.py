@@ -15,7 +15,7 @@ from planted.planting import Planted
 
 from offbeat.controller.controller import Controller
 from offbeat.simulation.auditor import Violation, audit
-from offbeat.simulation.draws import Plan
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import play
 
 SEEDS = range(40)
@@ -46,7 +46,7 @@ MISFITS = ("positional argument", "keyword argument", "has no attribute '_", "Na
 """How a bug fails that was planted in a controller of another shape: nothing was tested then."""
 
 
-def violations(seed: int, plan: Plan, controller_cls: type[Controller]) -> list[Violation]:
+def violations(seed: int, plan: EpisodePlan, controller_cls: type[Controller]) -> list[Violation]:
     result = play(seed, plan, controller_cls)
     if any(misfit in result.error for misfit in MISFITS):
         pytest.fail(f"it no longer fits the controller: {result.error}")

@@ -10,7 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.events import Dispatched, Opened, Returned, StepApplied
 from offbeat.controller.ledger import Ledger
 from offbeat.simulation.campaign import violations_of
-from offbeat.simulation.draws import Plan
+from offbeat.simulation.draws import EpisodePlan
 from offbeat.simulation.episode import EpisodeResult, play
 from offbeat.simulation.schedule import Strike
 
@@ -39,7 +39,7 @@ def quiet() -> Iterator[None]:
 
 def crashed(at_record: int, action: str, *, spools: bool) -> EpisodeResult:
     strikes = [Strike(action, at_record=at_record)]
-    result = play(3, Plan(CONFIG, strikes, prompts=None, spools=spools, workers=2))
+    result = play(3, EpisodePlan(CONFIG, strikes, prompts=None, spools=spools, workers=2))
     assert (result.outcome, result.fired) == ("finished", [action]), result.error
     assert violations_of(result) == []
     return result

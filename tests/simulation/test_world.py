@@ -21,6 +21,7 @@ from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.training import Chunk, LossSpec
 from offbeat.messages.weights import WeightRelease
+from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import (
     Caller,
     SimulatedGenerator,
@@ -32,11 +33,10 @@ from offbeat.simulation.engine import FakeEngine
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.network import Network
-from offbeat.simulation.payloads import Payload
+from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.processes import Process
-from offbeat.simulation.records import EngineServes, Fault, Generated, Record, TrainerApplied
+from offbeat.simulation.records import EngineServes, Fault, Generated, TrainerApplied, WorldRecord
 from offbeat.simulation.schedule import Strike
-from offbeat.simulation.surroundings import Surroundings
 from offbeat.simulation.trainer import FakeTrainer
 from offbeat.simulation.worker import FakeWorker
 
@@ -57,7 +57,7 @@ class Stage:
     """One trainer, one engine, one worker, and the ports to them."""
 
     def __init__(self, loop: VirtualLoop, *actions: str) -> None:
-        self.loop, self.records = loop, list[Record]()
+        self.loop, self.records = loop, list[WorldRecord]()
         rng = random.Random(1)
         faults = Faults(
             [Strike(action, at_step=0) for action in actions],
@@ -67,7 +67,7 @@ class Stage:
             ),
         )
         network = Network(loop, rng, faults)
-        self.around = Surroundings(CONFIG, loop, rng, faults, network, self.records)
+        self.around = SimulationContext(CONFIG, loop, rng, faults, network, self.records)
         self.engine = FakeEngine("generator-0", self.around)
         self.actor = FakeTrainer(self.around, CONFIG.groups_per_step)
         worker = FakeWorker("environment-0", self.around, {"generator-0": self.engine})
@@ -90,7 +90,7 @@ class Stage:
         await self.trainer.begin_train_step(FENCE, key, LossSpec())
         for ordinals in chunks:
             key = key.next()
-            payloads = tuple((Payload(o, 1, 1, o * 7, 0, 0, ""),) for o in ordinals)
+            payloads = tuple((SimulatedPayload(o, 1, 1, o * 7, 0, 0, ""),) for o in ordinals)
             await self.trainer.train_microbatch(FENCE, key, Chunk(tuple(ordinals), payloads))
         await self.trainer.finish_train_step(FENCE, key.next())
 

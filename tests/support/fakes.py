@@ -34,7 +34,7 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
-from offbeat.trainers.step_guard import Call, StepGuard
+from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.weight_sync.canary import check, invented, invented_answers, tolerance
 
 
@@ -322,7 +322,7 @@ class FakeTrainer:
             self._admit(fence, "begin")
             if key.step != len(self.steps) + 1:
                 raise StepOutOfOrder(str(key), f"the step after version {len(self.steps)}")
-            self.keys.once(key, Call.BEGIN, lambda: self._begin(key))
+            self.keys.once(key, StepCall.BEGIN, lambda: self._begin(key))
 
     def _begin(self, key: StepKey) -> None:
         self._maybe_fail(key, "begin")
@@ -334,7 +334,7 @@ class FakeTrainer:
             if self.hang:
                 await asyncio.Event().wait()
             await self._work("microbatch", self.step_s / 2)
-            return self.keys.once(key, Call.MICROBATCH, lambda: self._accumulate(key, chunk))
+            return self.keys.once(key, StepCall.MICROBATCH, lambda: self._accumulate(key, chunk))
 
     def _accumulate(self, key: StepKey, chunk: Chunk) -> ChunkResult:
         self._maybe_fail(key, "microbatch")
@@ -346,7 +346,7 @@ class FakeTrainer:
         async with self.turn:
             self._admit(fence, "finish")
             await self._work("finish", self.step_s / 2)
-            return self.keys.once(key, Call.FINISH, lambda: self._finish(key))
+            return self.keys.once(key, StepCall.FINISH, lambda: self._finish(key))
 
     def _finish(self, key: StepKey) -> StepResult:
         self._maybe_fail(key, "finish")

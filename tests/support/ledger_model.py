@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from offbeat.controller.books import Books, Group, Place
+from offbeat.controller.group_table import GroupRecord, GroupTable, Place
 from offbeat.messages.groups import Receipt
 
 
@@ -27,7 +27,7 @@ def receipt(ordinal: int, attempt: int, version: int = 0, tokens: int = 2) -> Re
     )
 
 
-def state_of(books: Books) -> dict[str, Any]:
+def state_of(books: GroupTable) -> dict[str, Any]:
     """All public state by value, with the orders that are promised."""
     own = ("record", "events")  # of a ledger, not of the books
     state = {name: value for name, value in vars(books).items() if name not in own}
@@ -43,7 +43,7 @@ def state_of(books: Books) -> dict[str, Any]:
     }
 
 
-def recount(books: Books) -> dict[str, Any]:
+def recount(books: GroupTable) -> dict[str, Any]:
     """Every index, from nothing but each group's own fields."""
     groups = list(books.groups.values())
     ready = sorted(_at(groups, Place.READY), key=lambda group: group.arrival)
@@ -68,7 +68,7 @@ def recount(books: Books) -> dict[str, Any]:
     }
 
 
-def indices(books: Books) -> dict[str, Any]:
+def indices(books: GroupTable) -> dict[str, Any]:
     """The same, as the books keep it."""
     return {
         "admitted": books.admitted,
@@ -86,11 +86,11 @@ def indices(books: Books) -> dict[str, Any]:
     }
 
 
-def _at(groups: list[Group], place: Place) -> list[Group]:
+def _at(groups: list[GroupRecord], place: Place) -> list[GroupRecord]:
     return [group for group in groups if group.place is place]
 
 
-def _ordinals_by(groups: list[Group], field: str) -> dict[int, list[int]]:
+def _ordinals_by(groups: list[GroupRecord], field: str) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for group in groups:
         found.setdefault(getattr(group, field), []).append(group.ordinal)

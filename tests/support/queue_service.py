@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
-from offbeat.queue_service.core.records import ColumnSpec, Limits
-from offbeat.queue_service.server.server import House
+from offbeat.queue_service.core.records import ColumnSpec, QueueLimits
+from offbeat.queue_service.server.server import QueueServer
 from offbeat.transfer_queue.codec import Columns, Ragged
 
-ROOMY = Limits(max_rows=1 << 20, max_bytes=1 << 30)
+ROOMY = QueueLimits(max_rows=1 << 20, max_bytes=1 << 30)
 COLUMNS = (
     ColumnSpec("ids", "int64"),
     ColumnSpec("logprobs", "float32", ragged=True),
@@ -24,12 +24,12 @@ ADVANTAGES = ColumnSpec("advantages", "float32")
 
 
 @contextmanager
-def running(limits: Limits = ROOMY, restore_from: str | None = None) -> Iterator[str]:
+def running(limits: QueueLimits = ROOMY, restore_from: str | None = None) -> Iterator[str]:
     """The path of a service's socket, for blocking clients of this process."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="queue-service")
     thread.start()
-    house = House(limits, restore_from)
+    house = QueueServer(limits, restore_from)
 
     async def close() -> None:
         house.close()

@@ -8,7 +8,7 @@ from offbeat.controller.journal import FileJournal, open_journal, recover_with_h
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
-from offbeat.telemetry.summary import Groups, Summary
+from offbeat.telemetry.summary import GroupCounts, Summary
 
 
 class RecordedRun:
@@ -58,7 +58,7 @@ class RecordedRun:
             "outcome": "finished",
             "steps": ledger.trainer_version,
             "trainer_version": ledger.trainer_version,
-            "groups": Groups(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
+            "groups": GroupCounts(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
             "wall_s": 1.0,
             "weights_digest": ledger.digest,
             "restarts": history.tally.restarts.get("engine", 0),

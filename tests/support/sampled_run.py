@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from offbeat.controller.ledger import Group, Place
+from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER, Groups, Sampler
 from tests.support.recorded_ledger import RecordedLedger
@@ -75,14 +75,14 @@ class SampledRun:
 
     # --- where groups are ------------------------------------------------------------------------
 
-    def at(self, place: Place) -> list[Group]:
+    def at(self, place: Place) -> list[GroupRecord]:
         return [group for group in self.ledger.groups.values() if group.place is place]
 
     @property
-    def in_flight(self) -> list[Group]:
+    def in_flight(self) -> list[GroupRecord]:
         return self.at(Place.IN_FLIGHT)
 
-    def due(self) -> Group | None:
+    def due(self) -> GroupRecord | None:
         """The waiting group that is first in turn, if its policy lets it go now."""
         waiting = sorted((g.stamp, g.ordinal) for g in self.at(Place.ADMITTED))
         group = self.ledger.groups[waiting[0][1]] if waiting else None
@@ -90,7 +90,7 @@ class SampledRun:
 
     # --- moves -----------------------------------------------------------------------------------
 
-    def admit(self, engine: int = 0) -> Group | None:
+    def admit(self, engine: int = 0) -> GroupRecord | None:
         """Draw a prompt and send it out, if the policy has room."""
         stamp = self.sampler.admit(self)
         if stamp is None:
@@ -100,16 +100,16 @@ class SampledRun:
         self.dispatch(group, engine)
         return group
 
-    def dispatch(self, group: Group, engine: int = 0) -> None:
+    def dispatch(self, group: GroupRecord, engine: int = 0) -> None:
         self.ledger.dispatch(group.ordinal, f"generator-{engine}", self.engines[engine])
 
-    def commit(self, group: Group, *, begun_late: bool = False) -> None:
+    def commit(self, group: GroupRecord, *, begun_late: bool = False) -> None:
         """The group is finished; ``begun_late``: it waited inside the engine until the last sync."""
         newest = max(group.bound_version, self.engines[int(group.engine[-1])])
         oldest = newest if begun_late else group.bound_version
         self.ledger.commit(receipt(group, oldest, newest))
 
-    def claim(self) -> list[Group]:
+    def claim(self) -> list[GroupRecord]:
         """Claim what the policy selects; with the last group the step is trained."""
         ordinals = self.sampler.select(self)
         claimed = self.ledger.claim(ordinals, self.trainer_version + 1, 1) if ordinals else []
@@ -122,7 +122,7 @@ class SampledRun:
         """The step in progress ends with the groups that it has claimed."""
         self.ledger.applied(self.trainer_version + 1, 1)
 
-    def drop(self, group: Group, step: int = 0) -> None:
+    def drop(self, group: GroupRecord, step: int = 0) -> None:
         """Give a prompt up; ``step`` goes without it, 0: a fresh one takes its place."""
         self.ledger.drop(group.ordinal, "reward_raised", shrinks=step)
 
@@ -143,7 +143,7 @@ class SampledRun:
         self.ledger.rewound(to_version)
         self.engines = [to_version] * ENGINES
 
-    def round(self) -> list[Group]:
+    def round(self) -> list[GroupRecord]:
         """Everything that can happen without a failure: returns what was claimed."""
         for engine in range(ENGINES):
             self.serve(engine)
@@ -157,7 +157,7 @@ class SampledRun:
         return self.claim()
 
 
-def receipt(group: Group, oldest: int, newest: int) -> Receipt:
+def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
     """Of one sample, its first token of the one version, its last of the other."""
     return Receipt(
         ordinal=group.ordinal,
@@ -175,7 +175,7 @@ def receipt(group: Group, oldest: int, newest: int) -> Receipt:
     )
 
 
-def step_of(group: Group, run: SampledRun, max_staleness: int) -> int:
+def step_of(group: GroupRecord, run: SampledRun, max_staleness: int) -> int:
     """The step that can go without a waiting group while every other one keeps its place."""
     if group.stamp != NEVER:
         return max(group.stamp, run.trainer_version + 1)

@@ -12,11 +12,11 @@ import numpy as np
 from offbeat.messages.weights import WeightRelease
 from offbeat.weight_sync.chunks import Bytes, digest_of
 from offbeat.weight_sync.manifest import Manifest
-from offbeat.weight_sync.transports.gloo_sender import GlooSender, Snapshot
-from offbeat.weight_sync.transports.messages import Limits
+from offbeat.weight_sync.transports.gloo_sender import GlooSender, StagedRelease
+from offbeat.weight_sync.transports.messages import TransferLimits
 
-PATIENT = Limits(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
-HASTY = Limits(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
+PATIENT = TransferLimits(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
+HASTY = TransferLimits(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
 
 
 class Packed:
@@ -35,7 +35,7 @@ class Packed:
             yield into, digest_of(into)
 
 
-def sender_of(source: Packed, limits: Limits = PATIENT) -> GlooSender:
+def sender_of(source: Packed, limits: TransferLimits = PATIENT) -> GlooSender:
     return GlooSender(source, host="127.0.0.1", life="life-1", limits=limits)
 
 
@@ -62,6 +62,6 @@ def doomed_trainer(told: Connection, held: WeightRelease, at: int, sign: int) ->
     told.send(sender.publish(held.version))
     whole = sender.snapshot
     assert whole is not None
-    sender.snapshot = Snapshot(whole.manifest, whole.digest, Struck(whole.chunks, at, sign))
+    sender.snapshot = StagedRelease(whole.manifest, whole.digest, Struck(whole.chunks, at, sign))
     told.send("ready")
     told.recv()

@@ -14,7 +14,7 @@ from shared_engine import FENCE, NAME, Shared, TakenOver, serve
 
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.weights import WeightsAck
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
 
 CHUNKS = len(weights(1).release.chunks)
@@ -40,7 +40,9 @@ def processes() -> ForkServerContext:
     return context
 
 
-async def receive(actor: TakenOver, epoch: int, version: int, release: Published) -> WeightsAck:
+async def receive(
+    actor: TakenOver, epoch: int, version: int, release: PublishedRelease
+) -> WeightsAck:
     """As the controller's adapter calls it for a broadcast."""
     manifest, digest, (route,) = release
     return await actor.receive_weights(FENCE, epoch, version, digest, manifest, route, (NAME,))
@@ -75,7 +77,7 @@ def test_a_trainer_lost_at_any_chunk_of_a_broadcast_leaves_the_engine_as_it_was(
             trainer = processes.Process(target=doomed_trainer, args=asked, daemon=True)
             trainer.start()
             try:
-                release: Published = await asyncio.to_thread(ours.recv)
+                release: PublishedRelease = await asyncio.to_thread(ours.recv)
                 await asyncio.to_thread(ours.recv)  # it is ready to be struck
                 with pytest.raises(WeightSyncFailed, match=f"before chunk {chunk}"):
                     await receive(actor, epoch, 2, release)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 
-class Disk(Protocol):
+class JournalDisk(Protocol):
     """Calls block. They raise ``OSError`` as the system does."""
 
     def create(self, path: Path) -> int:
@@ -29,7 +29,7 @@ class Disk(Protocol):
     def close(self, file: int) -> None: ...
 
 
-class SystemDisk:
+class SystemJournalDisk:
     """The disk."""
 
     def create(self, path: Path) -> int:
@@ -62,4 +62,4 @@ class SystemDisk:
         os.close(file)
 
 
-SYSTEM_DISK: Final = SystemDisk()
+SYSTEM_DISK: Final = SystemJournalDisk()

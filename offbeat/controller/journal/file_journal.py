@@ -18,10 +18,10 @@ from typing import Final
 
 import msgspec
 
-from offbeat.controller.books import Books
 from offbeat.controller.events import Event
+from offbeat.controller.group_table import GroupTable
 from offbeat.controller.history import History
-from offbeat.controller.journal.disk import SYSTEM_DISK, Disk
+from offbeat.controller.journal.disk import SYSTEM_DISK, JournalDisk
 from offbeat.controller.journal.errors import (
     JournalFailed,
     JournalTaken,
@@ -45,7 +45,7 @@ def open_journal(
     run_blocking: RunBlocking,
     *,
     snapshot_records: int,
-    disk: Disk = SYSTEM_DISK,
+    disk: JournalDisk = SYSTEM_DISK,
     unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
     """Begin a new life of the controller: the state so far, and the journal it goes on with.
@@ -92,7 +92,7 @@ class FileJournal:
     def __init__(
         self,
         segments: Segments,
-        books: Books,
+        books: GroupTable,
         run_blocking: RunBlocking,
         *,
         history: History,

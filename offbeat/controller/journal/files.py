@@ -14,11 +14,11 @@ from typing import Self
 
 import structlog
 
-from offbeat.controller.journal.disk import Disk
+from offbeat.controller.journal.disk import JournalDisk
 from offbeat.controller.journal.errors import JournalFailed, JournalTaken
 from offbeat.controller.journal.frames import SEGMENT, SNAPSHOT, frame, header
 from offbeat.controller.journal.reading import (
-    Folded,
+    FoldedJournal,
     fold,
     numbers,
     segment_path,
@@ -43,7 +43,7 @@ class Segments:
     order, in any thread. After a failure nothing is written any more.
     """
 
-    def __init__(self, directory: Path, disk: Disk, number: int, file: int) -> None:
+    def __init__(self, directory: Path, disk: JournalDisk, number: int, file: int) -> None:
         self.directory, self._disk = directory, disk
         self._number, self._file = number, file
         self._size = 0  # of the segment, bytes
@@ -54,7 +54,7 @@ class Segments:
         self.queue = deque[bytes | Rotation]()
 
     @classmethod
-    def begin(cls, directory: Path, disk: Disk) -> tuple[Self, Folded]:
+    def begin(cls, directory: Path, disk: JournalDisk) -> tuple[Self, FoldedJournal]:
         """A new life: its own segment, and what came before that.
 
         The segment is claimed first and the others are read then: from here on no barrier of a
@@ -196,7 +196,7 @@ class Segments:
         self._disk.sync_path(self.directory)
 
 
-def _claim(disk: Disk, directory: Path, number: int) -> int:
+def _claim(disk: JournalDisk, directory: Path, number: int) -> int:
     path = segment_path(directory, number)
     try:
         return disk.create(path)

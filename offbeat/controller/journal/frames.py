@@ -27,7 +27,7 @@ _FRAME: Final = struct.Struct("<II")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     """``follows_bytes`` of segment ``follows`` come before this file; 0 and 0 for none."""
 
     follows: int
@@ -40,7 +40,7 @@ def header(kind: bytes, follows: int = 0, follows_bytes: int = 0) -> bytes:
     return fields + _CRC.pack(zlib.crc32(fields))
 
 
-def parse_header(file: str, data: bytes, kind: bytes) -> Header | None:
+def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
     """None: a crash tore the header, so that nothing else is in the file.
 
     Args:
@@ -62,7 +62,7 @@ def parse_header(file: str, data: bytes, kind: bytes) -> Header | None:
     if found == kind and whole:
         if schema != SCHEMA:
             raise JournalVersion(file, "schema", schema, SCHEMA)
-        return Header(follows, follows_bytes)
+        return SegmentHeader(follows, follows_bytes)
     if len(data) == HEADER_BYTES:
         return None
     raise JournalCorrupt(file, 0, f"it does not begin with the header of {kind.decode()}")

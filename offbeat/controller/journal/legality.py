@@ -7,7 +7,6 @@ were written: a file put together from others, or with a part twice, has whole f
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from offbeat.controller.books import Books, Place
 from offbeat.controller.events import (
     Admitted,
     AnyEvent,
@@ -22,10 +21,11 @@ from offbeat.controller.events import (
     StepIntent,
     UndoneStep,
 )
+from offbeat.controller.group_table import GroupTable, Place
 from offbeat.messages.groups import group_id
 
 
-def contradiction(books: Books, event: AnyEvent) -> str | None:  # noqa: C901, PLR0911, PLR0912 - the table of all events
+def contradiction(books: GroupTable, event: AnyEvent) -> str | None:  # noqa: C901, PLR0911, PLR0912 - the table of all events
     """What of these books the event cannot follow on; None: nothing."""
     match event:
         case Admitted():
@@ -64,7 +64,7 @@ def contradiction(books: Books, event: AnyEvent) -> str | None:  # noqa: C901, P
 
 
 def _group(
-    books: Books, ordinal: int, attempt: int | None, places: Collection[Place]
+    books: GroupTable, ordinal: int, attempt: int | None, places: Collection[Place]
 ) -> str | None:
     """What is wrong with a group that should be at one of these places, in this attempt."""
     group = books.groups.get(ordinal)
@@ -75,7 +75,7 @@ def _group(
     return None
 
 
-def _trained(books: Books, event: StepApplied) -> str | None:
+def _trained(books: GroupTable, event: StepApplied) -> str | None:
     """What is wrong with the attempts that a step says it has trained."""
     trained = dict(zip(event.ordinals, event.attempts, strict=False))
     if trained != {ordinal: group.attempt for ordinal, group in books.training.items()}:
@@ -83,7 +83,7 @@ def _trained(books: Books, event: StepApplied) -> str | None:
     return None
 
 
-def _rewind(books: Books, event: Rewound) -> str | None:
+def _rewind(books: GroupTable, event: Rewound) -> str | None:
     """What is wrong with the steps that a rewind says it undoes."""
     now, to_version = books.trainer_version, event.to_version
     if to_version > now:
@@ -110,7 +110,7 @@ def _attempts(step: UndoneStep) -> str | None:
     return None
 
 
-def _samples(books: Books, undone: Iterable[UndoneStep]) -> str | None:
+def _samples(books: GroupTable, undone: Iterable[UndoneStep]) -> str | None:
     """What is wrong with the samples that undone steps say they have trained."""
     samples = Counter[int]()
     for step in undone:
@@ -123,7 +123,7 @@ def _samples(books: Books, undone: Iterable[UndoneStep]) -> str | None:
     return None
 
 
-def _step(books: Books, step: int, ordinals: Collection[int]) -> str | None:
+def _step(books: GroupTable, step: int, ordinals: Collection[int]) -> str | None:
     if set(ordinals) != books.training.keys():
         return f"step {step} is of {len(ordinals)} groups, others are training"
     return None

@@ -14,15 +14,15 @@ from typing import Final
 import msgspec
 import structlog
 
-from offbeat.controller.books import Snapshot
 from offbeat.controller.events import AnyEvent, Event, Rewound, StepApplied
+from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.history import History
 from offbeat.controller.journal.errors import JournalCorrupt, JournalVersion
 from offbeat.controller.journal.frames import (
     HEADER_BYTES,
     SEGMENT,
     SNAPSHOT,
-    Header,
+    SegmentHeader,
     frames,
     parse_header,
 )
@@ -94,12 +94,12 @@ def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
 class SavedState(msgspec.Struct, frozen=True):
     """What a snapshot file holds: all that the records before it add up to."""
 
-    books: Snapshot
+    books: TableSnapshot
     history: History
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedJournal:
     """A journal up to a moment."""
 
     ledger: Ledger
@@ -109,12 +109,12 @@ class Folded:
     records: int = 0  # since the last snapshot
 
 
-def fold(directory: Path, before: int | None = None) -> Folded:
+def fold(directory: Path, before: int | None = None) -> FoldedJournal:
     """What ``recover`` says, with where it ends. ``before``: ignore segments from this one on."""
     segments = [n for n in numbers(directory, "events") if before is None or n < before]
     last = _newest(directory, segments)
     if last is None:
-        return Folded(Ledger(), History())
+        return FoldedJournal(Ledger(), History())
     first, saved = _newest_snapshot(directory, last.number)
     ledger = Ledger.fold((), None if saved is None else saved.books)
     history = History() if saved is None else saved.history
@@ -129,7 +129,7 @@ def fold(directory: Path, before: int | None = None) -> Folded:
             ledger.apply(event)
             history.take(event)
             records, end = records + 1, frame_end
-    return Folded(ledger, history, last.number, end, records)
+    return FoldedJournal(ledger, history, last.number, end, records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class _Part:
 
     number: int
     path: Path
-    header: Header
+    header: SegmentHeader
     limit: int | None = None  # bytes of it that the next one follows; None: it is the last one
 
     def events(self, kinds: tuple[bytes, ...] = ()) -> Iterator[tuple[AnyEvent, int]]:

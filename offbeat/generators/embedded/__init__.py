@@ -6,6 +6,6 @@ values; ``rows.py`` and ``sampling.py`` draw tokens; ``versions.py`` stamps them
 
 from offbeat.generators.embedded.engine import EmbeddedEngine
 from offbeat.generators.embedded.model import load_model
-from offbeat.generators.errors import InvalidRequest, UnsupportedModel
+from offbeat.generators.errors import InvalidRequest, UndecodableModel
 
-__all__ = ["EmbeddedEngine", "InvalidRequest", "UnsupportedModel", "load_model"]
+__all__ = ["EmbeddedEngine", "InvalidRequest", "UndecodableModel", "load_model"]

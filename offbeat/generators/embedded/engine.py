@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.proof import prepare_model
-from offbeat.generators.embedded.request import Limits, OpenRequest, Sample
+from offbeat.generators.embedded.request import OpenRequest, RequestLimits, Sample
 from offbeat.generators.embedded.rows import RunningRows
 from offbeat.generators.embedded.versions import VersionLog
 from offbeat.generators.errors import InvalidRequest
@@ -62,7 +62,7 @@ class EmbeddedEngine:
         """Time spent in ``step`` since start."""
         nn.Module.to(model, device)  # in place
         self._model = prepare_model(model, max_model_len)
-        self._limits = Limits(max_sequences, max_model_len, self._model.vocabulary)
+        self._limits = RequestLimits(max_sequences, max_model_len, self._model.vocabulary)
         self._deterministic = deterministic
         self._seed = seed
         self._seeds = random.Random(seed)

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 
 from offbeat.generators.embedded.attention import use_grouped_attention
 from offbeat.generators.embedded.cache import ClockedCache, LayerStates
-from offbeat.generators.errors import UnsupportedModel
+from offbeat.generators.errors import UndecodableModel
 
 _NEEDED_INPUTS = (
     "input_ids",
@@ -102,7 +102,7 @@ def _check_inputs(model: PreTrainedModel) -> None:
     known = inspect.signature(model.forward).parameters
     missing = [name for name in _NEEDED_INPUTS if name not in known]
     if missing:
-        raise UnsupportedModel(
+        raise UndecodableModel(
             type(model).__name__,
             f"its forward takes no {', '.join(missing)}",
             "Use generator.backend=vllm",
@@ -121,4 +121,4 @@ def _check_attention(model: PreTrainedModel, max_model_len: int) -> None:
         if window is not None:
             problem += f" over {window} tokens, fewer than max_model_len={max_model_len}"
             fix = f"Set generator.max_model_len to {window} or less, or use generator.backend=vllm"
-        raise UnsupportedModel(type(model).__name__, problem, fix)
+        raise UndecodableModel(type(model).__name__, problem, fix)

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from offbeat.generators.embedded.cache import ClockedCache
 from offbeat.generators.embedded.model import DecodedModel, check_declared
-from offbeat.generators.errors import UnsupportedModel
+from offbeat.generators.errors import UndecodableModel
 from offbeat.model_proof.miniature import LENGTH, miniature, twin
 from offbeat.model_proof.plain import (
     TOLERANCES,
@@ -53,7 +53,7 @@ def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_
 
 def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) -> str:
     if reference is None:
-        raise UnsupportedModel(
+        raise UndecodableModel(
             name, "no miniature of it can be made to prove it on", _ANOTHER_ENGINE
         )
     freeze_rope(reference, LENGTH)
@@ -72,7 +72,7 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
         if gap <= TOLERANCES[torch.float32]:
             return attention
         problem = f"log-probabilities {gap:.2g} nat off"
-    raise UnsupportedModel(
+    raise UndecodableModel(
         name, f"decoding differs from its plain forward pass ({problem})", _ANOTHER_ENGINE
     )
 
@@ -94,13 +94,13 @@ def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
             want = [plain_logprobs(model, each, first) for each in sequences]
     except IndexError as error:
         problem = f"it has no position {max_model_len - 1} ({error})"
-        raise UnsupportedModel(
+        raise UndecodableModel(
             name, problem, f"Lower generator.max_model_len={max_model_len}"
         ) from error
     gap, allowed = _gap(decoded, sequences, lengths, further, want, first), TOLERANCES[model.dtype]
     if not gap <= allowed:
         problem = f"decoding is {gap:.2g} nat off its plain forward pass, more than {allowed:g}"
-        raise UnsupportedModel(name, problem, _ANOTHER_ENGINE)
+        raise UndecodableModel(name, problem, _ANOTHER_ENGINE)
     attention = model.config._attn_implementation  # noqa: SLF001 -- as above
     _log.info("model.decoding_proved", model=name, distance_nat=gap, attention=attention)
 
@@ -116,7 +116,7 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     freeze_rope(model, max_model_len)
     if not attend_by(model, attention):
         problem = f"it is exact with attention {attention} only, and cannot be switched to it"
-        raise UnsupportedModel(type(model).__name__, problem, _ANOTHER_ENGINE)
+        raise UndecodableModel(type(model).__name__, problem, _ANOTHER_ENGINE)
     decoded = DecodedModel(model)
     prove_model(decoded, max_model_len)
     return decoded

@@ -12,7 +12,7 @@ from offbeat.messages.groups import VersionSpans
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may ask of this engine."""
 
     max_sequences: int

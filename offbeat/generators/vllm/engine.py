@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from offbeat.config.rollouts import VllmConfig
-from offbeat.generators.embedded.request import Limits
+from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.vllm.lazy_import import Library
 from offbeat.generators.vllm.outputs import label_of, result_of, sampling_arguments
@@ -50,7 +50,7 @@ class VllmEngine:
         name: str,
         incarnation: str,
         end_ids: Sequence[int],
-        limits: Limits,
+        limits: RequestLimits,
         config: VllmConfig,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

@@ -40,8 +40,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import layerwise
 
-from offbeat.generators.vllm.twin import Twin, obstacle, pack_tied
-from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Telling
+from offbeat.generators.vllm.shadow_model import ShadowModel, obstacle, pack_tied
+from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, VerdictSender
 from offbeat.weight_sync.chunks import digest_of
 from offbeat.weight_sync.errors import TransferRefused
 
@@ -82,12 +82,12 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="weights")  # in order
         self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
-        self._telling: Telling | None = None
+        self._telling: VerdictSender | None = None
         self._rank = self.parallel_config.rank
         self._obstacle: str | None = None  # to a twin; None: nobody has looked yet
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
         self._verified: Future[None] | None = None
-        self._twin: Future[Twin] | None = None  # of the transfer that is open
+        self._twin: Future[ShadowModel] | None = None  # of the transfer that is open
         self._prepared: Future[None] | None = None
         self._in_place = True
         self._loading = ""  # the tensor handed to a model last
@@ -99,7 +99,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
         if self._telling is not None:
             self._telling.close()
-        self._telling = Telling(init_info.verdicts, self._rank)
+        self._telling = VerdictSender(init_info.verdicts, self._rank)
 
     # --- before anything is opened ------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         if self._in_place:
             layerwise.initialize_layerwise_reload(self.model)
         else:
-            self._twin = self._beside.submit(Twin, self.model)
+            self._twin = self._beside.submit(ShadowModel, self.model)
 
     def receive_weights(self, update_info: ChunkInfo) -> None:
         got, want = (update_info.epoch, update_info.index), (self._epoch, self._next)
@@ -235,7 +235,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._beside.shutdown(cancel_futures=True)
 
 
-def _drop(twin: Future[Twin]) -> None:
+def _drop(twin: Future[ShadowModel]) -> None:
     if twin.exception() is None:
         twin.result().drop()
 

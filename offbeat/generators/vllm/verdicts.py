@@ -22,7 +22,7 @@ _LONGEST: Final = 200  # letters of what is said: a write of less than PIPE_BUF 
 _READ: Final = 1 << 16
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class TransferVerdict(msgspec.Struct, frozen=True):
     """What became of one kind of work of a transfer at one worker."""
 
     epoch: int
@@ -31,7 +31,7 @@ class Verdict(msgspec.Struct, frozen=True):
     refused: tuple[str, str, str] | None = None  # what it is about, what was there, what should be
 
 
-_decode = msgspec.json.Decoder(Verdict).decode
+_decode = msgspec.json.Decoder(TransferVerdict).decode
 
 
 class Verdicts:
@@ -66,30 +66,30 @@ class Verdicts:
         os.close(self._read)
         os.close(self._write)
 
-    async def _some(self) -> list[Verdict]:
+    async def _some(self) -> list[TransferVerdict]:
         await _readable(self._read)
         *lines, self._rest = (self._rest + os.read(self._read, _READ)).split(b"\n")
         return [_decode(line) for line in lines]
 
 
-class Telling:
+class VerdictSender:
     """A worker's end. Any thread of it may tell."""
 
     def __init__(self, path: str, worker: int) -> None:
         self._write, self._worker = os.open(path, os.O_WRONLY | os.O_CLOEXEC), worker
 
     def done(self, epoch: int, work: str) -> None:
-        self._tell(Verdict(epoch, work, self._worker))
+        self._tell(TransferVerdict(epoch, work, self._worker))
 
     def refused(self, epoch: int, work: str, refused: TransferRefused) -> None:
         about = refused.what, refused.got, refused.want
         what, got, want = (said[:_LONGEST] for said in about)
-        self._tell(Verdict(epoch, work, self._worker, (what, got, want)))
+        self._tell(TransferVerdict(epoch, work, self._worker, (what, got, want)))
 
     def close(self) -> None:
         os.close(self._write)
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, verdict: TransferVerdict) -> None:
         os.write(self._write, msgspec.json.encode(verdict) + b"\n")
 
 

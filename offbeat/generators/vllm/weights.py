@@ -38,7 +38,7 @@ from offbeat.generators.vllm.workarounds import PAUSE_SLEEP
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import Canary
 from offbeat.weight_sync.canary import check
-from offbeat.weight_sync.chunks import Chunk, walk
+from offbeat.weight_sync.chunks import WeightChunk, walk
 from offbeat.weight_sync.errors import TransferRefused
 from offbeat.weight_sync.manifest import Bytes, Manifest, release_digest
 
@@ -76,7 +76,7 @@ class WeightUpdates:
         """Never prepare beside decoding. To be set before the first release."""
         self._workers, self._beside = 0, False
         self._planned: Manifest | None = None  # as the workers know it
-        self._chunks: list[Chunk] = []  # of that
+        self._chunks: list[WeightChunk] = []  # of that
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1

@@ -46,13 +46,13 @@ def _without_weights(config: RunConfig) -> "PreTrainedModel":
 
 
 def _rows(config: RunConfig, model: "PreTrainedModel") -> Finding:
-    from offbeat.trainers.errors import UnsupportedModel
+    from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.torch.proof import prove_kind
 
     length, asked = config.generator.max_model_len, config.trainer.shared_prompt
     try:
         proof = prove_kind(type(model), model.config, length, shared_prompt=asked)
-    except UnsupportedModel as refused:
+    except UntrainableModel as refused:
         return error(_ROWS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
     name = f"{type(model).__name__}, attention {proof.attention}"
     if proof.problem:
@@ -66,13 +66,13 @@ def _rows(config: RunConfig, model: "PreTrainedModel") -> Finding:
 def _decoding(config: RunConfig, model: "PreTrainedModel") -> Finding:
     from offbeat.generators.embedded.model import check_declared
     from offbeat.generators.embedded.proof import prove_kind
-    from offbeat.generators.errors import UnsupportedModel
+    from offbeat.generators.errors import UndecodableModel
 
     length = config.generator.max_model_len
     try:
         check_declared(model, length)
         attention = prove_kind(type(model), model.config, length)
-    except UnsupportedModel as refused:
+    except UndecodableModel as refused:
         return error(_DECODING, f"{refused.model}: {refused.problem}", f"{refused.fix}.")
     return ok(
         _DECODING, f"{type(model).__name__}, attention {attention}: as exact as each sample alone"

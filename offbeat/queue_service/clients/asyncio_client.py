@@ -5,16 +5,16 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from offbeat.queue_service import wire
-from offbeat.queue_service.clients.lease import Lease
+from offbeat.queue_service.clients.lease import ClientLease
 from offbeat.queue_service.clients.links import LoopCarrier, LoopLink, anchor
-from offbeat.queue_service.clients.protocol import Asking, Conversation, Declared, asked
+from offbeat.queue_service.clients.protocol import Asking, ClientProtocol, Declared, asked
 from offbeat.queue_service.core import records
 from offbeat.queue_service.core.records import (
     EVERYTHING,
     NO_TAGS,
     GivenTags,
     LostGroup,
-    Receipt,
+    PutReceipt,
     Where,
 )
 from offbeat.queue_service.wire import ServiceStats
@@ -34,7 +34,7 @@ class TransferQueueClient:
     ``DeadlineExceeded``. Cancelling a call that waits takes it back.
     """
 
-    def __init__(self, link: LoopCarrier, say: Conversation) -> None:
+    def __init__(self, link: LoopCarrier, say: ClientProtocol) -> None:
         """Make it of what carries its calls; ``connect`` is the usual way."""
         self.link = link
         self._say = say
@@ -59,7 +59,7 @@ class TransferQueueClient:
         Raises:
             ActorLost: Nobody listens there.
         """
-        say = Conversation()
+        say = ClientProtocol()
         link = await LoopLink.connect(path, queue, answer_s, say.freed, maps=maps)
         say.maps = link.maps
         say.anchored(anchor(path, queue, link.client))
@@ -68,7 +68,7 @@ class TransferQueueClient:
     @classmethod
     def over(cls, link: LoopCarrier) -> Self:
         """A client whose payloads travel inside its calls: on another node than the service."""
-        return cls(link, Conversation())
+        return cls(link, ClientProtocol())
 
     async def declare(
         self, partition: str, columns: Iterable[Declared], consumers: Sequence[str] = ()
@@ -94,7 +94,7 @@ class TransferQueueClient:
         *,
         attempt: int = 0,
         deadline_s: float = 60.0,
-    ) -> Receipt:
+    ) -> PutReceipt:
         """Put a group, all or nothing. When this returns it can be claimed, and survives this process.
 
         Putting it again with the same attempt and columns changes nothing; a newer attempt replaces
@@ -118,8 +118,8 @@ class TransferQueueClient:
         return await self._run(asking)
 
     async def add_columns(
-        self, receipt: Receipt, columns: Columns, rows: slice | None = None
-    ) -> Receipt:
+        self, receipt: PutReceipt, columns: Columns, rows: slice | None = None
+    ) -> PutReceipt:
         """Write further columns of a group, or of some of its rows. Repeated, it changes nothing.
 
         Never waits for room: a full queue drains only if its groups are completed.
@@ -141,7 +141,7 @@ class TransferQueueClient:
         at_least: int | None = None,
         deadline_s: float = 0.0,
         lease_s: float = 600.0,
-    ) -> Lease | None:
+    ) -> ClientLease | None:
         """Borrow the next groups of a task: oldest first, each to one consumer of the task at a time.
 
         Waits where the groups are: the put that completes them is what answers.
@@ -163,7 +163,9 @@ class TransferQueueClient:
         return await self._run(asking)
 
     async def get(
-        self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
+        self,
+        source: ClientLease | PutReceipt | Sequence[PutReceipt],
+        columns: Sequence[str] | None = None,
     ) -> dict[str, Column]:
         """The rows of the groups, in order. One group's columns are views; several are copied together.
 
@@ -177,20 +179,24 @@ class TransferQueueClient:
         return codec.concat(await self.get_each(source, columns))
 
     async def get_each(
-        self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
+        self,
+        source: ClientLease | PutReceipt | Sequence[PutReceipt],
+        columns: Sequence[str] | None = None,
     ) -> list[dict[str, Column]]:
         """As ``get``, group by group: views, nothing is copied."""
         return await self._run(self._say.get(source, columns))
 
     async def get_tensordict(
-        self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
+        self,
+        source: ClientLease | PutReceipt | Sequence[PutReceipt],
+        columns: Sequence[str] | None = None,
     ) -> "TensorDict":
         """As ``get``, as a TensorDict of batch size [rows]; ragged columns are jagged tensors."""
         from offbeat.transfer_queue import tensordict_codec  # noqa: PLC0415 - loads torch
 
         return tensordict_codec.tensordict_of(await self.get(source, columns))
 
-    async def ack(self, lease: Lease, *, clear: bool = False) -> None:
+    async def ack(self, lease: ClientLease, *, clear: bool = False) -> None:
         """The groups are consumed: this task is not given them again. ``clear``: nobody is.
 
         Raises:
@@ -199,7 +205,7 @@ class TransferQueueClient:
         lease.settle()
         await self._run(asked(wire.Ack(lease.id, clear), NoneType))
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: ClientLease) -> None:
         """Give the groups back, to their old places.
 
         Raises:
@@ -208,7 +214,7 @@ class TransferQueueClient:
         lease.settle()
         await self._run(asked(wire.Release(lease.id), NoneType))
 
-    async def renew(self, lease: Lease, lease_s: float = 600.0) -> None:
+    async def renew(self, lease: ClientLease, lease_s: float = 600.0) -> None:
         """Keep the groups for ``lease_s`` seconds from now.
 
         Raises:
@@ -217,7 +223,7 @@ class TransferQueueClient:
         renewed = await self._run(asked(wire.Renew(lease.id, lease_s), records.Lease))
         lease.expires_at = renewed.expires_at
 
-    async def clear(self, receipts: Iterable[Receipt]) -> int:
+    async def clear(self, receipts: Iterable[PutReceipt]) -> int:
         """Let go of groups, leased or not; how many were there."""
         return await self._run(asked(wire.Clear(tuple(receipts)), int))
 
@@ -225,7 +231,7 @@ class TransferQueueClient:
         """Let go of all groups of a partition; how many there were."""
         return await self._run(asked(wire.ClearPartition(partition), int))
 
-    async def report_lost(self, receipts: Iterable[Receipt], reason: str) -> None:
+    async def report_lost(self, receipts: Iterable[PutReceipt], reason: str) -> None:
         """Say that payloads cannot be read: the groups leave the queue, listed by ``take_lost``."""
         await self._run(asked(wire.ReportLost(tuple(receipts), reason), NoneType))
 

@@ -5,16 +5,16 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from offbeat.queue_service import wire
-from offbeat.queue_service.clients.lease import Lease
+from offbeat.queue_service.clients.lease import ClientLease
 from offbeat.queue_service.clients.links import BlockingCarrier, BlockingLink, anchor
-from offbeat.queue_service.clients.protocol import Asking, Conversation, Declared, asked
+from offbeat.queue_service.clients.protocol import Asking, ClientProtocol, Declared, asked
 from offbeat.queue_service.core import records
 from offbeat.queue_service.core.records import (
     EVERYTHING,
     NO_TAGS,
     GivenTags,
     LostGroup,
-    Receipt,
+    PutReceipt,
     Where,
 )
 from offbeat.queue_service.wire import ServiceStats
@@ -34,7 +34,7 @@ class SyncTransferQueueClient:
     ``DeadlineExceeded``.
     """
 
-    def __init__(self, link: BlockingCarrier, say: Conversation) -> None:
+    def __init__(self, link: BlockingCarrier, say: ClientProtocol) -> None:
         """Make it of what carries its calls; ``connect`` is the usual way."""
         self.link = link
         self._say = say
@@ -49,7 +49,7 @@ class SyncTransferQueueClient:
         cls, path: str, queue: str = "queue", answer_s: float = 10.0, *, maps: bool = True
     ) -> Self:
         """See ``TransferQueueClient.connect``."""
-        say = Conversation()
+        say = ClientProtocol()
         link = BlockingLink(path, queue, answer_s, say.freed, maps=maps)
         say.maps = link.maps
         say.anchored(anchor(path, queue, link.client))
@@ -58,7 +58,7 @@ class SyncTransferQueueClient:
     @classmethod
     def over(cls, link: BlockingCarrier) -> Self:
         """A client whose payloads travel inside its calls: on another node than the service."""
-        return cls(link, Conversation())
+        return cls(link, ClientProtocol())
 
     def declare(
         self, partition: str, columns: Iterable[Declared], consumers: Sequence[str] = ()
@@ -75,12 +75,14 @@ class SyncTransferQueueClient:
         *,
         attempt: int = 0,
         deadline_s: float = 60.0,
-    ) -> Receipt:
+    ) -> PutReceipt:
         """See ``TransferQueueClient.put``."""
         asking = self._say.put(partition, group, columns, tags, attempt, deadline_s)
         return self._run(asking)
 
-    def add_columns(self, receipt: Receipt, columns: Columns, rows: slice | None = None) -> Receipt:
+    def add_columns(
+        self, receipt: PutReceipt, columns: Columns, rows: slice | None = None
+    ) -> PutReceipt:
         """See ``TransferQueueClient.add_columns``."""
         return self._run(self._say.add_columns(receipt, columns, rows))
 
@@ -95,47 +97,53 @@ class SyncTransferQueueClient:
         at_least: int | None = None,
         deadline_s: float = 0.0,
         lease_s: float = 600.0,
-    ) -> Lease | None:
+    ) -> ClientLease | None:
         """See ``TransferQueueClient.claim``."""
         asking = self._say.claim(partition, task, n, at_least, columns, where, lease_s, deadline_s)
         return self._run(asking)
 
     def get(
-        self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
+        self,
+        source: ClientLease | PutReceipt | Sequence[PutReceipt],
+        columns: Sequence[str] | None = None,
     ) -> dict[str, Column]:
         """See ``TransferQueueClient.get``."""
         return codec.concat(self.get_each(source, columns))
 
     def get_each(
-        self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
+        self,
+        source: ClientLease | PutReceipt | Sequence[PutReceipt],
+        columns: Sequence[str] | None = None,
     ) -> list[dict[str, Column]]:
         """As ``get``, group by group: views, nothing is copied."""
         return self._run(self._say.get(source, columns))
 
     def get_tensordict(
-        self, source: Lease | Receipt | Sequence[Receipt], columns: Sequence[str] | None = None
+        self,
+        source: ClientLease | PutReceipt | Sequence[PutReceipt],
+        columns: Sequence[str] | None = None,
     ) -> "TensorDict":
         """As ``get``, as a TensorDict of batch size [rows]; ragged columns are jagged tensors."""
         from offbeat.transfer_queue import tensordict_codec  # noqa: PLC0415 - loads torch
 
         return tensordict_codec.tensordict_of(self.get(source, columns))
 
-    def ack(self, lease: Lease, *, clear: bool = False) -> None:
+    def ack(self, lease: ClientLease, *, clear: bool = False) -> None:
         """See ``TransferQueueClient.ack``."""
         lease.settle()
         self._run(asked(wire.Ack(lease.id, clear), NoneType))
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ClientLease) -> None:
         """See ``TransferQueueClient.release``."""
         lease.settle()
         self._run(asked(wire.Release(lease.id), NoneType))
 
-    def renew(self, lease: Lease, lease_s: float = 600.0) -> None:
+    def renew(self, lease: ClientLease, lease_s: float = 600.0) -> None:
         """See ``TransferQueueClient.renew``."""
         renewed = self._run(asked(wire.Renew(lease.id, lease_s), records.Lease))
         lease.expires_at = renewed.expires_at
 
-    def clear(self, receipts: Iterable[Receipt]) -> int:
+    def clear(self, receipts: Iterable[PutReceipt]) -> int:
         """Let go of groups, leased or not; how many were there."""
         return self._run(asked(wire.Clear(tuple(receipts)), int))
 
@@ -143,7 +151,7 @@ class SyncTransferQueueClient:
         """Let go of all groups of a partition; how many there were."""
         return self._run(asked(wire.ClearPartition(partition), int))
 
-    def report_lost(self, receipts: Iterable[Receipt], reason: str) -> None:
+    def report_lost(self, receipts: Iterable[PutReceipt], reason: str) -> None:
         """Say that payloads cannot be read: the groups leave the queue, listed by ``take_lost``."""
         self._run(asked(wire.ReportLost(tuple(receipts), reason), NoneType))
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from offbeat.messages.failures import SchemaError
 from offbeat.queue_service.core import records
-from offbeat.queue_service.core.records import Receipt
+from offbeat.queue_service.core.records import PutReceipt
 from offbeat.queue_service.storage.arenas import Bytes
 from offbeat.queue_service.storage.blocks import Blocks
 from offbeat.queue_service.wire import Piece
@@ -16,7 +16,7 @@ class MemoryGone(LookupError):
     """The memory of a payload cannot be mapped any more."""
 
 
-class Parcel:
+class GroupPayloads:
     """The payloads of one group, each with its memory; None for memory that is not there any more."""
 
     def __init__(self, blocks: Blocks, pieces: Sequence[tuple[Piece, Bytes | None]]) -> None:
@@ -55,25 +55,25 @@ def _joined(name: str, earlier: Column, later: Column) -> Column:
     return codec.concat([{name: earlier}, {name: later}])[name]
 
 
-class Lease:
+class ClientLease:
     """Groups lent until ``expires_at``, oldest put first. Ack or release it, or they come again.
 
     It keeps the groups' memory readable until it is settled or dropped; views taken of it keep it
     themselves, as long as they live.
     """
 
-    def __init__(self, lease: records.Lease, parcels: list[Parcel]) -> None:
+    def __init__(self, lease: records.Lease, parcels: list[GroupPayloads]) -> None:
         self.id = lease.id
         self.partition, self.task = lease.partition, lease.task
-        self.receipts: tuple[Receipt, ...] = lease.receipts
+        self.receipts: tuple[PutReceipt, ...] = lease.receipts
         self.expires_at = lease.expires_at
         """Seconds, on the clock of the service (on its node: the monotonic clock)."""
-        self._parcels: list[Parcel] | None = parcels
+        self._parcels: list[GroupPayloads] | None = parcels
 
     def __repr__(self) -> str:
         return f"Lease(id={self.id}, task={self.task!r}, groups={len(self.receipts)})"
 
-    def parcels(self) -> list[Parcel]:
+    def parcels(self) -> list[GroupPayloads]:
         """What the groups are read from.
 
         Raises:

@@ -16,12 +16,12 @@ from offbeat.queue_service.storage.arenas import Slot
 from offbeat.queue_service.wire import (
     LENGTH,
     Attach,
-    Call,
     Claim,
     Nothing,
     Probe,
     Release,
     Reply,
+    WireCall,
 )
 
 RECEIVED_AT_ONCE: Final = 64 << 10
@@ -128,7 +128,7 @@ class BlockingLink:
             if self._closed:
                 raise ClientClosed(self._queue, during)
             self._next_id += 1
-            call = Call(self._next_id, op, unpinned)
+            call = WireCall(self._next_id, op, unpinned)
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection = self._connect()
@@ -172,11 +172,15 @@ class BlockingLink:
         if closed:  # by another thread, since this one set out
             connection.close()
             raise ClientClosed(self._queue, "connect")
-        reply = self._carry(connection, Call(1, Attach(self._name, maps=self.maps)), "Attach", 0.0)
+        reply = self._carry(
+            connection, WireCall(1, Attach(self._name, maps=self.maps)), "Attach", 0.0
+        )
         self._name = wire.NAME.decode(reply.value)
         return connection
 
-    def _carry(self, connection: socket.socket, call: Call, during: str, wait_s: float) -> Reply:
+    def _carry(
+        self, connection: socket.socket, call: WireCall, during: str, wait_s: float
+    ) -> Reply:
         within_s = wait_s + self._answer_s
         try:
             connection.settimeout(within_s)
@@ -280,7 +284,7 @@ class LoopLink:
         if self._why_lost is not None:
             raise ActorLost(self._queue, during, self._why_lost)
         id_ = self._next_id = self._next_id + 1
-        frame = wire.framed(wire.encode(Call(id_, op, unpinned)))
+        frame = wire.framed(wire.encode(WireCall(id_, op, unpinned)))
         loop = asyncio.get_running_loop()
         reply = self._waiting[id_] = loop.create_future()
         self._send(frame)

@@ -1,6 +1,6 @@
 """What a client does about each request, whatever carries it: payloads in and out, calls between.
 
-Each operation is a generator: it yields an ``Ask`` and is sent the answer. The clients only carry
+Each operation is a generator: it yields an ``Request`` and is sent the answer. The clients only carry
 the asks, one blocking, one on an event loop, so both do the same.
 """
 
@@ -15,24 +15,24 @@ import numpy as np
 
 from offbeat.messages.failures import SchemaError
 from offbeat.queue_service import wire
-from offbeat.queue_service.clients.lease import Lease, MemoryGone, Parcel
+from offbeat.queue_service.clients.lease import ClientLease, GroupPayloads, MemoryGone
 from offbeat.queue_service.core.records import (
     ColumnSpec,
     GivenTags,
     LostGroup,
-    Receipt,
+    PutReceipt,
     Schema,
     Where,
 )
 from offbeat.queue_service.core.where import checked_tags, normal
-from offbeat.queue_service.errors import PayloadLost
+from offbeat.queue_service.errors import QueuePayloadLost
 from offbeat.queue_service.storage.arenas import Arena, Bytes, Reader, Slot, Writer
 from offbeat.queue_service.storage.blocks import Block, Blocks
 from offbeat.queue_service.wire import (
+    Deliveries,
     Delivery,
     Nothing,
-    Parcels,
-    Payload,
+    WirePayload,
     one_way,
 )
 from offbeat.transfer_queue import codec
@@ -49,19 +49,19 @@ TOLD_AT_ONCE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One call: the service answers within ``wait_s`` and what answering takes."""
 
     op: wire.Op
     wait_s: float = 0.0
 
 
-Asking = Generator[Ask, Any, T]
+Asking = Generator[Request, Any, T]
 
 
 def asked(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Asking[T]:
     """A single question, answered with a ``kind``."""
-    answer = yield Ask(op, wait_s)
+    answer = yield Request(op, wait_s)
     assert isinstance(answer, kind)  # noqa: S101 - ``wire`` decodes to it
     return answer
 
@@ -72,7 +72,7 @@ def _spec(column: Declared) -> ColumnSpec:
     return ColumnSpec(*cast("tuple[str, str, bool]", column))  # or without the last
 
 
-class Conversation:
+class ClientProtocol:
     """One client's payload memory, and what it says.
 
     May be used from several threads.
@@ -142,7 +142,7 @@ class Conversation:
         consumers: Sequence[str],
     ) -> Asking[None]:
         specs = tuple(map(_spec, columns))
-        yield Ask(wire.Declare(partition, Schema(specs, tuple(consumers))))
+        yield Request(wire.Declare(partition, Schema(specs, tuple(consumers))))
 
     def put(
         self,
@@ -152,17 +152,17 @@ class Conversation:
         tags: GivenTags,
         attempt: int,
         deadline_s: float,
-    ) -> Asking[Receipt]:
+    ) -> Asking[PutReceipt]:
         block = self._blocks.of(columns)
         rows, specs = block.shape.rows, block.shape.specs
         plain = checked_tags(tags, rows)
         payload, nbytes = yield from self._stored(block)
         op = wire.Put(partition, group, attempt, rows, specs, plain, nbytes, payload, deadline_s)
-        return (yield Ask(op, deadline_s))
+        return (yield Request(op, deadline_s))
 
     def add_columns(
-        self, receipt: Receipt, columns: Columns, rows: slice | None
-    ) -> Asking[Receipt]:
+        self, receipt: PutReceipt, columns: Columns, rows: slice | None
+    ) -> Asking[PutReceipt]:
         start, stop, step = (slice(None) if rows is None else rows).indices(receipt.rows)
         block = self._blocks.of(columns)
         if step != 1 or block.shape.rows != stop - start:
@@ -170,27 +170,27 @@ class Conversation:
             raise SchemaError(next(iter(columns), "*"), f"{block.shape.rows} rows", want)
         payload, nbytes = yield from self._stored(block)
         op = wire.AddColumns(receipt, block.shape.specs, start, stop, nbytes, payload)
-        return (yield Ask(op))
+        return (yield Request(op))
 
-    def _stored(self, block: Block) -> Asking[tuple[Payload, int]]:
+    def _stored(self, block: Block) -> Asking[tuple[WirePayload, int]]:
         """Columns where the service can reach them, and their bytes."""
         header, nbytes = block.shape.header, block.shape.nbytes
         if nbytes < INLINE_BYTES or not self.maps:
             memory = np.empty(nbytes, np.uint8)
             block.write(memory)
-            return Payload(header, nbytes, memory.tobytes()), nbytes
+            return WirePayload(header, nbytes, memory.tobytes()), nbytes
         taken = self._take(nbytes)
         if taken is None:  # the answer may bring slots back
-            yield Ask(Nothing())
+            yield Request(Nothing())
             taken = self._take(nbytes)
         while taken is None:
-            arena: Arena = yield Ask(wire.Borrow(nbytes))
+            arena: Arena = yield Request(wire.Borrow(nbytes))
             with self._lock:
                 self._writer.lend(arena)
             taken = self._take(nbytes)
         slot, memory = taken
         block.write(memory)
-        return Payload(header, nbytes, None, slot), nbytes
+        return WirePayload(header, nbytes, None, slot), nbytes
 
     def _take(self, nbytes: int) -> tuple[Slot, Any] | None:
         with self._lock:
@@ -208,24 +208,24 @@ class Conversation:
         where: Where,
         lease_s: float,
         deadline_s: float,
-    ) -> Asking[Lease | None]:
+    ) -> Asking[ClientLease | None]:
         least = n if at_least is None else at_least
         names = tuple(columns)
         op = wire.Claim(partition, task, n, least, names, normal(where), lease_s, deadline_s)
-        delivery: Delivery | None = yield Ask(op, deadline_s)
+        delivery: Delivery | None = yield Request(op, deadline_s)
         if delivery is None:
             return None
-        return Lease(delivery.lease, self._parcels(delivery.parcels))
+        return ClientLease(delivery.lease, self._parcels(delivery.parcels))
 
     def get(
-        self, source: Lease | Receipt | Sequence[Receipt], names: Sequence[str] | None
+        self, source: ClientLease | PutReceipt | Sequence[PutReceipt], names: Sequence[str] | None
     ) -> Asking[list[dict[str, Column]]]:
         """The columns of each group, oldest first."""
-        if isinstance(source, Lease):
+        if isinstance(source, ClientLease):
             receipts, parcels = source.receipts, source.parcels()
         else:
-            receipts = (source,) if isinstance(source, Receipt) else tuple(source)
-            located: Parcels = yield Ask(wire.Locate(receipts))
+            receipts = (source,) if isinstance(source, PutReceipt) else tuple(source)
+            located: Deliveries = yield Request(wire.Locate(receipts))
             parcels = self._parcels(located)
         groups = list[dict[str, Column]]()
         for receipt, parcel in zip(receipts, parcels, strict=True):
@@ -233,22 +233,24 @@ class Conversation:
                 groups.append(parcel.columns(names))
             except (MemoryGone, codec.CorruptPayload) as error:
                 reason = str(error)
-                yield Ask(wire.ReportLost((receipt,), reason))
-                raise PayloadLost(receipt.group, receipt.attempt, reason) from None
+                yield Request(wire.ReportLost((receipt,), reason))
+                raise QueuePayloadLost(receipt.group, receipt.attempt, reason) from None
         return groups
 
     def take_lost(self, partition: str) -> Asking[list[LostGroup]]:
-        return (yield Ask(wire.TakeLost(partition)))
+        return (yield Request(wire.TakeLost(partition)))
 
-    def _parcels(self, parcels: Parcels) -> list[Parcel]:
+    def _parcels(self, parcels: Deliveries) -> list[GroupPayloads]:
         """The groups' payloads; from here on a slot is ours until nothing refers to it."""
         arenas = {arena.id: arena for arena in parcels.arenas}
         return [
-            Parcel(self._blocks, [(piece, self._block(piece.payload, arenas)) for piece in group])
+            GroupPayloads(
+                self._blocks, [(piece, self._block(piece.payload, arenas)) for piece in group]
+            )
             for group in parcels.groups
         ]
 
-    def _block(self, payload: Payload, arenas: Mapping[int, Arena]) -> Bytes | None:
+    def _block(self, payload: WirePayload, arenas: Mapping[int, Arena]) -> Bytes | None:
         slot = payload.slot
         if slot is None:
             return np.frombuffer(payload.inline or b"", np.uint8)

@@ -2,28 +2,28 @@
 
 from offbeat.queue_service.core.core import QueueCore
 from offbeat.queue_service.core.records import (
+    CapacityGrant,
     ColumnSpec,
     Lease,
-    Limits,
     LostGroup,
-    Receipt,
-    Room,
+    PutReceipt,
+    QueueLimits,
     Schema,
     Stats,
     Where,
 )
-from offbeat.queue_service.core.snapshot import Snapshot
+from offbeat.queue_service.core.snapshot import QueueSnapshot
 
 __all__ = [
+    "CapacityGrant",
     "ColumnSpec",
     "Lease",
-    "Limits",
     "LostGroup",
+    "PutReceipt",
     "QueueCore",
-    "Receipt",
-    "Room",
+    "QueueLimits",
+    "QueueSnapshot",
     "Schema",
-    "Snapshot",
     "Stats",
     "Where",
 ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from offbeat.messages.failures import SchemaError
-from offbeat.queue_service.core.group import Group
+from offbeat.queue_service.core.group import StoredGroup
 from offbeat.queue_service.core.partition import Partition
 
 
@@ -17,7 +17,7 @@ class Written:
     partial: tuple[tuple[int, int], ...]  # column, rows written; those not complete
 
 
-def written(home: Partition, group: Group, mask: int, rows: slice | None) -> Written | None:
+def written(home: Partition, group: StoredGroup, mask: int, rows: slice | None) -> Written | None:
     """The columns after this write; None if all of it is written already.
 
     Raises:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from offbeat.messages.failures import SchemaError
-from offbeat.queue_service.core.leases import Held
-from offbeat.queue_service.core.records import EVERYTHING, Lease, Part, Receipt
+from offbeat.queue_service.core.leases import OpenLease
+from offbeat.queue_service.core.records import EVERYTHING, Lease, Part, PutReceipt
 from offbeat.queue_service.core.state import State
 from offbeat.queue_service.core.waits import Waiter
 from offbeat.queue_service.core.where import normal
@@ -139,7 +139,7 @@ class Consuming(State):
         """When ``expire`` has something to do next, unless leases end or are renewed before."""
         return self.leases.next_expiry()
 
-    def parts(self, receipt: Receipt, columns: Sequence[str] | None = None) -> tuple[Part, ...]:
+    def parts(self, receipt: PutReceipt, columns: Sequence[str] | None = None) -> tuple[Part, ...]:
         """Where the columns (all, by default) of a group are; what is not written is not there.
 
         Raises:
@@ -164,7 +164,7 @@ def _check_lease(lease_s: float) -> None:
         raise SchemaError("lease_s", f"{lease_s}", "seconds, more than 0")
 
 
-def _told(held: Held) -> Lease:
+def _told(held: OpenLease) -> Lease:
     bit = held.task.bit
     receipts = tuple([group.receipt for group in held.groups if group.leased & bit])
     return Lease(held.id, held.partition.name, held.task.name, receipts, held.expires_at)

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from offbeat.queue_service.core.consuming import Consuming
 from offbeat.queue_service.core.producing import Producing
 from offbeat.queue_service.core.records import (
+    CapacityGrant,
     Lease,
     LostGroup,
-    Receipt,
-    Room,
+    PutReceipt,
     Stats,
 )
-from offbeat.queue_service.core.snapshot import Snapshot, freeze, thaw
+from offbeat.queue_service.core.snapshot import QueueSnapshot, freeze, thaw
 from offbeat.queue_service.core.statistics import stats_of
 
 
@@ -33,7 +33,7 @@ class QueueCore(Producing, Consuming):
 
     # --- groups leave --------------------------------------------------------------------------
 
-    def clear(self, receipts: Iterable[Receipt]) -> int:
+    def clear(self, receipts: Iterable[PutReceipt]) -> int:
         """Let groups go, leased or not; how many were there.
 
         A receipt that is stale clears nothing. Leases go on without the group.
@@ -53,7 +53,7 @@ class QueueCore(Producing, Consuming):
         """Let all its groups go; how many there were. Its tasks, and who waits there, stay."""
         return self.clear([group.receipt for group in self._home(partition).groups.values()])
 
-    def lost(self, receipts: Iterable[Receipt], reason: str) -> list[LostGroup]:
+    def lost(self, receipts: Iterable[PutReceipt], reason: str) -> list[LostGroup]:
         """The payload of these groups is gone: they leave, and ``take_lost`` tells of them.
 
         A receipt that is stale loses nothing. Only a newer attempt of a lost group is taken again.
@@ -109,7 +109,7 @@ class QueueCore(Producing, Consuming):
         ]
         self._give_back(leases, now)
 
-    def settled(self) -> list[tuple[int, Lease | Room]]:
+    def settled(self) -> list[tuple[int, Lease | CapacityGrant]]:
         """The waiters served since this was last asked, in the order they were served."""
         settled, self._settled = self._settled, []
         return settled
@@ -128,7 +128,7 @@ class QueueCore(Producing, Consuming):
 
     # --- snapshots -----------------------------------------------------------------------------
 
-    def export(self, now: float) -> tuple[Snapshot, list[object]]:
+    def export(self, now: float) -> tuple[QueueSnapshot, list[object]]:
         """The whole state as data, and the payloads its parts refer to by position.
 
         Leases, waits and promises belong to processes and their clock, and are left out: what was
@@ -136,9 +136,11 @@ class QueueCore(Producing, Consuming):
         """
         payloads: list[object] = []
         homes = [freeze(home, now, payloads) for home in self.partitions.values()]
-        return Snapshot(self._generation, self.leases.last_id, self._last_waiter, homes), payloads
+        return QueueSnapshot(
+            self._generation, self.leases.last_id, self._last_waiter, homes
+        ), payloads
 
-    def import_(self, snapshot: Snapshot, payloads: Sequence[object], now: float) -> None:
+    def import_(self, snapshot: QueueSnapshot, payloads: Sequence[object], now: float) -> None:
         """Take up a snapshot, in a queue that has held nothing yet."""
         if self.partitions:
             raise ValueError("a snapshot is imported into a new queue; this one has partitions")

@@ -2,17 +2,17 @@
 
 import msgspec
 
-from offbeat.queue_service.core.records import Receipt
+from offbeat.queue_service.core.records import PutReceipt
 
 
-class Group(msgspec.Struct, gc=False):
+class StoredGroup(msgspec.Struct, gc=False):
     """A group and where it stands with each task: a bit a column, a bit a task.
 
     It refers to nothing that refers back, so the garbage collector need not visit the thousands
     that rest.
     """
 
-    receipt: Receipt
+    receipt: PutReceipt
     generation: int
     first: int  # columns of the put
     columns: int  # complete: written for all rows
@@ -25,7 +25,7 @@ class Group(msgspec.Struct, gc=False):
     acked: int = 0  # tasks that are done with it
 
 
-class Gone(msgspec.Struct, gc=False, array_like=True):
+class GroupTombstone(msgspec.Struct, gc=False, array_like=True):
     """What is remembered of a group that was cleared or lost."""
 
     attempt: int

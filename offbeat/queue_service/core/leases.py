@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from offbeat.queue_service.core.group import Group
+from offbeat.queue_service.core.group import StoredGroup
 from offbeat.queue_service.core.partition import Partition
 from offbeat.queue_service.core.tasks import Task
 from offbeat.queue_service.errors import LeaseExpired
@@ -14,13 +14,13 @@ from offbeat.queue_service.errors import LeaseExpired
 _SLACK: Final = 64
 
 
-class Held(msgspec.Struct, gc=False):
+class OpenLease(msgspec.Struct, gc=False):
     """A lease that runs. Groups that have left the queue meanwhile are told by their bits."""
 
     id: int
     partition: Partition
     task: Task
-    groups: list[Group]
+    groups: list[StoredGroup]
     client: str
     expires_at: float
 
@@ -29,22 +29,27 @@ class Leases:
     """The leases that run, the soonest to end first."""
 
     def __init__(self, remembered: int) -> None:
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, OpenLease] = {}
         self.last_id = 0
         self._remembered = remembered
         self._acked: OrderedDict[int, None] = OrderedDict()
         self._ends: list[tuple[float, int]] = []  # heap; a renewed lease has several entries
 
     def open(
-        self, partition: Partition, task: Task, groups: list[Group], client: str, expires_at: float
-    ) -> Held:
+        self,
+        partition: Partition,
+        task: Task,
+        groups: list[StoredGroup],
+        client: str,
+        expires_at: float,
+    ) -> OpenLease:
         self.last_id += 1
-        held = Held(self.last_id, partition, task, groups, client, expires_at)
+        held = OpenLease(self.last_id, partition, task, groups, client, expires_at)
         self.held[held.id] = held
         heapq.heappush(self._ends, (expires_at, held.id))
         return held
 
-    def get(self, lease_id: int, during: str) -> Held:
+    def get(self, lease_id: int, during: str) -> OpenLease:
         """The lease.
 
         Raises:
@@ -55,12 +60,12 @@ class Leases:
             raise LeaseExpired(lease_id, during)
         return held
 
-    def renew(self, held: Held, expires_at: float) -> None:
+    def renew(self, held: OpenLease, expires_at: float) -> None:
         held.expires_at = expires_at
         heapq.heappush(self._ends, (expires_at, held.id))
         self._sweep()
 
-    def close(self, held: Held) -> None:
+    def close(self, held: OpenLease) -> None:
         del self.held[held.id]
         self._sweep()
 
@@ -73,9 +78,9 @@ class Leases:
     def was_acked(self, lease_id: int) -> bool:
         return lease_id in self._acked
 
-    def due(self, now: float) -> list[Held]:
+    def due(self, now: float) -> list[OpenLease]:
         """The leases whose time is over, the longest over first; they are closed."""
-        over: list[Held] = []
+        over: list[OpenLease] = []
         while (ends := self.next_expiry()) is not None and ends <= now:
             over.append(self.held.pop(heapq.heappop(self._ends)[1]))
         return over

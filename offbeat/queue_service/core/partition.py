@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from offbeat.messages.failures import SchemaError
-from offbeat.queue_service.core.group import Gone, Group
-from offbeat.queue_service.core.records import ColumnSpec, LostGroup, Part, Receipt, Schema
+from offbeat.queue_service.core.group import GroupTombstone, StoredGroup
+from offbeat.queue_service.core.records import ColumnSpec, LostGroup, Part, PutReceipt, Schema
 from offbeat.queue_service.core.tasks import Task
-from offbeat.queue_service.errors import PayloadLost, Redeclared
+from offbeat.queue_service.errors import QueuePayloadLost, Redeclared
 from offbeat.transfer_queue.errors import StaleHandle
 
 _LISTS_KNOWN: Final = 1024  # distinct lists of columns whose mask is remembered
@@ -19,9 +19,9 @@ class Partition:
 
     def __init__(self, name: str, schema: Schema, remembered: int) -> None:
         self.name, self.schema, self.remembered = name, schema, remembered
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, StoredGroup] = {}
         self.tasks: dict[str, Task] = {}
-        self.gone: OrderedDict[str, Gone] = OrderedDict()
+        self.gone: OrderedDict[str, GroupTombstone] = OrderedDict()
         self.rows = self.nbytes = self.lost = 0
         self.untold: list[LostGroup] = []
         self._bit = {column.name: 1 << i for i, column in enumerate(schema.columns)}
@@ -81,7 +81,7 @@ class Partition:
 
     # --- groups ------------------------------------------------------------------------------
 
-    def at(self, receipt: Receipt) -> Group:
+    def at(self, receipt: PutReceipt) -> StoredGroup:
         """The group this receipt means.
 
         Raises:
@@ -93,11 +93,11 @@ class Partition:
             return group
         gone = self.gone.get(receipt.group)
         if gone is not None and gone.lost and gone.generation == receipt.generation:
-            raise PayloadLost(receipt.group, receipt.attempt, gone.lost)
+            raise QueuePayloadLost(receipt.group, receipt.attempt, gone.lost)
         held = None if group is None else group.receipt.attempt
         raise StaleHandle(receipt.group, receipt.attempt, held)
 
-    def parts(self, group: Group, wanted: int) -> tuple[Part, ...]:
+    def parts(self, group: StoredGroup, wanted: int) -> tuple[Part, ...]:
         """The payloads that hold any of the wanted columns, oldest first."""
         rows = group.receipt.rows
         every = ((group.first, 0, rows, group.payload), *group.more)
@@ -107,10 +107,10 @@ class Partition:
             if columns & wanted
         )
 
-    def remember(self, group: Group, lost: str) -> None:
+    def remember(self, group: StoredGroup, lost: str) -> None:
         """That this group was here: a late put of it is known for what it is, for a while."""
         receipt, gone = group.receipt, self.gone
-        gone[receipt.group] = Gone(receipt.attempt, group.generation, group.first, lost)
+        gone[receipt.group] = GroupTombstone(receipt.attempt, group.generation, group.first, lost)
         gone.move_to_end(receipt.group)
         if len(gone) > self.remembered:
             gone.popitem(last=False)

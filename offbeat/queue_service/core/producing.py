@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import msgspec
 
 from offbeat.messages.failures import SchemaError
+from offbeat.queue_service.core.capacity import CapacityRequest
 from offbeat.queue_service.core.columns import written
-from offbeat.queue_service.core.group import Group
+from offbeat.queue_service.core.group import StoredGroup
 from offbeat.queue_service.core.partition import Partition
 from offbeat.queue_service.core.records import (
     NO_TAGS,
+    CapacityGrant,
     ColumnSpec,
     GivenTags,
-    Receipt,
-    Room,
+    PutReceipt,
     Schema,
 )
-from offbeat.queue_service.core.room import Asking
 from offbeat.queue_service.core.state import State
 from offbeat.queue_service.core.where import checked_tags
 from offbeat.queue_service.errors import Redeclared
@@ -51,7 +51,7 @@ class Producing(State):
         now: float,
         tags: GivenTags = NO_TAGS,
         permit: int | None = None,
-    ) -> Receipt:
+    ) -> PutReceipt:
         """Take a group's first columns, for all its rows. When it returns, the group is claimable.
 
         The same (group, attempt, columns) again answers with the same receipt, and takes neither
@@ -72,7 +72,9 @@ class Producing(State):
         if rows < 1 or nbytes < 0:
             raise SchemaError("*", f"{rows} rows, {nbytes} bytes", "at least 1 row and 0 bytes")
         own_tags = checked_tags(tags, rows)
-        receipt = Receipt(partition, group, attempt, self._generation + 1, rows, nbytes, own_tags)
+        receipt = PutReceipt(
+            partition, group, attempt, self._generation + 1, rows, nbytes, own_tags
+        )
         old = home.groups.get(group)
         given = _given_before(home, old, receipt, mask)
         if given is not None:
@@ -80,7 +82,7 @@ class Producing(State):
         self._check_room(rows, nbytes, old, permit)
         self._use_room(home, receipt, old, permit)
         self._generation = receipt.generation
-        new = Group(receipt, receipt.generation, mask, mask, payload, now)
+        new = StoredGroup(receipt, receipt.generation, mask, mask, payload, now)
         home.groups[group] = new
         self._offer(home, new, now)
         if self.bounds.waiting:
@@ -89,14 +91,14 @@ class Producing(State):
 
     def add_columns(
         self,
-        receipt: Receipt,
+        receipt: PutReceipt,
         columns: Sequence[ColumnSpec],
         nbytes: int,
         payload: object,
         *,
         now: float,
         rows: slice | None = None,
-    ) -> Receipt:
+    ) -> PutReceipt:
         """Further columns of a group, for all its rows or a range; the receipt with its new weight.
 
         If all of it is written already, nothing changes. It never waits for room: a full queue
@@ -125,7 +127,7 @@ class Producing(State):
         return group.receipt
 
     def wait_to_put(self, rows: int, nbytes: int, client: str = "") -> int:
-        """Wait for room, behind those who wait already. The waiter id settles with a ``Room``.
+        """Wait for room, behind those who wait already. The waiter id settles with a ``CapacityGrant``.
 
         From then on the room is kept: put with the id as ``permit``, or ``cancel`` it. Nobody
         overtakes, so a big put at the head holds up smaller ones: give every wait a deadline.
@@ -137,12 +139,14 @@ class Producing(State):
         bounds.check_possible(rows, nbytes)
         reason = bounds.first_reason() if bounds.waiting else bounds.lacks(rows, nbytes)
         waiter_id = self._next_waiter()
-        asking = Asking(waiter_id, Room(rows, nbytes), client, reason or "")
+        asking = CapacityRequest(waiter_id, CapacityGrant(rows, nbytes), client, reason or "")
         bounds.waiting[waiter_id] = asking
         self._let_in()
         return waiter_id
 
-    def _check_room(self, rows: int, nbytes: int, old: Group | None, permit: int | None) -> None:
+    def _check_room(
+        self, rows: int, nbytes: int, old: StoredGroup | None, permit: int | None
+    ) -> None:
         bounds = self.bounds
         more_rows, more_bytes = rows, nbytes
         if old is not None:
@@ -161,7 +165,7 @@ class Producing(State):
             raise bounds.full(lacks, rows, nbytes)
 
     def _use_room(
-        self, home: Partition, receipt: Receipt, old: Group | None, permit: int | None
+        self, home: Partition, receipt: PutReceipt, old: StoredGroup | None, permit: int | None
     ) -> None:
         """Take what a group needs beyond the room kept for it, and that of the group it replaces."""
         rows, nbytes = receipt.rows, receipt.nbytes
@@ -176,13 +180,15 @@ class Producing(State):
         home.nbytes += receipt.nbytes
         self.bounds.take(rows, nbytes)
 
-    def _repeated(self, receipt: Receipt, permit: int | None) -> Receipt:
+    def _repeated(self, receipt: PutReceipt, permit: int | None) -> PutReceipt:
         if permit is not None:
             self.cancel(permit)
         return receipt
 
 
-def _given_before(home: Partition, old: Group | None, asked: Receipt, mask: int) -> Receipt | None:
+def _given_before(
+    home: Partition, old: StoredGroup | None, asked: PutReceipt, mask: int
+) -> PutReceipt | None:
     """The receipt of an earlier put of just this, in the queue or cleared from it; None: it is new.
 
     Raises:

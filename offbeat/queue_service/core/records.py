@@ -47,7 +47,7 @@ class Schema(msgspec.Struct, frozen=True):
                 raise SchemaError(name, "declared twice", "one declaration a column")
 
 
-class Limits(msgspec.Struct, frozen=True):
+class QueueLimits(msgspec.Struct, frozen=True):
     """How much rests in a queue at most: a producer waits as long as its put does not fit."""
 
     max_rows: int
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True):
             )
 
 
-class Receipt(msgspec.Struct, frozen=True, gc=False):
+class PutReceipt(msgspec.Struct, frozen=True, gc=False):
     """A group that the queue has taken: proof for its producer, handle for its consumers.
 
     ``generation`` is never given twice by one queue, so a receipt never means another group.
@@ -82,11 +82,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     id: int
     partition: str
     task: str
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[PutReceipt, ...]
     expires_at: float  # seconds, on the clock of the queue's owner
 
 
-class Room(msgspec.Struct, frozen=True, gc=False):
+class CapacityGrant(msgspec.Struct, frozen=True, gc=False):
     """Rows and bytes kept free for one put of the producer that waited for them."""
 
     rows: int

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from offbeat.queue_service.core.group import Gone, Group
+from offbeat.queue_service.core.group import GroupTombstone, StoredGroup
 from offbeat.queue_service.core.partition import Partition
-from offbeat.queue_service.core.records import LostGroup, Receipt, Schema
+from offbeat.queue_service.core.records import LostGroup, PutReceipt, Schema
 
 
 class PartState(msgspec.Struct, frozen=True, array_like=True):
@@ -21,7 +21,7 @@ class PartState(msgspec.Struct, frozen=True, array_like=True):
 class GroupState(msgspec.Struct, frozen=True):
     """A group; whoever had it leased has not acked it."""
 
-    receipt: Receipt
+    receipt: PutReceipt
     columns: str
     partial: tuple[tuple[str, str], ...]
     parts: tuple[PartState, ...]
@@ -51,7 +51,7 @@ class PartitionState(msgspec.Struct, frozen=True):
     untold: tuple[LostGroup, ...]
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class QueueSnapshot(msgspec.Struct, frozen=True):
     """A whole queue. The counters go on, so no old handle ever means something new."""
 
     generation: int
@@ -76,7 +76,9 @@ def freeze(home: Partition, now: float, payloads: list[object]) -> PartitionStat
     )
 
 
-def _freeze_group(home: Partition, group: Group, now: float, payloads: list[object]) -> GroupState:
+def _freeze_group(
+    home: Partition, group: StoredGroup, now: float, payloads: list[object]
+) -> GroupState:
     parts: list[PartState] = []
     rows = group.receipt.rows
     for columns, start, stop, payload in ((group.first, 0, rows, group.payload), *group.more):
@@ -109,16 +111,16 @@ def thaw(
         for task in home.tasks.values():
             task.offer(group)
     for gone in state.gone[-remembered:] if remembered else ():
-        home.gone[gone.group] = Gone(
+        home.gone[gone.group] = GroupTombstone(
             gone.attempt, gone.generation, int(gone.columns, 16), gone.lost
         )
     home.lost, home.untold = state.lost, list(state.untold)
     return home
 
 
-def _thaw_group(state: GroupState, payloads: Sequence[object], now: float) -> Group:
+def _thaw_group(state: GroupState, payloads: Sequence[object], now: float) -> StoredGroup:
     first, *more = state.parts
-    return Group(
+    return StoredGroup(
         receipt=state.receipt,
         generation=state.receipt.generation,
         first=int(first.columns, 16),

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from offbeat.queue_service.core.group import Group
-from offbeat.queue_service.core.leases import Held, Leases
+from offbeat.queue_service.core.capacity import Capacity
+from offbeat.queue_service.core.group import StoredGroup
+from offbeat.queue_service.core.leases import Leases, OpenLease
 from offbeat.queue_service.core.partition import Partition
-from offbeat.queue_service.core.records import Lease, Limits, Room
-from offbeat.queue_service.core.room import Bounds
+from offbeat.queue_service.core.records import CapacityGrant, Lease, QueueLimits
 from offbeat.queue_service.core.tasks import Task
 from offbeat.queue_service.core.waits import Waiter
 from offbeat.queue_service.errors import UnknownPartition
@@ -15,15 +15,15 @@ from offbeat.queue_service.errors import UnknownPartition
 class State:
     """Partitions, bounds, leases and waits; what was settled and freed, until it is drained."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.partitions: dict[str, Partition] = {}
-        self.bounds = Bounds(limits)
+        self.bounds = Capacity(limits)
         self.leases = Leases(limits.remembered)
         self.claims: dict[int, Waiter] = {}  # that wait
         self._generation = 0
         self._last_waiter = 0
-        self._settled: list[tuple[int, Lease | Room]] = []
+        self._settled: list[tuple[int, Lease | CapacityGrant]] = []
         self._freed: list[object] = []
 
     def _home(self, partition: str) -> Partition:
@@ -36,7 +36,7 @@ class State:
         self._last_waiter += 1
         return self._last_waiter
 
-    def _offer(self, home: Partition, group: Group, now: float) -> None:
+    def _offer(self, home: Partition, group: StoredGroup, now: float) -> None:
         for task in home.tasks.values():
             task.offer(group)
             if task.pools:
@@ -52,14 +52,14 @@ class State:
             self._settled.append((waiter.id, lease))
 
     def _grant(
-        self, home: Partition, task: Task, groups: list[Group], client: str, expires_at: float
+        self, home: Partition, task: Task, groups: list[StoredGroup], client: str, expires_at: float
     ) -> Lease:
         held = self.leases.open(home, task, groups, client, expires_at)
         receipts = tuple([group.receipt for group in groups])
         return Lease(held.id, home.name, task.name, receipts, expires_at)
 
-    def _give_back(self, leases: Iterable[Held], now: float) -> None:
-        touched: dict[int, Held] = {}
+    def _give_back(self, leases: Iterable[OpenLease], now: float) -> None:
+        touched: dict[int, OpenLease] = {}
         for held in leases:
             for group in held.groups:
                 held.task.give_back(group)
@@ -68,12 +68,12 @@ class State:
             if held.task.pools:
                 self._serve(held.partition, held.task, now)
 
-    def _clear(self, home: Partition, group: Group, lost: str = "") -> None:
+    def _clear(self, home: Partition, group: StoredGroup, lost: str = "") -> None:
         self._drop(home, group)
         self.bounds.take(-group.receipt.rows, -group.receipt.nbytes)
         home.remember(group, lost)
 
-    def _drop(self, home: Partition, group: Group) -> None:
+    def _drop(self, home: Partition, group: StoredGroup) -> None:
         """Out of the partition; the bounds are the caller's to change, once."""
         receipt = group.receipt
         del home.groups[receipt.group]

@@ -3,17 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from offbeat.queue_service.core.capacity import Capacity
 from offbeat.queue_service.core.leases import Leases
 from offbeat.queue_service.core.partition import Partition
 from offbeat.queue_service.core.records import PartitionStats, Stats, TaskStats
-from offbeat.queue_service.core.room import Bounds
 from offbeat.queue_service.core.tasks import Task
 from offbeat.queue_service.core.waits import Waiter
 
 
 def stats_of(
     homes: Iterable[Partition],
-    bounds: Bounds,
+    bounds: Capacity,
     claims: Mapping[int, Waiter],
     leases: Leases,
     now: float,

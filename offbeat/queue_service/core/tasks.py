@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from offbeat.queue_service.core.group import Group
+from offbeat.queue_service.core.group import StoredGroup
 from offbeat.queue_service.core.records import EVERYTHING, Where
-from offbeat.queue_service.core.waits import Pool, Waiter
+from offbeat.queue_service.core.waits import Waiter, WaiterPool
 from offbeat.queue_service.core.where import matches
 
 _SLACK: Final = 64  # shadows that are not worth a sweep
@@ -29,15 +29,15 @@ class Task:
     def __init__(self, name: str, columns: tuple[str, ...], need: int, bit: int) -> None:
         self.name, self.columns, self.need, self.bit = name, columns, need, bit
         self.available = self.leased = self.acked = 0
-        self.pools: dict[Where, Pool] = {}
-        self._line: deque[Group] = deque()
+        self.pools: dict[Where, WaiterPool] = {}
+        self._line: deque[StoredGroup] = deque()
         self._newest = -1  # generation last put in line
-        self._back: dict[int, Group] = {}
+        self._back: dict[int, StoredGroup] = {}
         self._order: list[int] = []  # heap of the generations in _back
 
     # --- groups come and go ------------------------------------------------------------------
 
-    def offer(self, group: Group) -> None:
+    def offer(self, group: StoredGroup) -> None:
         """Take the group up if it has all the columns of this task, and never had before."""
         need, bit = self.need, self.bit
         if group.columns & need != need or (group.available | group.leased | group.acked) & bit:
@@ -49,7 +49,7 @@ class Task:
             self._stand_back(group)
         self._now_available(group)
 
-    def give_back(self, group: Group) -> None:
+    def give_back(self, group: StoredGroup) -> None:
         """A leased group is available again, at its old place. One that is gone stays gone."""
         if group.leased & self.bit:
             group.leased ^= self.bit
@@ -57,7 +57,7 @@ class Task:
             self._stand_back(group)
             self._now_available(group)
 
-    def done(self, group: Group) -> bool:
+    def done(self, group: StoredGroup) -> bool:
         """A leased group is acked. False for one that is gone."""
         if not group.leased & self.bit:
             return False
@@ -67,12 +67,12 @@ class Task:
         self.acked += 1
         return True
 
-    def take_as_acked(self, group: Group) -> None:
+    def take_as_acked(self, group: StoredGroup) -> None:
         """A group that this task acked before the queue was restored."""
         group.acked |= self.bit
         self.acked += 1
 
-    def forget(self, group: Group) -> None:
+    def forget(self, group: StoredGroup) -> None:
         """The group leaves the partition."""
         bit = self.bit
         if group.available & bit:
@@ -84,25 +84,25 @@ class Task:
         elif group.acked & bit:
             self.acked -= 1
 
-    def _stand_back(self, group: Group) -> None:
+    def _stand_back(self, group: StoredGroup) -> None:
         if group.generation not in self._back:
             self._back[group.generation] = group
             heapq.heappush(self._order, group.generation)
 
-    def _now_available(self, group: Group) -> None:
+    def _now_available(self, group: StoredGroup) -> None:
         group.available |= self.bit
         self.available += 1
         for where, pool in self.pools.items():
             if where and matches(where, group.receipt.tags):
                 pool.matches[group.generation] = group
 
-    def _leave_pools(self, group: Group) -> None:
+    def _leave_pools(self, group: StoredGroup) -> None:
         for pool in self.pools.values():
             pool.matches.pop(group.generation, None)
 
     # --- claims ------------------------------------------------------------------------------
 
-    def take(self, at_least: int, at_most: int, where: Where) -> list[Group] | None:
+    def take(self, at_least: int, at_most: int, where: Where) -> list[StoredGroup] | None:
         """Lease the oldest that match, if there are enough; each is looked at once."""
         if where:
             groups = self._matching(at_least, at_most, where)
@@ -124,8 +124,8 @@ class Task:
             self._sweep()
         return groups
 
-    def _front(self, count: int) -> list[Group]:
-        taken: list[Group] = []
+    def _front(self, count: int) -> list[StoredGroup]:
+        taken: list[StoredGroup] = []
         line, order, back, bit = self._line, self._order, self._back, self.bit
         while len(taken) < count:
             if order and (not line or order[0] < line[0].generation):
@@ -136,12 +136,12 @@ class Task:
                 taken.append(group)
         return taken
 
-    def _matching(self, at_least: int, at_most: int, where: Where) -> list[Group] | None:
+    def _matching(self, at_least: int, at_most: int, where: Where) -> list[StoredGroup] | None:
         pool = self.pools.get(where)
         if pool is not None:  # somebody waits for these already, so they are known
             found = [pool.matches[i] for i in heapq.nsmallest(at_most, pool.matches)]
             return found if len(found) >= at_least else None
-        found = list[Group]()
+        found = list[StoredGroup]()
         for group in self._in_order():
             if matches(where, group.receipt.tags):
                 found.append(group)
@@ -149,7 +149,7 @@ class Task:
                     break
         return found if len(found) >= at_least else None
 
-    def _in_order(self) -> Iterator[Group]:
+    def _in_order(self) -> Iterator[StoredGroup]:
         if self._order:
             self._line_up()
         return (group for group in self._line if group.available & self.bit)
@@ -173,7 +173,7 @@ class Task:
         """Wait for groups. The first to wait with a predicate looks at what is there, once."""
         pool = self.pools.get(waiter.where)
         if pool is None:
-            pool = self.pools[waiter.where] = Pool()
+            pool = self.pools[waiter.where] = WaiterPool()
             if waiter.where:
                 for group in self._in_order():
                     if matches(waiter.where, group.receipt.tags):

@@ -4,7 +4,7 @@ import heapq
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.queue_service.core.group import Group
+from offbeat.queue_service.core.group import StoredGroup
 from offbeat.queue_service.core.records import Where
 
 _SLACK: Final = 64
@@ -24,14 +24,14 @@ class Waiter:
     lease_s: float
 
 
-class Pool:
+class WaiterPool:
     """The waiters of one task that share a predicate, and the available groups that match it.
 
     Waiters without a predicate take any group: theirs are counted by the task, not listed here.
     """
 
     def __init__(self) -> None:
-        self.matches: dict[int, Group] = {}  # by generation
+        self.matches: dict[int, StoredGroup] = {}  # by generation
         self.waiting: dict[int, Waiter] = {}
         self._asks: list[tuple[int, int]] = []  # heap of (at_least, waiter)
 

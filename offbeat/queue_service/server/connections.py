@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from offbeat.queue_service.errors import QueueFull
-from offbeat.queue_service.wire import Call, Reply
+from offbeat.queue_service.wire import Reply, WireCall
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
+class Connection:
     """One connection of a client; what it waits for ends with it."""
 
     answer: Callable[[Reply], None]
@@ -19,11 +19,11 @@ class Visit:
 
 
 @dataclass(slots=True)
-class Wait:
+class PendingCall:
     """A call that waits in the core."""
 
-    visit: Visit
-    call: Call
+    visit: Connection
+    call: WireCall
     since: float
     timer: asyncio.TimerHandle
     full: QueueFull | None  # what a put was refused with

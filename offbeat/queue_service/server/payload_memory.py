@@ -9,8 +9,8 @@ import numpy as np
 
 from offbeat.messages.failures import SchemaError
 from offbeat.queue_service.core.records import Part
-from offbeat.queue_service.storage.arenas import Arena, Bytes, Keeper, Slot, Writer
-from offbeat.queue_service.wire import Parcels, Payload, Piece
+from offbeat.queue_service.storage.arenas import Arena, ArenaAllocator, Bytes, Slot, Writer
+from offbeat.queue_service.wire import Deliveries, Piece, WirePayload
 
 _SERVICE: Final = "the service"
 WARM_BYTES: Final = 64 << 20
@@ -19,13 +19,13 @@ MOVED_ABOVE: Final = 64 << 10
 """Bytes. Larger payloads that came in a message are moved to shared memory, for readers to view."""
 
 
-class Memory:
+class PayloadMemory:
     """Counts, for each slot, the payload in it and the views of it.
 
     A client's views are pins that it takes back itself; those of one that died end with it.
     """
 
-    def __init__(self, keeper: Keeper, path: str) -> None:
+    def __init__(self, keeper: ArenaAllocator, path: str) -> None:
         """``path``: of the service's socket."""
         self._keeper = keeper
         self._path = path.encode()
@@ -56,7 +56,7 @@ class Memory:
     def cool(self) -> None:
         self._keeper.cool(WARM_BYTES)
 
-    def taken(self, client: str, payload: Payload) -> Payload:
+    def taken(self, client: str, payload: WirePayload) -> WirePayload:
         """A payload as it is kept; it has to be dropped once.
 
         Raises:
@@ -75,34 +75,34 @@ class Memory:
             return payload
         return self._moved(payload, inline, nbytes)
 
-    def drop(self, payload: Payload) -> None:
+    def drop(self, payload: WirePayload) -> None:
         """The payload is not needed any more; its memory is free once no view of it is left."""
         if payload.slot is not None:
             self._keeper.let_go(payload.slot)
 
-    def kept(self, payload: Payload) -> Payload:
+    def kept(self, payload: WirePayload) -> WirePayload:
         """Needed once more: it has to be dropped once more."""
         if payload.slot is not None:
             self._keeper.pin(payload.slot)
         return payload
 
-    def parcels(self, client: str, groups: Iterable[Sequence[Part]], *, maps: bool) -> Parcels:
+    def parcels(self, client: str, groups: Iterable[Sequence[Part]], *, maps: bool) -> Deliveries:
         """The groups' payloads on their way to a client; their slots are pinned for it."""
         arenas: dict[int, Arena] = {}
         told: list[tuple[Piece, ...]] = []
         for parts in groups:
             pieces: list[Piece] = []
             for part in parts:
-                payload: Payload = part.payload
+                payload: WirePayload = part.payload
                 if payload.slot is not None and maps:
                     arenas[payload.slot.arena] = self._keeper.arena(payload.slot)
                     self._keeper.pin(payload.slot)
                     self._pins.setdefault(client, Counter())[payload.slot] += 1
                 elif payload.slot is not None:
-                    payload = Payload(payload.header, payload.nbytes, self.bytes_of(payload))
+                    payload = WirePayload(payload.header, payload.nbytes, self.bytes_of(payload))
                 pieces.append(Piece(part.columns, part.start, part.stop, payload))
             told.append(tuple(pieces))
-        return Parcels(tuple(told), tuple(arenas.values()))
+        return Deliveries(tuple(told), tuple(arenas.values()))
 
     def unpin(self, client: str, slots: Iterable[Slot]) -> None:
         """Views that the client has dropped."""
@@ -120,24 +120,24 @@ class Memory:
             self._keeper.let_go(slot)
         self._keeper.producer_gone(client)
 
-    def bytes_of(self, payload: Payload) -> bytes:
+    def bytes_of(self, payload: WirePayload) -> bytes:
         """A copy of the buffers."""
         return self.block_of(payload).tobytes()
 
-    def block_of(self, payload: Payload) -> Bytes:
+    def block_of(self, payload: WirePayload) -> Bytes:
         """A view of the buffers, for as long as the payload is kept."""
         if payload.slot is None:
             return np.frombuffer(payload.inline or b"", np.uint8)
         return self._keeper.read(payload.slot, payload.nbytes)
 
-    def stored(self, payload: Payload) -> Payload:
+    def stored(self, payload: WirePayload) -> WirePayload:
         """A payload that came from a file, kept as one that was put."""
         return self.taken(_SERVICE, payload)
 
     def close(self) -> None:
         self._keeper.close()
 
-    def _moved(self, payload: Payload, inline: bytes, nbytes: int) -> Payload:
+    def _moved(self, payload: WirePayload, inline: bytes, nbytes: int) -> WirePayload:
         self._writer.freed(self._keeper.announce(_SERVICE))
         taken = self._writer.take(nbytes)
         if taken is None:

@@ -14,40 +14,40 @@ import msgspec
 
 from offbeat.queue_service import wire
 from offbeat.queue_service.core.core import QueueCore
-from offbeat.queue_service.core.records import Lease, Receipt, Room
-from offbeat.queue_service.core.snapshot import Snapshot
+from offbeat.queue_service.core.records import CapacityGrant, Lease, PutReceipt
+from offbeat.queue_service.core.snapshot import QueueSnapshot
 from offbeat.queue_service.errors import LeaseExpired, QueueFull, TooLarge
-from offbeat.queue_service.server.connections import Visit, Wait
-from offbeat.queue_service.server.payload_memory import Memory
-from offbeat.queue_service.server.saving import Saving
-from offbeat.queue_service.server.wake_latency import Wakes
+from offbeat.queue_service.server.connections import Connection, PendingCall
+from offbeat.queue_service.server.payload_memory import PayloadMemory
+from offbeat.queue_service.server.snapshots import Saving
+from offbeat.queue_service.server.wake_latency import LatencyHistogram
 from offbeat.queue_service.storage.arenas import Arena
-from offbeat.queue_service.wire import ONE_WAY, Call, Reply, encode, failure_of
+from offbeat.queue_service.wire import ONE_WAY, Reply, WireCall, encode, failure_of
 
 _COOL_AFTER_S: Final = 1.0  # memory that nobody asks for again within this is given back
 _NIL: Final = msgspec.Raw(encode(None))
 _LATER: Final = object()
 
 
-class Desk:
+class RequestHandler:
     """Answers the calls of all visits, one at a time, on one event loop."""
 
-    def __init__(self, core: QueueCore, memory: Memory, saving: Saving, newest: int) -> None:
+    def __init__(self, core: QueueCore, memory: PayloadMemory, saving: Saving, newest: int) -> None:
         self._core, self._memory, self._saving = core, memory, saving
         self._loop = asyncio.get_running_loop()
-        self._waits: dict[int, Wait] = {}
+        self._waits: dict[int, PendingCall] = {}
         self._visits: Counter[str] = Counter()  # connections by client
         self._named = 0
         self._newest = newest  # generation of the last put
         self._specs = wire.Specs()
         self._calls = 0
-        self._wakes, self._changed_at = Wakes(), 0.0
+        self._wakes, self._changed_at = LatencyHistogram(), 0.0
         self._closed = False
         self._waited_s: defaultdict[str, float] = defaultdict(float)
         self._expiry: asyncio.TimerHandle | None = None
         self._cooling: asyncio.TimerHandle | None = None
         self._saves: set[asyncio.Task[None]] = set()
-        self._answers: dict[type, Callable[[Visit, Call, Any], Any]] = {
+        self._answers: dict[type, Callable[[Connection, WireCall, Any], Any]] = {
             wire.Attach: self._attach,
             wire.Probe: lambda _visit, _call, _op: memory.probe(),
             wire.Leave: lambda visit, _call, _op: core.drop_client(visit.client, self._loop.time()),
@@ -73,7 +73,7 @@ class Desk:
 
     # --- channels ----------------------------------------------------------------------------
 
-    def take(self, visit: Visit, call: Call) -> None:
+    def take(self, visit: Connection, call: WireCall) -> None:
         """Take a call; ``visit.answer`` is told the reply, now or later, once."""
         self._calls += 1
         self._changed_at = self._loop.time()
@@ -92,14 +92,14 @@ class Desk:
                 self._reply(visit, call, value)
         self._settle()
 
-    def _answer(self, visit: Visit, call: Call) -> object:
+    def _answer(self, visit: Connection, call: WireCall) -> object:
         if call.id in visit.waits:
             raise ValueError(
                 f"call {call.id} of {visit.client} waits already; number the next one anew"
             )
         return self._answers[type(call.op)](visit, call, call.op)
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: Connection) -> None:
         """The connection is over. With the last one of its client, the client is."""
         if self._closed:
             return
@@ -127,7 +127,7 @@ class Desk:
 
     # --- clients -----------------------------------------------------------------------------
 
-    def _attach(self, visit: Visit, call: Call, op: wire.Attach) -> str:
+    def _attach(self, visit: Connection, call: WireCall, op: wire.Attach) -> str:
         del call
         visit.maps = op.maps
         if not visit.client:
@@ -139,14 +139,14 @@ class Desk:
 
     # --- producers ---------------------------------------------------------------------------
 
-    def _borrow(self, visit: Visit, call: Call, op: wire.Borrow) -> Arena:
+    def _borrow(self, visit: Connection, call: WireCall, op: wire.Borrow) -> Arena:
         del call
         most = self._core.limits.max_bytes
         if op.nbytes > most:
             raise TooLarge("bytes", op.nbytes, 0, most)
         return self._memory.lend(visit.client, op.nbytes)
 
-    def _put(self, visit: Visit, call: Call, op: wire.Put) -> object:
+    def _put(self, visit: Connection, call: WireCall, op: wire.Put) -> object:
         payload = self._memory.taken(visit.client, op.payload)
         try:
             return self._stored(op, payload, None)
@@ -165,7 +165,7 @@ class Desk:
             self._memory.drop(payload)
             raise
 
-    def _stored(self, op: wire.Put, payload: wire.Payload, permit: int | None) -> Receipt:
+    def _stored(self, op: wire.Put, payload: wire.WirePayload, permit: int | None) -> PutReceipt:
         """Put into the core; a payload that it has already is dropped."""
         now = self._loop.time()
         receipt = self._core.put(
@@ -179,7 +179,7 @@ class Desk:
             self._memory.drop(payload)
         return receipt
 
-    def _add_columns(self, visit: Visit, call: Call, op: wire.AddColumns) -> Receipt:
+    def _add_columns(self, visit: Connection, call: WireCall, op: wire.AddColumns) -> PutReceipt:
         del call
         payload = self._memory.taken(visit.client, op.payload)
         rows, now = slice(op.start, op.stop), self._loop.time()
@@ -196,7 +196,7 @@ class Desk:
 
     # --- consumers ---------------------------------------------------------------------------
 
-    def _claim(self, visit: Visit, call: Call, op: wire.Claim) -> object:
+    def _claim(self, visit: Connection, call: WireCall, op: wire.Claim) -> object:
         core, now = self._core, self._loop.time()
         lease = core.claim(
             op.partition, op.task, op.n, op.columns, now=now, lease_s=op.lease_s, where=op.where,
@@ -212,16 +212,16 @@ class Desk:
         )  # fmt: skip
         return self._wait(visit, call, waiter, op.wait_s, None)
 
-    def _delivery(self, visit: Visit, lease: Lease) -> wire.Delivery:
+    def _delivery(self, visit: Connection, lease: Lease) -> wire.Delivery:
         return wire.Delivery(lease, self._parcels(visit, lease.receipts))
 
-    def _parcels(self, visit: Visit, receipts: tuple[Receipt, ...]) -> wire.Parcels:
+    def _parcels(self, visit: Connection, receipts: tuple[PutReceipt, ...]) -> wire.Deliveries:
         groups = [self._core.parts(receipt) for receipt in receipts]
         return self._memory.parcels(visit.client, groups, maps=visit.maps)
 
-    def _ack(self, visit: Visit, call: Call, op: wire.Ack) -> None:
+    def _ack(self, visit: Connection, call: WireCall, op: wire.Ack) -> None:
         del visit, call
-        receipts: tuple[Receipt, ...] = ()
+        receipts: tuple[PutReceipt, ...] = ()
         if op.clear:
             with contextlib.suppress(LeaseExpired):  # the ack says what there is to say about it
                 receipts = self._core.lease(op.lease).receipts
@@ -230,11 +230,11 @@ class Desk:
 
     # --- groups that leave, and numbers ------------------------------------------------------
 
-    def _report_lost(self, visit: Visit, call: Call, op: wire.ReportLost) -> None:
+    def _report_lost(self, visit: Connection, call: WireCall, op: wire.ReportLost) -> None:
         del visit, call
         self._core.lost(op.receipts, op.reason)
 
-    def _stats(self, visit: Visit, call: Call, op: wire.GetStats) -> wire.ServiceStats:
+    def _stats(self, visit: Connection, call: WireCall, op: wire.GetStats) -> wire.ServiceStats:
         del visit, call, op
         queue = self._core.stats(self._loop.time())
         return wire.ServiceStats(
@@ -247,10 +247,10 @@ class Desk:
             self._wakes.p99_s,
         )
 
-    def _save_to(self, visit: Visit, call: Call, op: wire.SaveTo) -> object:
+    def _save_to(self, visit: Connection, call: WireCall, op: wire.SaveTo) -> object:
         """Index and payloads are taken here, between two calls; they are written beside the loop."""
         snapshot, payloads = self._core.export(self._loop.time())
-        taken = [self._memory.kept(payload) for payload in cast("list[wire.Payload]", payloads)]
+        taken = [self._memory.kept(payload) for payload in cast("list[wire.WirePayload]", payloads)]
         save = self._loop.create_task(self._save(visit, call, op.directory, snapshot, taken))
         self._saves.add(save)
         save.add_done_callback(self._saves.discard)
@@ -258,11 +258,11 @@ class Desk:
 
     async def _save(
         self,
-        visit: Visit,
-        call: Call,
+        visit: Connection,
+        call: WireCall,
         directory: str,
-        snapshot: Snapshot,
-        taken: list[wire.Payload],
+        snapshot: QueueSnapshot,
+        taken: list[wire.WirePayload],
     ) -> None:
         try:
             blocks = [(payload, self._memory.block_of(payload)) for payload in taken]
@@ -279,34 +279,34 @@ class Desk:
 
     # --- answers, now and later --------------------------------------------------------------
 
-    def _reply(self, visit: Visit, call: Call, value: object) -> None:
+    def _reply(self, visit: Connection, call: WireCall, value: object) -> None:
         if call.id == ONE_WAY:
             return
         raw = _NIL if value is None else msgspec.Raw(encode(value))
         visit.answer(Reply(call.id, raw, None, self._memory.announce(visit.client)))
 
-    def _refuse(self, visit: Visit, call: Call, error: Exception) -> None:
+    def _refuse(self, visit: Connection, call: WireCall, error: Exception) -> None:
         if call.id == ONE_WAY:
             return
         freed = self._memory.announce(visit.client)
         visit.answer(Reply(call.id, _NIL, failure_of(error), freed))
 
     def _wait(
-        self, visit: Visit, call: Call, waiter: int, wait_s: float, full: QueueFull | None
+        self, visit: Connection, call: WireCall, waiter: int, wait_s: float, full: QueueFull | None
     ) -> object:
         timer = self._loop.call_later(wait_s, self._overdue, waiter)
-        self._waits[waiter] = Wait(visit, call, self._loop.time(), timer, full)
+        self._waits[waiter] = PendingCall(visit, call, self._loop.time(), timer, full)
         visit.waits[call.id] = waiter
         return _LATER
 
-    def _end_wait(self, waiter: int) -> Wait:
+    def _end_wait(self, waiter: int) -> PendingCall:
         wait = self._waits.pop(waiter)
         wait.timer.cancel()
         del wait.visit.waits[wait.call.id]
         self._waited_s[type(wait.call.op).__name__] += self._loop.time() - wait.since
         return wait
 
-    def _cancel(self, visit: Visit, call_id: int) -> Call | None:
+    def _cancel(self, visit: Connection, call_id: int) -> WireCall | None:
         """Forget a call that waits: it is the caller's to answer. None if it does not."""
         waiter = visit.waits.get(call_id)
         if waiter is None:
@@ -334,7 +334,7 @@ class Desk:
 
         Leases are delivered before the next put is let in: it may replace a group of theirs.
         """
-        rooms = deque[tuple[int, Room]]()
+        rooms = deque[tuple[int, CapacityGrant]]()
         while (settled := self._core.settled()) or rooms:
             for waiter, got in settled:
                 if isinstance(got, Lease):
@@ -344,7 +344,7 @@ class Desk:
             if rooms:
                 self._serve(*rooms.popleft())
         for payload in self._core.freed():
-            self._memory.drop(cast("wire.Payload", payload))
+            self._memory.drop(cast("wire.WirePayload", payload))
         expiry = self._core.next_expiry()
         if expiry is not None and (self._expiry is None or expiry < self._expiry.when()):
             if self._expiry is not None:
@@ -353,7 +353,7 @@ class Desk:
         if self._cooling is None and self._memory.has_excess:
             self._cooling = self._loop.call_later(_COOL_AFTER_S, self._cool)
 
-    def _serve(self, waiter: int, got: Lease | Room) -> None:
+    def _serve(self, waiter: int, got: Lease | CapacityGrant) -> None:
         if waiter not in self._waits:
             return
         wait = self._end_wait(waiter)

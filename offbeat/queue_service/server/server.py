@@ -3,25 +3,25 @@
 import asyncio
 
 from offbeat.queue_service.core.core import QueueCore
-from offbeat.queue_service.core.records import Limits
-from offbeat.queue_service.server.payload_memory import Memory
-from offbeat.queue_service.server.request_handler import Desk
-from offbeat.queue_service.server.saving import Saving
+from offbeat.queue_service.core.records import QueueLimits
+from offbeat.queue_service.server.payload_memory import PayloadMemory
+from offbeat.queue_service.server.request_handler import RequestHandler
+from offbeat.queue_service.server.snapshots import Saving
 from offbeat.queue_service.server.socket import Listener, new_path
-from offbeat.queue_service.storage.arenas import Keeper
+from offbeat.queue_service.storage.arenas import ArenaAllocator
 
 
-class House:
+class QueueServer:
     """A service in this process, on the event loop that opens it. It needs no Ray."""
 
-    def __init__(self, limits: Limits, restore_from: str | None = None) -> None:
+    def __init__(self, limits: QueueLimits, restore_from: str | None = None) -> None:
         self._limits, self._restore_from = limits, restore_from
         self._opening: asyncio.Task[str] | None = None
-        self._desk: Desk | None = None
+        self._desk: RequestHandler | None = None
         self._listener: Listener | None = None
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> RequestHandler:
         assert self._desk is not None, "open the house first"  # noqa: S101
         return self._desk
 
@@ -37,11 +37,15 @@ class House:
 
     async def _open(self) -> str:
         path = new_path()
-        core, memory, saving = QueueCore(self._limits), Memory(Keeper(), path), Saving()
+        core, memory, saving = (
+            QueueCore(self._limits),
+            PayloadMemory(ArenaAllocator(), path),
+            Saving(),
+        )
         newest = 0
         if self._restore_from is not None:
             newest = await saving.restore(self._restore_from, core, memory)
-        self._desk = Desk(core, memory, saving, newest)
+        self._desk = RequestHandler(core, memory, saving, newest)
         self._listener = Listener(path)
         await self._listener.open(self._desk)
         return path

@@ -9,18 +9,18 @@ import msgspec
 
 from offbeat.queue_service.credentials import is_ours
 from offbeat.queue_service.frames import Frames
-from offbeat.queue_service.server.connections import Visit
-from offbeat.queue_service.server.request_handler import Desk
+from offbeat.queue_service.server.connections import Connection
+from offbeat.queue_service.server.request_handler import RequestHandler
 from offbeat.queue_service.wire import Reply, decode_call, encode, framed
 
 
 class _Connection(asyncio.Protocol):
     """One client's connection; everything it asked and still waits for ends with it."""
 
-    def __init__(self, desk: Desk, open_ones: set["_Connection"]) -> None:
+    def __init__(self, desk: RequestHandler, open_ones: set["_Connection"]) -> None:
         self._desk, self._open_ones = desk, open_ones
         self._frames = Frames()
-        self._visit: Visit | None = None
+        self._visit: Connection | None = None
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -28,7 +28,7 @@ class _Connection(asyncio.Protocol):
         if not is_ours(transport.get_extra_info("socket")):
             self._transport.abort()
             return
-        self._visit = Visit(self._answer)
+        self._visit = Connection(self._answer)
         self._open_ones.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -71,7 +71,7 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
-    async def open(self, desk: Desk) -> None:
+    async def open(self, desk: RequestHandler) -> None:
         """Begin to serve."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(

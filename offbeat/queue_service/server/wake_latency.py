@@ -8,7 +8,7 @@ _BUCKETS: Final = 160
 _US: Final = 1e6
 
 
-class Wakes:
+class LatencyHistogram:
     """A histogram of times that grows with nothing: each in a bucket at most a quarter of it wide."""
 
     def __init__(self) -> None:

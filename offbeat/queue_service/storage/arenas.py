@@ -175,7 +175,7 @@ class Reader:
         self._maps.clear()
 
 
-class Keeper:
+class ArenaAllocator:
     """The end that keeps the payloads: makes arenas, and counts who still needs which slot.
 
     A slot is held from its put until it is let go, and pinned by each reader that views it. Free of

@@ -11,7 +11,7 @@ from offbeat.algorithms.losses import LossTokens
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.training import LossSpec
 from offbeat.trainers.batches.fitness import check_finite, check_length
-from offbeat.trainers.batches.packing import Batch, Packed
+from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.transfer_queue.schema import (
     GENERATION_LOGPROBS,
@@ -30,7 +30,7 @@ def loss_tokens(
     device: torch.device,
     *,
     version: int | None = None,
-) -> Callable[[Packed, Tensor], LossTokens]:
+) -> Callable[[PackedRows, Tensor], LossTokens]:
     """A function that picks each microbatch's values out of the groups' columns.
 
     With the trainer's weight ``version``, each token's staleness is among them: what its loss is
@@ -54,7 +54,7 @@ def loss_tokens(
     reference = column(REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
     staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
 
-    def make(packed: Packed, logprobs_N: Tensor) -> LossTokens:
+    def make(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
         sample_N = batch.sample[packed.source_N]
         present, sequence_N = np.unique(sample_N, return_inverse=True)
 
@@ -76,7 +76,7 @@ def loss_tokens(
     return make
 
 
-def worthless_tokens(packed: Packed, logprobs_N: Tensor) -> LossTokens:
+def worthless_tokens(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
     """The same of a microbatch of nobody's tokens: none is valid, so that nothing comes of it."""
     nothing_N, device = torch.zeros_like(logprobs_N, requires_grad=False), logprobs_N.device
     return LossTokens(

@@ -46,7 +46,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """Samples of one group that share one copy of its prompt."""
 
     group: int
@@ -55,7 +55,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedRows:
     """The rows of one microbatch, and where its wanted tokens are predicted."""
 
     input_ids_RT: Ints
@@ -68,7 +68,7 @@ class Packed:
     one_sample_a_row: bool  # then causal attention needs no mask
 
 
-WORTHLESS: Final = Packed(
+WORTHLESS: Final = PackedRows(
     input_ids_RT=np.zeros((1, 1), np.int64),
     positions_RT=np.zeros((1, 1), np.int64),
     segments_RT=np.zeros((1, 1), np.int64),
@@ -81,12 +81,12 @@ WORTHLESS: Final = Packed(
 """A microbatch of one token that is nobody's: for a rank that has to compute along with others."""
 
 
-def rows_of(prompts: Sequence[Sequence[int]]) -> Packed:
+def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
     """Prompts of equal length, a row each; the last place of each row predicts, nothing is wanted."""
     input_ids_RT = np.asarray(prompts, np.int64)
     rows, tokens = input_ids_RT.shape
     nothing_N = np.zeros(0, np.int64)
-    return Packed(
+    return PackedRows(
         input_ids_RT=input_ids_RT,
         positions_RT=np.tile(np.arange(tokens), (rows, 1)),
         segments_RT=np.full((rows, tokens), PROMPT, np.int64),
@@ -130,7 +130,7 @@ def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -
     )
 
 
-def pack(batch: Batch, rows: Sequence[Row]) -> Packed:
+def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
     """Lay out one microbatch. Every sample of ``rows`` has at least one wanted token."""
     prompts = [batch.prompts[row.group] for row in rows]
     prompt_R = np.array([len(prompt) for prompt in prompts])
@@ -163,7 +163,7 @@ def pack(batch: Batch, rows: Sequence[Row]) -> Packed:
     behind_prompt_N = prompt_R[row_S[owner]] - 1
     column_N = np.where(within == 0, behind_prompt_N, column_S[owner] + within - 1)
     predicts_U, which_N = np.unique(row_S[owner] * width + column_N, return_inverse=True)
-    return Packed(
+    return PackedRows(
         input_ids_RT,
         positions_RT,
         segments_RT,

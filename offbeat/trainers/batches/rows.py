@@ -9,13 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from offbeat.trainers.batches.packing import Batch, Row
+from offbeat.trainers.batches.packing import Batch, PackedRow
 
 FULL_ENOUGH_TOKENS: Final = 2048  # from here on a microbatch costs far more than its own overhead
 SHORTER: Final = 0.8  # a row this much shorter than the longest would waste a fifth on padding
 
 
-def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[Row]:
+def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[PackedRow]:
     """Deal each group's samples to rows of about ``response_tokens``, evenly filled.
 
     Args:
@@ -23,7 +23,7 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
         response_tokens: Of all samples of a row; 0 gives every sample a row of its own.
         max_tokens: No row is longer, unless the longest sample of its group alone would be.
     """
-    rows = list[Row]()
+    rows = list[PackedRow]()
     bounds = np.searchsorted(batch.group_S, np.arange(len(batch.prompts) + 1)).tolist()
     lengths = (batch.length_S - 1).tolist()
     for group, prompt in enumerate(batch.prompts):
@@ -31,17 +31,17 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
         samples.sort(key=lambda s: -lengths[s])
         for dealt in _dealt(samples, lengths, response_tokens, max_tokens - len(prompt)):
             length = len(prompt) + sum(lengths[s] for s in dealt)
-            rows.append(Row(group, tuple(dealt), length))
+            rows.append(PackedRow(group, tuple(dealt), length))
     return rows
 
 
-def plan_microbatches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[list[PackedRow]]:
     """Cut rows, longest first, into microbatches of at most ``max_tokens``, padding included.
 
     A row longer than that is a microbatch of its own. A microbatch that is full enough is closed
     when the next row is so short that padding it would cost more than starting another.
     """
-    current = list[Row]()
+    current = list[PackedRow]()
     for row in sorted(rows, key=lambda each: -each.length):
         if current:
             width = current[0].length

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 
-class Disk:
+class CheckpointDisk:
     """The disk. Nothing is durable before ``sync``; whatever it refuses is an ``OSError``."""
 
     def make_directory(self, path: Path) -> None:

@@ -12,7 +12,7 @@ from offbeat.run_files.files import Files, fingerprints
 from offbeat.run_files.transfer import fetch, remove, send
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
 from offbeat.trainers.checkpoints.shared_work import Write
-from offbeat.trainers.checkpoints.store import LATEST, Stored
+from offbeat.trainers.checkpoints.store import LATEST, VerifiedCheckpoint
 
 FOLDER: Final = "checkpoints"
 _STATE, _ABANDONED, _PARTIAL = "state_", "abandoned_", ".partial_"
@@ -34,7 +34,7 @@ class MirroredCheckpoints:
             raise CheckpointFailed(0, version, str(error)) from error
         return saved
 
-    def rewind(self, at_most: int) -> Stored | None:
+    def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """As ``RankCheckpoints.rewind``, among those of the run directory."""
         try:
             self._fetch()
@@ -44,7 +44,7 @@ class MirroredCheckpoints:
             raise CheckpointFailed(0, at_most, str(error)) from error
         return found
 
-    def load(self, stored: Stored, load: Write) -> None:
+    def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
         self._store.load(stored, load)
 
     def send_model(self, directory: Path) -> None:

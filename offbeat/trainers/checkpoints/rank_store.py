@@ -12,17 +12,17 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.disk import CheckpointDisk
 from offbeat.trainers.checkpoints.manifest import CheckpointManifest, Identity
 from offbeat.trainers.checkpoints.shared_work import SharedWork, Write
-from offbeat.trainers.checkpoints.store import CheckpointStore, Stored
+from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint
 from offbeat.trainers.ranks.peers import Peers, together
 
 T = TypeVar("T")
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """``Stored``, as the first rank sends it."""
+    """``VerifiedCheckpoint``, as the first rank sends it."""
 
     directory: str
     manifest: CheckpointManifest
@@ -36,7 +36,13 @@ class RankCheckpoints:
     """A rank's hand on the store. All ranks make the same calls together."""
 
     def __init__(
-        self, root: Path, identity: Identity, *, keep: int, peers: Peers, disk: Disk | None = None
+        self,
+        root: Path,
+        identity: Identity,
+        *,
+        keep: int,
+        peers: Peers,
+        disk: CheckpointDisk | None = None,
     ) -> None:
         """As ``CheckpointStore``, of which the first rank's is the one that does the work."""
         self._peers, self._work = peers, SharedWork(peers)
@@ -61,7 +67,7 @@ class RankCheckpoints:
             ),
         )
 
-    def rewind(self, at_most: int) -> Stored | None:
+    def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """As ``CheckpointStore.rewind``: the same on all ranks."""
 
         def lead() -> _Found | None:
@@ -69,9 +75,9 @@ class RankCheckpoints:
             return None if stored is None else _Found(str(stored.directory), stored.manifest)
 
         found = self._work.together("restore", lead, _FOUND)
-        return None if found is None else Stored(Path(found.directory), found.manifest)
+        return None if found is None else VerifiedCheckpoint(Path(found.directory), found.manifest)
 
-    def load(self, stored: Stored, load: Write) -> None:
+    def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
         """Take up what was found, on all ranks or on none that goes on.
 
         Raises:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import structlog
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.disk import CheckpointDisk
 from offbeat.trainers.checkpoints.manifest import (
     MANIFEST,
     SCHEMA,
@@ -44,7 +44,7 @@ _MARGIN_BYTES: Final = 2**20  # for what a file system needs beside the content
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class VerifiedCheckpoint:
     """A checkpoint that has been verified."""
 
     directory: Path
@@ -55,7 +55,7 @@ class Stored:
         return self.manifest.version
 
 
-class Readers(Protocol):
+class CheckpointReaders(Protocol):
     """Who reads the files of a checkpoint to digest them: they may be more than one process can read."""
 
     def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
@@ -67,7 +67,7 @@ class Readers(Protocol):
         ...
 
 
-class OneReader:
+class SingleReader:
     """This process reads all of them."""
 
     def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
@@ -87,12 +87,12 @@ class CheckpointStore:
         *,
         keep: int,
         rank: int = 0,
-        readers: Readers | None = None,
-        disk: Disk | None = None,
+        readers: CheckpointReaders | None = None,
+        disk: CheckpointDisk | None = None,
     ) -> None:
         """``keep`` complete checkpoints stay, the newest ones; while one is written, one more."""
         self._root, self._identity, self._keep, self._rank = root, identity, keep, rank
-        self._readers, self._disk = readers or OneReader(), disk or Disk()
+        self._readers, self._disk = readers or SingleReader(), disk or CheckpointDisk()
 
     def save(
         self, version: int, weights_digest: str, nbytes: int, write: Callable[[Path], None]
@@ -122,7 +122,7 @@ class CheckpointStore:
                 manifest = self._write(partial, version, weights_digest, write)
                 self._disk.rename(partial, final)
                 self._disk.sync(self._root)
-                stored = Stored(final, manifest)
+                stored = VerifiedCheckpoint(final, manifest)
             self._name_as_latest(stored)
         except OSError as error:
             self._give_up(partial)
@@ -130,7 +130,7 @@ class CheckpointStore:
         self._prune(version)
         return stored.manifest.nbytes
 
-    def newest(self, at_most: int) -> Stored | None:
+    def newest(self, at_most: int) -> VerifiedCheckpoint | None:
         """The newest checkpoint of this version or older whose every file verifies.
 
         A damaged one is skipped and logged, and stays as it is.
@@ -141,7 +141,7 @@ class CheckpointStore:
         versions = (each for each in self._versions() if each <= at_most)
         return next((found for each in versions if (found := self._verified(each))), None)
 
-    def rewind(self, at_most: int) -> Stored | None:
+    def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """``newest``, and set aside whatever is newer: weights of those versions will be others now.
 
         With None, the initial model, everything is set aside and there is no LATEST.
@@ -197,7 +197,7 @@ class CheckpointStore:
             )
             raise CheckpointFailed(self._rank, version, problem)
 
-    def _same(self, version: int, weights_digest: str) -> Stored | None:
+    def _same(self, version: int, weights_digest: str) -> VerifiedCheckpoint | None:
         """This very checkpoint if it is there; whatever else has its name is set aside."""
         if version not in self._versions():
             return None
@@ -209,7 +209,7 @@ class CheckpointStore:
         self._set_aside(version, _ABANDONED if there else _CORRUPT)
         return None
 
-    def _name_as_latest(self, stored: Stored | None) -> None:
+    def _name_as_latest(self, stored: VerifiedCheckpoint | None) -> None:
         """Durably, and in one moment. None: there is none."""
         latest = self._root / LATEST
         if stored is None:
@@ -267,7 +267,7 @@ class CheckpointStore:
         names = (path.name.removeprefix(_STATE) for path in self._root.glob(f"{_STATE}*"))
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
-    def _verified(self, version: int) -> Stored | None:
+    def _verified(self, version: int) -> VerifiedCheckpoint | None:
         """A checkpoint of which every byte is as it was written; else None, and a line in the log."""
         directory = self._directory(version)
         try:
@@ -281,7 +281,7 @@ class CheckpointStore:
         except OSError as error:
             log.warning("checkpoint.unreadable", file=str(directory), problem=str(error))
             return None
-        return Stored(directory, manifest)
+        return VerifiedCheckpoint(directory, manifest)
 
     def _complete(self, version: int) -> CheckpointManifest | None:
         """A checkpoint that has all its files in their sizes: what can be told without reading it."""

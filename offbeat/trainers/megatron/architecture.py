@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from transformers import AutoConfig
 
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 
 _FAMILIES: Final = ("qwen2", "qwen3", "llama", "qwen3_moe")
 _TORCH: Final = "Train it with trainer.backend: torch"
@@ -52,9 +52,9 @@ def read_architecture(path: str | Path) -> Architecture:
     family = values["model_type"]
     name = (values.get("architectures") or [family])[0]
     if family not in _FAMILIES:
-        raise UnsupportedModel(name, f"is none of {', '.join(_FAMILIES)}", _TORCH)
+        raise UntrainableModel(name, f"is none of {', '.join(_FAMILIES)}", _TORCH)
     for problem in _problems(values):
-        raise UnsupportedModel(name, problem, _TORCH)
+        raise UntrainableModel(name, problem, _TORCH)
     experts = config.num_experts if family == "qwen3_moe" else 0
     return Architecture(
         name=name,

@@ -19,16 +19,16 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offbeat.trainers.batches.packing import Packed, visible
+from offbeat.trainers.batches.packing import PackedRows, visible
 from offbeat.trainers.megatron.groups import tensor_group
-from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.model import PackedRotary
 from offbeat.trainers.megatron.vocabulary import vocabulary_logprobs, whole_logits
 
-Consume = Callable[[Packed, Tensor], Tensor]
+Consume = Callable[[PackedRows, Tensor], Tensor]
 """(microbatch, log-probabilities [N]) -> a sum to differentiate. Called on the last stage only."""
 
-_Loss = Callable[[Packed, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
+_Loss = Callable[[PackedRows, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
 """(microbatch, this rank's logits [1, U, V]) -> what the library's schedules want of a loss."""
 
 
@@ -43,7 +43,7 @@ class Forward:
     """
 
     def __init__(
-        self, wrapped: nn.Module, model: GPTModel, layout: Layout, vocabulary: int
+        self, wrapped: nn.Module, model: GPTModel, layout: ParallelLayout, vocabulary: int
     ) -> None:
         self._wrapped, self._model = wrapped, model
         self._layout, self._vocabulary = layout, vocabulary
@@ -52,7 +52,7 @@ class Forward:
 
     def run(
         self,
-        microbatches: Sequence[Packed],
+        microbatches: Sequence[PackedRows],
         consume: Consume,
         temperature: float,
         *,
@@ -65,18 +65,18 @@ class Forward:
         """
         self._run(microbatches, partial(self._loss, consume, temperature), backward=backward)
 
-    def logits(self, microbatch: Packed) -> Tensor | None:
+    def logits(self, microbatch: PackedRows) -> Tensor | None:
         """Whole logits [U, V] of the places that predict; None on all stages but the last."""
         kept = list[Tensor]()
 
-        def keep(_: Packed, logits_1UV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def keep(_: PackedRows, logits_1UV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             kept.append(whole_logits(logits_1UV[0], self._vocabulary, tensor_group()))
             return logits_1UV.sum(), torch.zeros((), dtype=torch.int, device=self._device), {}
 
         self._run([microbatch], keep, backward=False)
         return kept[0] if kept else None
 
-    def _run(self, microbatches: Sequence[Packed], loss: _Loss, *, backward: bool) -> None:
+    def _run(self, microbatches: Sequence[PackedRows], loss: _Loss, *, backward: bool) -> None:
         if not microbatches:
             return
         rows, tokens = microbatches[0].input_ids_RT.shape
@@ -91,7 +91,7 @@ class Forward:
         )
 
     def _step(
-        self, loss: _Loss, source: Iterator[Packed], wrapped: nn.Module
+        self, loss: _Loss, source: Iterator[PackedRows], wrapped: nn.Module
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         packed = next(source)
         positions_RT = self._tensor(packed.positions_RT)
@@ -103,7 +103,7 @@ class Forward:
         return output, partial(loss, packed)
 
     def _loss(
-        self, consume: Consume, temperature: float, packed: Packed, logits_1UV: Tensor
+        self, consume: Consume, temperature: float, packed: PackedRows, logits_1UV: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         which_N, target_N = self._tensor(packed.which_N), self._tensor(packed.target_N)
         logprobs_N = vocabulary_logprobs(
@@ -113,7 +113,7 @@ class Forward:
         # No tokens: the library would divide by them at the end of every call.
         return loss, torch.zeros((), dtype=torch.int, device=self._device), {}
 
-    def _mask(self, packed: Packed) -> Tensor | None:
+    def _mask(self, packed: PackedRows) -> Tensor | None:
         """[R, 1, T, T], True where nothing is seen. None is plain causal attention."""
         if packed.one_sample_a_row:
             return None

@@ -12,22 +12,22 @@ from torch import Tensor
 
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.hf_files import view_of, where
-from offbeat.trainers.megatron.mapping import Box, Shape
+from offbeat.trainers.megatron.mapping import Shape, TensorBox
 from offbeat.trainers.ranks.peers import Peers
 
-_BOXES: Final = msgspec.msgpack.Decoder(list[Box])
+_BOXES: Final = msgspec.msgpack.Decoder(list[TensorBox])
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    box: Box
+    box: TensorBox
     owner: int  # the lowest rank that holds it
 
 
-class Gathering:
+class TensorGather:
     """Where all boxes of a model are. All ranks make one, with their own boxes, at the same time."""
 
-    def __init__(self, boxes: Sequence[Box], peers: Peers) -> None:
+    def __init__(self, boxes: Sequence[TensorBox], peers: Peers) -> None:
         self._rank = peers.rank
         world = peers.gathered(list(boxes), _BOXES)
         owned = dict[tuple[str, Shape], _Piece]()
@@ -46,7 +46,7 @@ class Gathering:
                 problem = f"has {prod(self.shapes[name])} elements, the ranks hold {covered}"
                 raise IncompleteWeights("this world of ranks", name, problem)
 
-    def owned(self) -> list[Box]:
+    def owned(self) -> list[TensorBox]:
         """The boxes this rank answers for: every element of the model is in one of one rank."""
         pieces = (each for name in self.shapes for each in self._pieces[name])
         return [each.box for each in pieces if each.owner == self._rank]

@@ -9,11 +9,11 @@ from torch.distributed import ProcessGroup
 
 from offbeat.config.training import TrainerConfig
 from offbeat.trainers.megatron.errors import UnsupportedLayout
-from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.ranks.peers import Peers
 
 
-def start_groups(config: TrainerConfig, peers: Peers) -> Layout:
+def start_groups(config: TrainerConfig, peers: Peers) -> ParallelLayout:
     """Cut the world as the config says; once a process. The process group is up, unless one is alone.
 
     Raises:
@@ -38,7 +38,7 @@ def start_groups(config: TrainerConfig, peers: Peers) -> Layout:
         pipeline_model_parallel_size=config.pipeline_parallel,
         expert_model_parallel_size=config.expert_parallel,
     )
-    return Layout(
+    return ParallelLayout(
         tensor=config.tensor_parallel,
         pipeline=config.pipeline_parallel,
         expert=config.expert_parallel,

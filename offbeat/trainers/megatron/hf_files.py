@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from offbeat.trainers.megatron.errors import IncompleteWeights
-from offbeat.trainers.megatron.mapping import Box
+from offbeat.trainers.megatron.mapping import TensorBox
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -23,7 +23,7 @@ class HfWeights:
     def __init__(self, path: Path, opened: dict[str, Any]) -> None:
         self._path, self._opened = path, opened
 
-    def read(self, box: Box) -> Tensor:
+    def read(self, box: TensorBox) -> Tensor:
         """The box's elements, on the CPU, in the file's type.
 
         Raises:
@@ -56,7 +56,7 @@ def hf_weights(path: Path) -> Iterator[HfWeights]:
 
 
 @torch.no_grad()
-def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[Box], path: Path) -> None:
+def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[TensorBox], path: Path) -> None:
     """Fill parameters from a Hugging Face directory; rows that pad the vocabulary become zero."""
     for each in parameters.values():
         each.zero_()
@@ -65,7 +65,7 @@ def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[Box], path: Pat
             view_of(parameters, box).copy_(weights.read(box))
 
 
-def view_of(parameters: Mapping[str, Tensor], box: Box) -> Tensor:
+def view_of(parameters: Mapping[str, Tensor], box: TensorBox) -> Tensor:
     """The box's elements in the local parameter that holds them."""
     return parameters[box.parameter][where(box.local, box.shape)]
 

@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from torch import nn
 
 from offbeat.trainers.megatron.architecture import Architecture
-from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.layout import ParallelLayout
 
 
 class Norm(nn.RMSNorm):
@@ -35,7 +35,7 @@ class Norm(nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue] -- read by name
 
 
-def block_of(architecture: Architecture, layout: Layout) -> ModuleSpec:
+def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
     """The layers of one stage, without Transformer Engine."""
     layer: ModuleSpec = get_gpt_layer_local_spec(
         num_experts=architecture.experts or None,

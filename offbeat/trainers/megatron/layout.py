@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """The cut of a world, and one rank's place in it."""
 
     tensor: int = 1  # ranks that share every matrix

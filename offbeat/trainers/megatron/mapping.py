@@ -20,13 +20,13 @@ from functools import partial
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
-from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.layout import ParallelLayout
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TensorBox:
     """A box of a Hugging Face tensor that a local parameter holds."""
 
     tensor: str  # Hugging Face name
@@ -42,19 +42,19 @@ class Box:
         return self.tensor, self.start
 
 
-Rule = Callable[[Shape, int], list[Box]]
+Rule = Callable[[Shape, int], list[TensorBox]]
 """(local shape, tensor-parallel rank) -> boxes."""
 
 
 def boxes_of(
-    parameters: Mapping[str, Shape], architecture: Architecture, layout: Layout
-) -> list[Box]:
+    parameters: Mapping[str, Shape], architecture: Architecture, layout: ParallelLayout
+) -> list[TensorBox]:
     """The boxes of one rank's parameters, in their order.
 
     Raises:
         UnmappedParameter: No rule knows the name, or the boxes do not cover the parameter.
     """
-    boxes = list[Box]()
+    boxes = list[TensorBox]()
     for name, shape in parameters.items():
         found = _rule(name, architecture, layout)(shape, layout.tensor_rank)
         covered = sum(_elements(box.shape) for box in found)
@@ -66,7 +66,7 @@ def boxes_of(
     return boxes
 
 
-def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:
+def padded_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int:
     """Rows of the embedding, all ranks together: as many for each."""
     return -(-architecture.vocabulary // layout.tensor) * layout.tensor
 
@@ -76,7 +76,7 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 _EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-def _rule(name: str, a: Architecture, layout: Layout) -> Rule:
+def _rule(name: str, a: Architecture, layout: ParallelLayout) -> Rule:
     embedding = "model.embed_tokens.weight"
     top: dict[str, Rule] = {
         "embedding.word_embeddings.weight": partial(_vocabulary, name, embedding, a),
@@ -93,7 +93,9 @@ def _rule(name: str, a: Architecture, layout: Layout) -> Rule:
     return _layer_rule(name, found[2], f"model.layers.{layer}.", a, layout)
 
 
-def _layer_rule(name: str, within: str, prefix: str, a: Architecture, layout: Layout) -> Rule:
+def _layer_rule(
+    name: str, within: str, prefix: str, a: Architecture, layout: ParallelLayout
+) -> Rule:
     attention, tensor = f"{prefix}self_attn.", layout.tensor
     rules: dict[str, Rule] = {
         "input_layernorm.weight": partial(_direct, name, f"{prefix}input_layernorm.weight"),
@@ -126,38 +128,40 @@ def _layer_rule(name: str, within: str, prefix: str, a: Architecture, layout: La
     return experts[found[2]]
 
 
-def _direct(parameter: str, tensor: str, shape: Shape, rank: int) -> list[Box]:
+def _direct(parameter: str, tensor: str, shape: Shape, rank: int) -> list[TensorBox]:
     del rank
     origin = (0,) * len(shape)
-    return [Box(tensor, shape, origin, parameter, origin, shape)]
+    return [TensorBox(tensor, shape, origin, parameter, origin, shape)]
 
 
-def _row(parameter: str, tensor: str, ranks: int, shape: Shape, rank: int) -> list[Box]:
+def _row(parameter: str, tensor: str, ranks: int, shape: Shape, rank: int) -> list[TensorBox]:
     rows, columns = shape
     whole, start = (rows, columns * ranks), (0, columns * rank)
-    return [Box(tensor, whole, start, parameter, (0, 0), shape)]
+    return [TensorBox(tensor, whole, start, parameter, (0, 0), shape)]
 
 
-def _gated(parameter: str, prefix: str, ranks: int, shape: Shape, rank: int) -> list[Box]:
+def _gated(parameter: str, prefix: str, ranks: int, shape: Shape, rank: int) -> list[TensorBox]:
     rows = shape[0] // 2
     part, whole = (rows, *shape[1:]), (rows * ranks, *shape[1:])
     return [
-        Box(f"{prefix}{name}.weight", whole, (rows * rank, 0), parameter, (rows * half, 0), part)
+        TensorBox(
+            f"{prefix}{name}.weight", whole, (rows * rank, 0), parameter, (rows * half, 0), part
+        )
         for half, name in enumerate(("gate_proj", "up_proj"))
     ]
 
 
 def _qkv(
     parameter: str, prefix: str, kind: str, a: Architecture, shape: Shape, rank: int
-) -> list[Box]:
+) -> list[TensorBox]:
     queries, others, at = a.heads // a.groups, shape[1:], 0
     here = shape[0] // ((queries + 2) * a.head_dim)
-    boxes = list[Box]()
+    boxes = list[TensorBox]()
     for group in range(here * rank, here * (rank + 1)):
         for name, heads, whole in (("q", queries, a.heads), ("k", 1, a.groups), ("v", 1, a.groups)):
             rows, zeros = heads * a.head_dim, (0,) * len(others)
             boxes.append(
-                Box(
+                TensorBox(
                     f"{prefix}{name}_proj.{kind}",
                     (whole * a.head_dim, *others),
                     (group * rows, *zeros),
@@ -170,15 +174,17 @@ def _qkv(
     return boxes
 
 
-def _vocabulary(parameter: str, tensor: str, a: Architecture, shape: Shape, rank: int) -> list[Box]:
+def _vocabulary(
+    parameter: str, tensor: str, a: Architecture, shape: Shape, rank: int
+) -> list[TensorBox]:
     rows = max(0, min(shape[0], a.vocabulary - shape[0] * rank))
     if not rows:
         return []
     whole, start = (a.vocabulary, shape[1]), (shape[0] * rank, 0)
-    return [Box(tensor, whole, start, parameter, (0, 0), (rows, shape[1]))]
+    return [TensorBox(tensor, whole, start, parameter, (0, 0), (rows, shape[1]))]
 
 
-def _padding(name: str, shape: Shape, a: Architecture, layout: Layout) -> int:
+def _padding(name: str, shape: Shape, a: Architecture, layout: ParallelLayout) -> int:
     """Elements of a parameter that only pad the vocabulary."""
     if name not in _EMBEDDINGS:
         return 0

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
 
-from offbeat.trainers.batches.packing import PADDING, Ints, Packed
+from offbeat.trainers.batches.packing import PADDING, Ints, PackedRows
 from offbeat.trainers.megatron.groups import expert_group
 
 
-def aligned(microbatches: Sequence[Packed], config: TransformerConfig) -> list[Packed]:
+def aligned(microbatches: Sequence[PackedRows], config: TransformerConfig) -> list[PackedRows]:
     """The same microbatches, padded and with empty ones behind, so that no rank waits for another.
 
     Ranks that share experts exchange the tokens of every microbatch. They need as many of them as the
@@ -27,7 +27,7 @@ def aligned(microbatches: Sequence[Packed], config: TransformerConfig) -> list[P
     if has_experts:
         every_rows, every_tokens = zip(*shapes or [(1, 1)], strict=True)
         count, rows, tokens = _most([count, max(every_rows), max(every_tokens)])
-    even: list[Packed] = []
+    even: list[PackedRows] = []
     for each in [*microbatches, *[_EMPTY] * (count - len(shapes))]:
         own_rows, own_tokens = each.input_ids_RT.shape
         shape = (rows, tokens) if gathers else (own_rows, own_tokens)
@@ -42,7 +42,7 @@ def _most(values: Sequence[int]) -> list[int]:
     return most.tolist()
 
 
-def _padded(packed: Packed, rows: int, tokens: int, multiple: int) -> Packed:
+def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> PackedRows:
     """The same with so many rows, and so long ones or a little longer; none of it is read."""
     tokens = -(-tokens // multiple) * multiple
     if packed.input_ids_RT.shape == (rows, tokens):
@@ -64,7 +64,7 @@ def _padded(packed: Packed, rows: int, tokens: int, multiple: int) -> Packed:
 
 
 _NONE = np.zeros(0, np.int64)
-_EMPTY = Packed(
+_EMPTY = PackedRows(
     input_ids_RT=np.zeros((1, 1), np.int64),
     positions_RT=np.zeros((1, 1), np.int64),
     segments_RT=np.zeros((1, 1), np.int64),

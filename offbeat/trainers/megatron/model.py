@@ -18,13 +18,13 @@ from torch.nn import functional
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.layers import block_of, mark_what_is_dealt
-from offbeat.trainers.megatron.layout import Layout
+from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import padded_vocabulary
 
 
 def transformer_config(
     architecture: Architecture,
-    layout: Layout,
+    layout: ParallelLayout,
     dtype: torch.dtype,
     *,
     sequence_parallel: bool = False,
@@ -92,7 +92,7 @@ def transformer_config(
 
 
 def build_model(
-    architecture: Architecture, config: TransformerConfig, layout: Layout, seed: int
+    architecture: Architecture, config: TransformerConfig, layout: ParallelLayout, seed: int
 ) -> GPTModel:
     """One rank's share of the model, on the device the library takes for its own."""
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -159,7 +159,7 @@ class PackedRotary(RotaryEmbedding):
         return torch.cat((angles_TRD, angles_TRD), dim=-1)[:, :, None, :]
 
 
-def _check(a: Architecture, layout: Layout, *, sequence_parallel: bool) -> None:
+def _check(a: Architecture, layout: ParallelLayout, *, sequence_parallel: bool) -> None:
     divisible = (
         ("trainer.tensor_parallel", layout.tensor, "key-value heads", a.groups),
         ("trainer.tensor_parallel", layout.tensor, "heads", a.heads),

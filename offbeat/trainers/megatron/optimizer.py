@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offbeat.config.training import OptimizerConfig
 from offbeat.trainers.megatron.hf_files import view_of
-from offbeat.trainers.megatron.mapping import Box
+from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -39,7 +39,7 @@ class RankOptimizer(ABC):
     """It wants gradients that are dealt to data-parallel ranks, not whole ones on each."""
 
     def __init__(
-        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[TensorBox]
     ) -> None:
         """Start with no moments, from the weights as they are.
 
@@ -111,7 +111,7 @@ class MainGradAdamW(RankOptimizer):
     sharded: ClassVar[bool] = False
 
     def __init__(
-        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[TensorBox]
     ) -> None:
         super().__init__(ddp, config, owned)
         self._masters: dict[str, Tensor] = {

@@ -13,7 +13,7 @@ from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BackendParts:
     """The usual ones, unless told otherwise."""
 
     gradients: Callable[[DistributedDataParallel, TransformerConfig], Gradients] = Gradients

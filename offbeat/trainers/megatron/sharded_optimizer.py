@@ -19,7 +19,7 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig as LibraryC
 from torch import Tensor, nn
 
 from offbeat.config.training import OptimizerConfig
-from offbeat.trainers.megatron.mapping import Box
+from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer
 from offbeat.trainers.movement import Movement, MovementProbe
 
@@ -46,7 +46,7 @@ class ShardedAdamW(RankOptimizer):
     sharded: ClassVar[bool] = True
 
     def __init__(
-        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[Box]
+        self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[TensorBox]
     ) -> None:
         super().__init__(ddp, config, owned)
         dtype = next(iter(self._parameters.values())).dtype

@@ -26,25 +26,25 @@ from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
-from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs, TrainerBackend
 from offbeat.trainers.batches.inputs import loss_tokens
-from offbeat.trainers.batches.packing import Batch, Packed, rows_of
+from offbeat.trainers.batches.packing import Batch, PackedRows, rows_of
+from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.megatron.architecture import read_architecture
 from offbeat.trainers.megatron.forward import Forward
-from offbeat.trainers.megatron.gathering import Gathering
+from offbeat.trainers.megatron.gathering import TensorGather
 from offbeat.trainers.megatron.groups import pipeline_group, start_groups
 from offbeat.trainers.megatron.hf_directory import save_directory
 from offbeat.trainers.megatron.hf_files import load_boxes
-from offbeat.trainers.megatron.mapping import Box, boxes_of
+from offbeat.trainers.megatron.mapping import TensorBox, boxes_of
 from offbeat.trainers.megatron.microbatches import aligned
 from offbeat.trainers.megatron.model import build_model, in_data_parallel, transformer_config
-from offbeat.trainers.megatron.parts import Parts, optimizer_for
+from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.movement import check_moved
-from offbeat.trainers.ranks.peers import Alone, Peers, WorldBroken, line_of, together
+from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of, together
 from offbeat.trainers.schedule import learning_rate
-from offbeat.trainers.split_step import Advantages, LogprobColumns, SplitStep, TopLogprobs
 from offbeat.trainers.step_sums import RankSums, StepSums, StepTotals
 from offbeat.trainers.torch.logprobs import largest_logprobs
 from offbeat.trainers.weights import torch_dtype, weights_digest
@@ -52,11 +52,11 @@ from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, C
 
 T = TypeVar("T")
 _KEPT: Final = msgspec.msgpack.Decoder(TopLogprobs | None)
-MakeTokens = Callable[[Packed, Tensor], LossTokens]
+MakeTokens = Callable[[PackedRows, Tensor], LossTokens]
 _LEADER_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
 
 
-class MegatronTrainer(SplitStep):
+class MegatronTrainer(TrainerBackend):
     """One rank's share of a model, its gradients and its optimizer."""
 
     def __init__(
@@ -68,7 +68,7 @@ class MegatronTrainer(SplitStep):
         total_steps: int,
         seed: int = 0,
         peers: Peers | None = None,
-        parts: Parts | None = None,
+        parts: BackendParts | None = None,
     ) -> None:
         """Cut the world into groups and load this rank's share.
 
@@ -87,7 +87,7 @@ class MegatronTrainer(SplitStep):
             UnsupportedLayout: The model or the world cannot be cut like this.
         """
         super().__init__()
-        self._peers, self._parts = peers or Alone(), parts or Parts()
+        self._peers, self._parts = peers or SingleRank(), parts or BackendParts()
         self.is_first = self._peers.rank == 0
         self.model_path = Path(model_path)
         self._config, self._total_steps, self._seed = trainer, total_steps, seed
@@ -106,10 +106,10 @@ class MegatronTrainer(SplitStep):
         self._forward = self._forward_of(self.ddp, self.model)
         self.gradients = self._parts.gradients(self.ddp, self.transformer)
         self.boxes = self._boxes_of(self.model)
-        self.gathering = Gathering(self.boxes, self._peers)
+        self.gathering = TensorGather(self.boxes, self._peers)
         self.optimizer = optimizer(self.ddp, trainer.optimizer, self.gathering.owned())
         a = self.architecture
-        self._cutting = Cutting(
+        self._cutting = MicrobatchPlanner(
             trainer.max_tokens_per_microbatch,
             trainer.shared_prompt,
             ratio_tokens=a.layer_weights / (2 * a.hidden),
@@ -144,13 +144,13 @@ class MegatronTrainer(SplitStep):
         self,
         forward: Forward,
         batch: Batch | None,
-        microbatches: Sequence[Packed],
+        microbatches: Sequence[PackedRows],
         temperature: float,
     ) -> NDArray[np.float32]:
         count = 0 if batch is None else len(batch.tokens)
         values = torch.zeros(count, dtype=torch.float32, device=self._device)
 
-        def keep(packed: Packed, logprobs_N: Tensor) -> Tensor:
+        def keep(packed: PackedRows, logprobs_N: Tensor) -> Tensor:
             source_N = torch.from_numpy(packed.source_N).to(self._device)
             values[source_N] = logprobs_N.float()
             return logprobs_N.sum()
@@ -249,7 +249,7 @@ class MegatronTrainer(SplitStep):
     def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
         started, sums = time.perf_counter(), self._step
 
-        def read() -> tuple[tuple[Batch, MakeTokens] | None, list[Packed]]:
+        def read() -> tuple[tuple[Batch, MakeTokens] | None, list[PackedRows]]:
             batch, own = self._cutting.cut(groups, only_trained=True)
             if batch is None:
                 return None, []
@@ -257,7 +257,7 @@ class MegatronTrainer(SplitStep):
             make = loss_tokens(batch, groups, advantages, spec, self._device, version=version)
             return (batch, make), own
 
-        def loss(packed: Packed, logprobs_N: Tensor) -> Tensor:
+        def loss(packed: PackedRows, logprobs_N: Tensor) -> Tensor:
             assert what is not None  # noqa: S101 -- only groups have wanted tokens
             _, make_tokens = what
             part = LOSSES[sums.spec.name](make_tokens(packed, logprobs_N), sums.spec)
@@ -280,8 +280,8 @@ class MegatronTrainer(SplitStep):
         return ChunkResult(tokens, sequences, len(own), compute_s)
 
     def _together(
-        self, during: str, read: Callable[[], tuple[T, list[Packed]]]
-    ) -> tuple[T, list[Packed]]:
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
         """What was read, made ready to be computed beside the other ranks.
 
         Raises:
@@ -376,7 +376,7 @@ class MegatronTrainer(SplitStep):
         load_boxes(parameters, self._boxes_of(model), self.model_path)
         return model
 
-    def _boxes_of(self, model: GPTModel) -> list[Box]:
+    def _boxes_of(self, model: GPTModel) -> list[TensorBox]:
         shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         return boxes_of(shapes, self.architecture, self.layout)
 
@@ -390,5 +390,5 @@ class MegatronTrainer(SplitStep):
         return self._forward_of(model, model)
 
 
-def _sequences(batch: Batch, packed: Packed) -> int:
+def _sequences(batch: Batch, packed: PackedRows) -> int:
     return len(np.unique(batch.sample[packed.source_N]))

@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
 from offbeat.trainers.megatron.errors import IncompleteWeights
 from offbeat.trainers.megatron.hf_files import view_of, where
-from offbeat.trainers.megatron.mapping import Box, Shape
+from offbeat.trainers.megatron.mapping import Shape, TensorBox
 
 WEIGHTS: Final = "weight"
 _STEPS: Final = "steps"
@@ -27,7 +27,9 @@ Kinds = Mapping[str, Mapping[str, Tensor]]
 """By kind (weights, moments), then by the local parameter's name."""
 
 
-def save_share(directory: Path, rank: int, boxes: Sequence[Box], kinds: Kinds, steps: int) -> None:
+def save_share(
+    directory: Path, rank: int, boxes: Sequence[TensorBox], kinds: Kinds, steps: int
+) -> None:
     """Write the boxes this rank answers for, of every kind.
 
     Raises:
@@ -68,13 +70,13 @@ class SavedShares:
         self._stack.close()
 
     @torch.no_grad()
-    def fill(self, kind: str, values: Mapping[str, Tensor], boxes: Iterable[Box]) -> None:
+    def fill(self, kind: str, values: Mapping[str, Tensor], boxes: Iterable[TensorBox]) -> None:
         """Copy everything of a kind that the boxes ask for.
 
         Raises:
             IncompleteWeights: An element of a box is in no file.
         """
-        wanted = dict[str, list[Box]]()
+        wanted = dict[str, list[TensorBox]]()
         for box in boxes:
             wanted.setdefault(box.tensor, []).append(box)
         for name, theirs in wanted.items():

@@ -66,7 +66,7 @@ class Peers(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """A world of one rank."""
 
     rank = 0

@@ -19,7 +19,7 @@ from offbeat.rendezvous.interface import bind_collectives
 from offbeat.rendezvous.store import SharedStore
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.peers import WorldBroken, line_of
-from offbeat.trainers.spec import Rendezvous
+from offbeat.trainers.spec import WorldRendezvous
 
 T = TypeVar("T")
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
@@ -34,7 +34,7 @@ def open_rendezvous(host: str) -> tuple[StoreServer, StoreAddress]:
     return server, StoreAddress(server.host, server.port, key)
 
 
-def join(at: Rendezvous, rank: int, device: str, own_address: str) -> "ProcessGroupPeers":
+def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "ProcessGroupPeers":
     """Be a rank of a world; returns once all of its ranks are there.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from offbeat.trainers.spec import TrainerSpec
-from offbeat.weight_sync.transport import Published, Sender, Source
+from offbeat.weight_sync.transport import PublishedRelease, Sender, Source
 from offbeat.weight_sync.transports.choose import make_sender
 
 
@@ -16,7 +16,7 @@ class SharedSource(Source, Protocol):
         ...
 
 
-class Helper:
+class NullSender:
     """Of all ranks but the first."""
 
     handles = 0
@@ -24,10 +24,10 @@ class Helper:
     def __init__(self, source: SharedSource) -> None:
         self._source = source
 
-    def publish(self, version: int) -> Published:
+    def publish(self, version: int) -> PublishedRelease:
         del version
         self._source.take_part()
-        return Published(self._source.manifest, "", ())
+        return PublishedRelease(self._source.manifest, "", ())
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -36,5 +36,5 @@ class Helper:
 def sender_of(spec: TrainerSpec, source: Source, host: Callable[[], str], life: str) -> Sender:
     """The sender of a rank. With several ranks its source is a shared one."""
     if spec.rank:
-        return Helper(cast("SharedSource", source))
+        return NullSender(cast("SharedSource", source))
     return make_sender(spec.config.sync, source, host, life)

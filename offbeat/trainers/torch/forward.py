@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbeat.trainers.batches.packing import Packed, visible
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.batches.packing import PackedRows, visible
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.logprobs import largest_logprobs, token_logprobs
 from offbeat.trainers.torch.sharding import settle
 
 
 def packed_logprobs(
-    model: PreTrainedModel, packed: Packed, temperature: float, dtype: torch.dtype | None = None
+    model: PreTrainedModel, packed: PackedRows, temperature: float, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Log-probabilities [N] of the wanted tokens of a microbatch, in ``packed.source_N``'s order.
 
@@ -70,11 +70,11 @@ def output_head(model: PreTrainedModel) -> nn.Module:
     """
     head = model.get_output_embeddings()
     if head is None:
-        raise UnsupportedModel(type(model).__name__, "has no output head", "Use a causal LM")
+        raise UntrainableModel(type(model).__name__, "has no output head", "Use a causal LM")
     return head
 
 
-def _mask(packed: Packed, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tensor | None:
     """Additive [R, 1, T, T]. None where plain causal attention is right: one sample, then padding."""
     if packed.one_sample_a_row:
         return None

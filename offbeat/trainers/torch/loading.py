@@ -11,8 +11,8 @@ from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
+from offbeat.trainers.backend import TrainerBackend
 from offbeat.trainers.ranks.peers import Peers, together
-from offbeat.trainers.split_step import SplitStep
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
@@ -22,7 +22,7 @@ from offbeat.trainers.weights import torch_dtype
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
 
-class LoadedModel(SplitStep):
+class LoadedModel(TrainerBackend):
     """A trainer that loads its model, again when it is reset, and once more as the reference."""
 
     def __init__(

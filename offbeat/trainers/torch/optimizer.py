@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from offbeat.config.training import OptimizerConfig
 from offbeat.trainers.movement import NOT_UPDATED, Movement, MovementProbe
-from offbeat.trainers.ranks.peers import Alone, Peers
+from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.sharding import HALF, cut_like, own
 
 STEPS: Final = "steps"
@@ -28,7 +28,7 @@ _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateResult:
     """What ``Optimizer.step`` did. The weights were updated if and only if ``applied``."""
 
     applied: bool
@@ -45,7 +45,7 @@ class Optimizer:
     def __init__(
         self, module: nn.Module, config: OptimizerConfig, peers: Peers | None = None
     ) -> None:
-        self._config, self._peers = config, peers or Alone()
+        self._config, self._peers = config, peers or SingleRank()
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
         self._masters = [_master(each) for each in self._parameters]
@@ -65,7 +65,7 @@ class Optimizer:
             fused=True,
         )
 
-    def step(self, denominator: float, learning_rate: float) -> Update:
+    def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them, update the weights and drop the gradients.
 
         With a gradient norm that is not finite, nothing but the gradients changes.
@@ -85,7 +85,7 @@ class Optimizer:
             movement = probe.after([each.grad for each in self._masters])
             self._write_back()
         self.drop_gradients()
-        return Update(applied, norm, movement)
+        return UpdateResult(applied, norm, movement)
 
     def drop_gradients(self) -> None:
         """Forget what was accumulated; weights and moments stay."""

@@ -27,7 +27,7 @@ from offbeat.model_proof.plain import (
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.trainers.batches.packing import Batch, flatten, pack
 from offbeat.trainers.batches.rows import plan_rows
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.model import vocabulary
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
@@ -92,7 +92,7 @@ def prove_rows(
         _log.warning("model.prompts_not_shared", model=kind.__name__, problem=proof.problem)
     if not attend_by(model, proof.attention):
         problem = f"is exact with attention {proof.attention} only, and cannot be switched to it"
-        raise UnsupportedModel(kind.__name__, problem, "Train another model")
+        raise UntrainableModel(kind.__name__, problem, "Train another model")
     return proof, prove_model(model, max_model_len, proof, dtype)
 
 
@@ -137,7 +137,7 @@ def _prove_kind(
         if gap <= TOLERANCES[torch.float32]:
             break
     else:
-        raise UnsupportedModel(
+        raise UntrainableModel(
             kind.__name__,
             f"computes a sample otherwise beside a longer one than alone ({problem})",
             "Train another model",
@@ -186,7 +186,7 @@ def prove_model(
             if not proof.shared_prompt:
                 check_last_position(model, max_model_len)
     except IndexError as error:
-        raise UnsupportedModel(
+        raise UntrainableModel(
             name,
             f"has no position {max_model_len - 1} ({error})",
             f"Lower generator.max_model_len={max_model_len}",
@@ -194,7 +194,7 @@ def prove_model(
     got = _in_rows(model, batch, firsts, share=proof.shared_prompt, dtype=dtype)
     gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
-        raise UnsupportedModel(
+        raise UntrainableModel(
             name,
             f"computes log-probabilities {gap:.2g} nat off in rows, more than {allowed:g}",
             "Set trainer.shared_prompt to false" if proof.shared_prompt else "Train another model",
@@ -214,7 +214,7 @@ def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> N
     want = {sample: torch.tensor(each) for sample, each in witness.logprobs.items()}
     gap, allowed = _worst(got, want), TOLERANCES[dtype]
     if not gap <= allowed:
-        raise UnsupportedModel(
+        raise UntrainableModel(
             type(model).__name__,
             f"computes log-probabilities {gap:.2g} nat off when it is cut over ranks, more than {allowed:g}",
             "Set trainer.data_parallel to 1",

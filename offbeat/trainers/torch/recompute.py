@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 
 
@@ -29,7 +29,7 @@ def recompute_layers(model: PreTrainedModel) -> None:
     layers = decoder_layers(model)
     if not layers:
         fix = "Set trainer.activation_checkpointing to false"
-        raise UnsupportedModel(type(model).__name__, "names no class of decoder layers", fix)
+        raise UntrainableModel(type(model).__name__, "names no class of decoder layers", fix)
     for layer in layers:
         _repeat(layer)
 

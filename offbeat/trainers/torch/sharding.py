@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.model import decoder_layers
 from offbeat.weight_sync.source import dtype_name, named_weights
 
@@ -40,7 +40,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     if len(dtypes) > 1:
         names = " and ".join(sorted(str(each).removeprefix("torch.") for each in dtypes))
         fix = "Set model.dtype to float32, or trainer.data_parallel to 1"
-        raise UnsupportedModel(type(model).__name__, f"has weights in {names}", fix)
+        raise UntrainableModel(type(model).__name__, f"has weights in {names}", fix)
     policy = MixedPrecisionPolicy()
     (dtype,) = dtypes
     if dtype in HALF:

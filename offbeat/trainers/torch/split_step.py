@@ -26,15 +26,15 @@ from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
-from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
 from offbeat.trainers.batches.inputs import loss_tokens, worthless_tokens
-from offbeat.trainers.batches.packing import WORTHLESS, Batch, Packed
+from offbeat.trainers.batches.packing import WORTHLESS, Batch, PackedRows
+from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.movement import check_moved
 from offbeat.trainers.ranks.dispatch import evened
-from offbeat.trainers.ranks.peers import Alone, Peers, agreed_most, together
+from offbeat.trainers.ranks.peers import Peers, SingleRank, agreed_most, together
 from offbeat.trainers.schedule import learning_rate
-from offbeat.trainers.split_step import Advantages, LogprobColumns, TopLogprobs
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
 from offbeat.trainers.torch.loading import LoadedModel
@@ -64,7 +64,7 @@ from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, C
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
-MakeTokens = Callable[[Packed, Tensor], LossTokens]
+MakeTokens = Callable[[PackedRows, Tensor], LossTokens]
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class TorchTrainer(LoadedModel):
             model=model,
             max_model_len=max_model_len,
             seed=seed,
-            peers=peers or Alone(),
+            peers=peers or SingleRank(),
         )
         self._total_steps = total_steps
         whole = self._read_model("its start")
@@ -122,7 +122,7 @@ class TorchTrainer(LoadedModel):
         self._model = self._unfilled(whole)
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
-        self._cutting = Cutting(
+        self._cutting = MicrobatchPlanner(
             trainer.max_tokens_per_microbatch,
             rows.shared_prompt,
             linear_to_pair_ratio(self._model),
@@ -167,7 +167,7 @@ class TorchTrainer(LoadedModel):
         self,
         model: PreTrainedModel,
         batch: Batch | None,
-        microbatches: Sequence[Packed],
+        microbatches: Sequence[PackedRows],
         temperature: float,
     ) -> NDArray[np.float32]:
         values = np.empty(0 if batch is None else len(batch.tokens), np.float32)
@@ -286,7 +286,7 @@ class TorchTrainer(LoadedModel):
         started, sums = time.perf_counter(), self._step.sums
         tokens, sequences, microbatches = 0, 0, 0
 
-        def read() -> tuple[MakeTokens, list[Packed]]:
+        def read() -> tuple[MakeTokens, list[PackedRows]]:
             batch, own = self._cutting.cut(groups, only_trained=True)
             if batch is None:
                 return worthless_tokens, own
@@ -339,14 +339,14 @@ class TorchTrainer(LoadedModel):
         return norm, "" if update.applied else f"gradient norm is {norm}"
 
     def _together(
-        self, during: str, read: Callable[[], tuple[T, list[Packed]]]
-    ) -> tuple[T, list[Packed]]:
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
         """What was read, with padding to as many microbatches as any rank has.
 
         Raises:
             Exception: What reading raised, here; on the other ranks ``PeerFailed``.
         """
-        what, own, failure = None, list[Packed](), None
+        what, own, failure = None, list[PackedRows](), None
         try:
             what, own = read()
         except Exception as error:

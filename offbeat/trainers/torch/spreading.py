@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch.sharding import Weights, own, part_of
 from offbeat.weight_sync.source import named_weights
 
@@ -40,7 +40,7 @@ def make_room(model: PreTrainedModel, device: str) -> None:
             if isinstance(value, Tensor) and value.is_meta:
                 problem = f"keeps {name}.{attribute}, which is neither a weight nor a buffer"
                 fix = "Set trainer.data_parallel to 1"
-                raise UnsupportedModel(type(model).__name__, problem, fix)
+                raise UntrainableModel(type(model).__name__, problem, fix)
 
 
 @torch.no_grad()

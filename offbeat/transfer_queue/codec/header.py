@@ -43,7 +43,7 @@ class Values(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     offsets: Count | None
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PayloadHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All arrays of a payload, in the order they are written.
 
     The form has room for several buffers, each in pieces. There is one, which is whole.
@@ -55,7 +55,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgspec.msgpack.Decoder(PayloadHeader)
 
 
 def aligned(position: int) -> int:
@@ -63,7 +63,7 @@ def aligned(position: int) -> int:
     return (position + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def encode_header(header: Header) -> bytes:
+def encode_header(header: PayloadHeader) -> bytes:
     """The version, then the header as msgpack.
 
     Raises:
@@ -77,7 +77,7 @@ def encode_header(header: Header) -> bytes:
         ) from error
 
 
-def decode_header(content: bytes | memoryview) -> Header:
+def decode_header(content: bytes | memoryview) -> PayloadHeader:
     """Counts are ints from 0; nothing else about it is known to be true.
 
     Raises:

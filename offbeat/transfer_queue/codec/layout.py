@@ -13,7 +13,7 @@ from offbeat.transfer_queue.codec.dtypes import WIRE, typed
 from offbeat.transfer_queue.codec.header import (
     LIST,
     Boundaries,
-    Header,
+    PayloadHeader,
     Values,
     aligned,
     encode_header,
@@ -25,7 +25,7 @@ _BYTE: Final = WIRE["uint8"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PayloadLayout:
     """The arrays of a payload in the order of its header."""
 
     header: bytes
@@ -39,7 +39,7 @@ class Layout:
     """Of them all, with the gaps between them."""
 
 
-def lay_out(columns: Columns) -> Layout:
+def lay_out(columns: Columns) -> PayloadLayout:
     """Check the columns and describe them.
 
     Raises:
@@ -67,7 +67,7 @@ def lay_out(columns: Columns) -> Layout:
         described.append((name, kind, index))
         arrays.append(values)
         dtypes.append(dtype)
-    header = Header(
+    header = PayloadHeader(
         (1,),
         tuple(Boundaries(len(each), 0) for each in offsets.arrays),
         tuple(
@@ -81,7 +81,7 @@ def lay_out(columns: Columns) -> Layout:
     for array in arrays:
         starts.append(aligned(end) if array.nbytes else end)
         end = starts[-1] + array.nbytes
-    return Layout(encode_header(header), arrays, dtypes, starts, end)
+    return PayloadLayout(encode_header(header), arrays, dtypes, starts, end)
 
 
 class _SharedOffsets:

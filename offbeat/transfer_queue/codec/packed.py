@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offbeat.transfer_queue.codec.columns import Column, Columns
 from offbeat.transfer_queue.codec.errors import CorruptPayload, UnusableBuffer
 from offbeat.transfer_queue.codec.header import aligned
-from offbeat.transfer_queue.codec.layout import Layout, lay_out
+from offbeat.transfer_queue.codec.layout import PayloadLayout, lay_out
 from offbeat.transfer_queue.codec.memory import (
     Buffer,
     Bytes,
@@ -115,11 +115,11 @@ def digest_of(buffer: Buffer) -> bytes:
     return memory[len(MAGIC) : _DIGESTED].tobytes()
 
 
-def _size(layout: Layout) -> int:
+def _size(layout: PayloadLayout) -> int:
     return aligned(_PREAMBLE.size + len(layout.header)) + layout.nbytes
 
 
-def _write(layout: Layout, memory: Bytes) -> None:
+def _write(layout: PayloadLayout, memory: Bytes) -> None:
     memory[: _PREAMBLE.size] = 0
     header_end = _PREAMBLE.size + len(layout.header)
     memory[_PREAMBLE.size : header_end] = np.frombuffer(layout.header, np.uint8)

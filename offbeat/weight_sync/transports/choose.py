@@ -21,7 +21,7 @@ def make_sender(config: SyncConfig, source: Source, host: Callable[[], str], lif
     if config.transport == "object_store":
         return ObjectStoreSender(source)
     from offbeat.weight_sync.transports.gloo_sender import GlooSender  # noqa: PLC0415
-    from offbeat.weight_sync.transports.messages import Limits  # noqa: PLC0415 -- see above
+    from offbeat.weight_sync.transports.messages import TransferLimits  # noqa: PLC0415 -- see above
 
-    limits = Limits(config.slowest_mb_s * _MIB, config.slack_s)
+    limits = TransferLimits(config.slowest_mb_s * _MIB, config.slack_s)
     return GlooSender(source, host=host(), life=life, limits=limits)

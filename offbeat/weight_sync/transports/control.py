@@ -19,7 +19,15 @@ import structlog
 
 from offbeat.rendezvous.frames import ForeignFrame, FrameReader, SharedKey
 from offbeat.weight_sync.errors import TransferFailed
-from offbeat.weight_sync.transports.messages import Close, Gone, Join, Message, Plan, Report, Route
+from offbeat.weight_sync.transports.messages import (
+    Close,
+    Join,
+    MemberGone,
+    Message,
+    Report,
+    RoundPlan,
+    Route,
+)
 
 log = structlog.stdlib.get_logger()
 _RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
@@ -27,7 +35,7 @@ _MOST_STRANGERS: Final = 64
 """Connections without a valid message at a time. Beyond, the oldest one is closed: a member sends its
 join with its connection, so it is not the one that waits."""
 _decode_message = msgspec.msgpack.Decoder[Message](Join | Report).decode
-_decode_plan = msgspec.msgpack.Decoder(Plan).decode
+_decode_plan = msgspec.msgpack.Decoder(RoundPlan).decode
 
 
 def _listen(host: str) -> socket.socket:
@@ -82,7 +90,7 @@ class ControlServer:
         """It has joined, and its connection stands."""
         return self._peer(session, member) is not None
 
-    def post(self, session: str, members: tuple[str, ...], plan: Plan) -> None:
+    def post(self, session: str, members: tuple[str, ...], plan: RoundPlan) -> None:
         """Tell these members. Whoever cannot be told is noticed when it does not report."""
         message = self._key.frame(msgspec.msgpack.encode(plan))
         for member in members:
@@ -150,7 +158,7 @@ class ControlServer:
         that was kept for this takes it out.
         """
         self._release_spare()
-        plan = Plan(0, error=f"the sender cannot accept: {why}")
+        plan = RoundPlan(0, error=f"the sender cannot accept: {why}")
         try:
             with self._accepted() as connection:
                 connection.sendall(self._key.frame(msgspec.msgpack.encode(plan)))
@@ -190,7 +198,7 @@ class ControlServer:
         del self._peers[peer.socket]
         peer.socket.close()
         if peer.join:
-            self._read.append(Gone(peer.join.session, peer.join.member))
+            self._read.append(MemberGone(peer.join.session, peer.join.member))
 
 
 class ControlClient:
@@ -220,7 +228,7 @@ class ControlClient:
             at = message.at if isinstance(message, Report) else 0
             raise self._failed(at, f"is gone: {error}") from error
 
-    def plan(self, at: int, patience_s: float) -> Plan:
+    def plan(self, at: int, patience_s: float) -> RoundPlan:
         """The next plan."""
         self._socket.settimeout(patience_s)
         try:

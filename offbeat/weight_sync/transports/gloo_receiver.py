@@ -13,8 +13,15 @@ from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.transport import Sink
 from offbeat.weight_sync.transports.control import ControlClient
-from offbeat.weight_sync.transports.group import BrokenGroup, Device, Group, Header, joined, meet
-from offbeat.weight_sync.transports.messages import Join, Plan, Report, Route
+from offbeat.weight_sync.transports.group import (
+    BroadcastGroup,
+    BrokenGroup,
+    ChunkHeader,
+    Device,
+    joined,
+    meet,
+)
+from offbeat.weight_sync.transports.messages import Join, Report, RoundPlan, Route
 
 
 @dataclass(slots=True)
@@ -101,7 +108,7 @@ class _Transfer:
             # The sender may still be at a chunk of its own, then waits for the silent ones.
             patience_s = 3 * most_s + self._limits.slack_s
 
-    def _round(self, plan: Plan, buffers: Buffers) -> str:
+    def _round(self, plan: RoundPlan, buffers: Buffers) -> str:
         """Take part until the last chunk is here; why it ended earlier, if so."""
         rank = 1 + plan.members.index(self._join.member)
         try:
@@ -120,11 +127,11 @@ class _Transfer:
             raise
         return ""
 
-    def _take(self, plan: Plan, group: Group, buffers: Buffers) -> None:
+    def _take(self, plan: RoundPlan, group: BroadcastGroup, buffers: Buffers) -> None:
         got, sizes, limits = self.received, self._sizes, self._limits
-        room = Header.room()
+        room = ChunkHeader.room()
         group.broadcast(room, limits.of(max(sizes[max(got.at - 1, 0) : got.at + 1])))
-        header = Header.parsed(room)
+        header = ChunkHeader.parsed(room)
         if header is None:
             raise TransferRefused(self._epoch, "a message", "no header", "a header")
         if not 0 <= header.index < len(sizes) or header.nbytes != sizes[header.index]:
@@ -146,6 +153,6 @@ class _Transfer:
         if self.given_up.is_set():
             raise TransferFailed(self._epoch, self.received.at, "nobody waits for it any more")
 
-    def _report(self, plan: Plan, error: str, *, left: bool = False) -> None:
+    def _report(self, plan: RoundPlan, error: str, *, left: bool = False) -> None:
         join, at = self._join, self.received.at
         self._control.send(Report(join.session, plan.round, join.member, at, error, left=left))

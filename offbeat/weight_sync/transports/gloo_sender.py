@@ -22,18 +22,24 @@ from offbeat.weight_sync.buffers import Buffers
 from offbeat.weight_sync.chunks import Bytes, walk
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.manifest import Manifest, release_digest
-from offbeat.weight_sync.transport import Published, Source
+from offbeat.weight_sync.transport import PublishedRelease, Source
 from offbeat.weight_sync.transports.control import ControlServer
-from offbeat.weight_sync.transports.group import BrokenGroup, Device, Header, Meeting, joined
+from offbeat.weight_sync.transports.group import (
+    BrokenGroup,
+    ChunkHeader,
+    Device,
+    Rendezvous,
+    joined,
+)
 from offbeat.weight_sync.transports.messages import (
     Close,
-    Gone,
     Join,
-    Limits,
+    MemberGone,
     Message,
-    Plan,
     Report,
+    RoundPlan,
     Route,
+    TransferLimits,
 )
 from offbeat.weight_sync.transports.session import SILENT, Session
 
@@ -42,7 +48,7 @@ _CLOSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StagedRelease:
     """What is sent: one release."""
 
     manifest: Manifest
@@ -63,7 +69,7 @@ class GlooSender:
         *,
         host: str,
         life: str,
-        limits: Limits,
+        limits: TransferLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``life`` names this process; a route of another one leads nowhere."""
@@ -71,9 +77,9 @@ class GlooSender:
         self._buffers = Buffers()
         self._key = SharedKey.random()
         self._control = ControlServer(host, self._key, clock)
-        self._meeting = Meeting(host, self._key, limits.slack_s)
+        self._meeting = Rendezvous(host, self._key, limits.slack_s)
         self._device = Device(host, limits.slack_s)
-        self.snapshot: Snapshot | None = None  # what is sent; None before the first release
+        self.snapshot: StagedRelease | None = None  # what is sent; None before the first release
         self._publishing = threading.Lock()
         self._parked = deque[Message]()  # joins that came while another session was served
         self._closed = False
@@ -86,7 +92,7 @@ class GlooSender:
     def handles(self) -> int:
         return 1
 
-    def publish(self, version: int) -> Published:
+    def publish(self, version: int) -> PublishedRelease:
         """A snapshot of the weights.
 
         Raises:
@@ -99,10 +105,10 @@ class GlooSender:
             packed = list(self._source.chunks(lambda _, nbytes: self._buffers.lend(nbytes)))
             manifest = self._source.manifest.sealed([digest for _, digest in packed])
             digest = release_digest(manifest, manifest.chunk_digests)
-            self.snapshot = Snapshot(manifest, digest, [chunk for chunk, _ in packed])
+            self.snapshot = StagedRelease(manifest, digest, [chunk for chunk, _ in packed])
         at = self._control.host, self._control.port, self._meeting.port, self._key
         route = Route(*at, self._life, version, digest, self._limits)
-        return Published(manifest, digest, (route,))
+        return PublishedRelease(manifest, digest, (route,))
 
     def close(self) -> None:
         """Return once nothing is sent any more, or after a few seconds."""
@@ -161,18 +167,18 @@ class GlooSender:
 
     def _tell_left_out(self, session: Session, round_: int) -> None:
         """They may be alive after all, and would wait for the next plan."""
-        plan = Plan(round_, error=f"left out: it {SILENT}")
+        plan = RoundPlan(round_, error=f"left out: it {SILENT}")
         self._control.post(session.name, session.left_out, plan)
         session.left_out = ()
 
-    def _problem(self, join: Join, snapshot: Snapshot | None) -> str:
+    def _problem(self, join: Join, snapshot: StagedRelease | None) -> str:
         if join.life != self._life:
             return f"the sender {join.life} is gone; {self._life} has taken its place"
         if snapshot is None or join.digest != snapshot.digest:
             return "the sender holds another release by now"
         return ""
 
-    def _broadcast(self, session: Session, plan: Plan, snapshot: Snapshot) -> str:
+    def _broadcast(self, session: Session, plan: RoundPlan, snapshot: StagedRelease) -> str:
         """Send what this round needs, hear what became of it; why the sender cannot go on, if so."""
         chunks, at = list(walk(snapshot.manifest)), plan.first
         patience_s = self._limits.of(max(snapshot.manifest.chunk_nbytes, default=0))
@@ -180,7 +186,7 @@ class GlooSender:
             with joined(self._meeting.of(session.name, plan, 0), self._device) as group:
                 for chunk in chunks[plan.first :]:
                     at, limit_s = chunk.index, self._limits.of(chunk.nbytes)
-                    header = Header(session.epoch, plan.round, at, chunk.nbytes)
+                    header = ChunkHeader(session.epoch, plan.round, at, chunk.nbytes)
                     group.broadcast(header.packed(), limit_s)
                     group.broadcast(snapshot.chunks[at], limit_s)
                 self._collect(session, patience_s)
@@ -209,7 +215,7 @@ class GlooSender:
                         session.joined(message)
                 case Report():
                     session.reported(message)
-                case Gone():
+                case MemberGone():
                     if message.session == session.name:
                         session.gone(message.member)
                 case Close():

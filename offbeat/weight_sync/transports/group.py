@@ -24,13 +24,13 @@ from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store import SharedStore
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.weight_sync.manifest import Bytes
-from offbeat.weight_sync.transports.messages import Plan, Route
+from offbeat.weight_sync.transports.messages import RoundPlan, Route
 
 _HEADER: Final = struct.Struct("<8sqqqq")
 _MAGIC: Final = b"offbeat1"
 
 
-class Header(NamedTuple):
+class ChunkHeader(NamedTuple):
     """What precedes every chunk, so that no chunk is taken for another."""
 
     epoch: int
@@ -42,7 +42,7 @@ class Header(NamedTuple):
         return np.frombuffer(bytearray(_HEADER.pack(_MAGIC, *self)), np.uint8)
 
     @classmethod
-    def parsed(cls, data: Bytes) -> "Header | None":
+    def parsed(cls, data: Bytes) -> "ChunkHeader | None":
         """None: these bytes are no header."""
         magic, *fields = _HEADER.unpack(data.tobytes())
         return cls(*fields) if magic == _MAGIC else None
@@ -56,7 +56,7 @@ class BrokenGroup(Exception):
     """A peer of this group is gone, or too slow. Never leaves the transport."""
 
 
-class Place(NamedTuple):
+class GroupAddress(NamedTuple):
     """Where the ranks of one round find each other."""
 
     store: Store
@@ -65,7 +65,7 @@ class Place(NamedTuple):
     client: SharedStore  # kept: ``store`` holds its C++ half only
 
 
-class Meeting:
+class Rendezvous:
     """The sender's store: ranks leave their addresses there."""
 
     def __init__(self, host: str, key: SharedKey, timeout_s: float) -> None:
@@ -73,7 +73,7 @@ class Meeting:
         self.port = self._server.port
         self._client = SharedStore(StoreAddress(host, self.port, key), timeout_s)
 
-    def of(self, session: str, plan: Plan, rank: int) -> Place:
+    def of(self, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
         """The place of a round."""
         return _place(self._client, session, plan, rank)
 
@@ -87,7 +87,7 @@ class Meeting:
         self._server.close()
 
 
-def meet(route: Route, session: str, plan: Plan, rank: int) -> Place:
+def meet(route: Route, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
     """A receiver's place in a round.
 
     Raises:
@@ -101,15 +101,15 @@ def meet(route: Route, session: str, plan: Plan, rank: int) -> Place:
     return _place(store, session, plan, rank)
 
 
-def _place(client: SharedStore, session: str, plan: Plan, rank: int) -> Place:
+def _place(client: SharedStore, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
     store = PrefixStore(f"{session}/{plan.round}", client)
-    return Place(store, rank, len(plan.members) + 1, client)
+    return GroupAddress(store, rank, len(plan.members) + 1, client)
 
 
-class Group:
+class BroadcastGroup:
     """One rank's membership in a round."""
 
-    def __init__(self, place: Place, device: "Device") -> None:
+    def __init__(self, place: GroupAddress, device: "Device") -> None:
         self._group = device.group(place)
 
     def broadcast(self, data: Bytes, timeout_s: float) -> None:
@@ -142,7 +142,7 @@ class Device:
         self.host, self._timeout = host, timedelta(seconds=connect_s)
         self._device = ProcessGroupGloo.create_device(hostname=host)
 
-    def group(self, place: Place) -> ProcessGroupGloo:
+    def group(self, place: GroupAddress) -> ProcessGroupGloo:
         options = ProcessGroupGloo._Options()  # noqa: SLF001 -- there is no public name
         options._devices = [self._device]  # noqa: SLF001
         options._timeout = self._timeout  # noqa: SLF001
@@ -151,7 +151,7 @@ class Device:
 
 
 @contextmanager
-def joined(place: Place, device: Device) -> Iterator[Group]:
+def joined(place: GroupAddress, device: Device) -> Iterator[BroadcastGroup]:
     """A group while it is needed.
 
     If the block raises, the connections are closed before this does: the others notice. Else nobody
@@ -161,7 +161,7 @@ def joined(place: Place, device: Device) -> Iterator[Group]:
         BrokenGroup: Not everybody came.
     """
     try:
-        group = Group(place, device)
+        group = BroadcastGroup(place, device)
     except RuntimeError as error:
         raise BrokenGroup(_said(error)) from error
     try:

@@ -5,7 +5,7 @@ import msgspec
 from offbeat.rendezvous.frames import SharedKey
 
 
-class Limits(msgspec.Struct, frozen=True):
+class TransferLimits(msgspec.Struct, frozen=True):
     """How long things may take."""
 
     slowest_bytes_per_s: float  # a link that is slower is broken
@@ -26,7 +26,7 @@ class Route(msgspec.Struct, frozen=True):
     life: str  # of the sender: another process may listen at this port by now
     version: int
     digest: str
-    limits: Limits
+    limits: TransferLimits
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -51,7 +51,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     left: bool = False  # it takes part in no further round
 
 
-class Gone(msgspec.Struct, frozen=True, tag=True):
+class MemberGone(msgspec.Struct, frozen=True, tag=True):
     """A member's connection ended: its process, in all likelihood."""
 
     session: str
@@ -62,7 +62,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """The sender is to stop."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RoundPlan(msgspec.Struct, frozen=True):
     """What the sender does in a round."""
 
     round: int
@@ -71,4 +71,4 @@ class Plan(msgspec.Struct, frozen=True):
     error: str = ""  # nothing is sent any more, for this reason
 
 
-Message = Join | Report | Gone | Close
+Message = Join | Report | MemberGone | Close

@@ -5,7 +5,7 @@ trainer.
 """
 
 from offbeat.weight_sync.manifest import release_digest
-from offbeat.weight_sync.transport import Published, Source
+from offbeat.weight_sync.transport import PublishedRelease, Source
 
 
 class ObjectStoreSender:
@@ -18,12 +18,12 @@ class ObjectStoreSender:
     def handles(self) -> int:
         return len(self._source.manifest.chunk_nbytes)
 
-    def publish(self, version: int) -> Published:
+    def publish(self, version: int) -> PublishedRelease:
         del version
         packed = list(self._source.chunks())
         manifest = self._source.manifest.sealed([digest for _, digest in packed])
         digest = release_digest(manifest, manifest.chunk_digests)
-        return Published(manifest, digest, tuple(chunk for chunk, _ in packed))
+        return PublishedRelease(manifest, digest, tuple(chunk for chunk, _ in packed))
 
     def close(self) -> None:
         """Nothing to stop."""

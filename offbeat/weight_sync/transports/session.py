@@ -9,7 +9,7 @@ sent to again, from the first chunk that one of them lacks.
 
 from typing import Final
 
-from offbeat.weight_sync.transports.messages import Join, Plan, Report
+from offbeat.weight_sync.transports.messages import Join, Report, RoundPlan
 
 SILENT: Final = "was not heard of in time"
 
@@ -65,7 +65,7 @@ class Session:
         if member in self._expected:
             self.ended.setdefault(member, "is gone")
 
-    def plan(self, sender_error: str = "") -> Plan | None:
+    def plan(self, sender_error: str = "") -> RoundPlan | None:
         """The next round; None: nobody is left. Those who were to speak and have not are left out.
 
         Args:
@@ -80,8 +80,8 @@ class Session:
         self._heard, self.rounds = set(), self.rounds + 1
         if sender_error:
             self.ended |= dict.fromkeys(left, sender_error)
-            return Plan(self.rounds - 1, left, error=sender_error)
-        return Plan(self.rounds - 1, left, first=min(self._at[each] for each in left))
+            return RoundPlan(self.rounds - 1, left, error=sender_error)
+        return RoundPlan(self.rounds - 1, left, first=min(self._at[each] for each in left))
 
     def _leave_out_the_silent(self) -> None:
         awaited = self.members if self.rounds else self._expected

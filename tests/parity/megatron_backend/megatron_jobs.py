@@ -34,7 +34,7 @@ from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.gradients import Gradients
 from offbeat.trainers.megatron.hf_files import view_of, where
-from offbeat.trainers.megatron.parts import Parts
+from offbeat.trainers.megatron.parts import BackendParts
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.ranks.dispatch import Replicas, shares
@@ -104,7 +104,7 @@ def make(
         model=ModelConfig.model_validate({"path": str(path), "dtype": cut.dtype}),
         total_steps=10,
         peers=PEERS[0],
-        parts=Parts(gradients, OPTIMIZERS[cut.updates], cut.overlap),
+        parts=BackendParts(gradients, OPTIMIZERS[cut.updates], cut.overlap),
         **keywords,
     )
     TRAINERS.append(trainer)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from offbeat.algorithms.losses import LossSums, LossTokens
 from offbeat.messages.training import LossSpec, StepResult
-from offbeat.trainers.batches.cutting import Cutting
+from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepTotals
 from offbeat.trainers.torch import TorchTrainer
@@ -109,7 +109,7 @@ class Injected(Exception):
 
 
 @dataclass(frozen=True)
-class FailingCutting(Cutting):
+class FailingCutting(MicrobatchPlanner):
     """Fails where a rank's groups are read."""
 
     fail_at: Callable[[str], None]

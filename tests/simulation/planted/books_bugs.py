@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from planted.planting import LOST, SHALLOW, Planted, become
 from planted.rollout_bugs import ReceiptsAreNotChecked
 
-from offbeat.controller.books import Group
 from offbeat.controller.events import (
     AnyEvent,
     Claimed,
@@ -16,6 +15,7 @@ from offbeat.controller.events import (
     StepApplied,
     UndoneStep,
 )
+from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.state import RunState
 from offbeat.messages.groups import Receipt
@@ -185,7 +185,7 @@ class AClaimIsRecordedTwice(Planted):
     breaks = frozenset({"I1"})
 
     class Books(Ledger):
-        def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[Group]:
+        def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
             groups = super().claim(ordinals, step, attempt)
             self.record(Claimed(step, attempt, tuple(group.ordinal for group in groups)))
             return groups

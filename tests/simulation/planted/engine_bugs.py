@@ -5,7 +5,7 @@ from typing import ClassVar
 import msgspec
 from planted.planting import Planted, become
 
-from offbeat.controller.fleet import Engine, Fleet
+from offbeat.controller.fleet import EngineRecord, Fleet
 from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.training import TrainPump
@@ -19,7 +19,7 @@ class AnEngineIsHealthyOnceHeard(Planted):
     breaks = frozenset({"I6"})
 
     class Engines(Fleet):
-        def _reborn(self, engine: Engine, incarnation: str) -> None:
+        def _reborn(self, engine: EngineRecord, incarnation: str) -> None:
             super()._reborn(engine, incarnation)
             self._become(engine, Health.HEALTHY)
 
@@ -34,7 +34,7 @@ class ARestartedEngineIsHealthy(Planted):
     profile = "engines"
 
     class Engines(Fleet):
-        def _reborn(self, engine: Engine, incarnation: str) -> None:
+        def _reborn(self, engine: EngineRecord, incarnation: str) -> None:
             again = bool(engine.incarnation)
             super()._reborn(engine, incarnation)
             if again:

@@ -8,7 +8,7 @@ import msgspec
 from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.failpoints import Failpoint
-from offbeat.simulation.draws import Plan, draw_plan
+from offbeat.simulation.draws import EpisodePlan, draw_plan
 from offbeat.simulation.schedule import Strike
 
 BASE = RunConfig(model=ModelConfig(path="none"), steps=12)
@@ -55,7 +55,7 @@ class Planted(Controller):
         raise NotImplementedError
 
     @classmethod
-    def plan(cls, seed: int) -> Plan:
+    def plan(cls, seed: int) -> EpisodePlan:
         """An episode in which the bug can show."""
         plan = draw_plan(seed, BASE, cls.profile, list(cls.strikes) or None)
         whole = plan.config.model_dump()

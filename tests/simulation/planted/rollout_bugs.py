@@ -4,13 +4,13 @@ from typing import Any, ClassVar
 
 from planted.planting import DEEP, LOST, Planted, become
 
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.simulation.machines import FIRST, Memory
-from offbeat.simulation.payloads import Payload
+from offbeat.simulation.machines import FIRST, MachineMemory
+from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.transfer_queue.index import QueueIndex
 
 
@@ -59,8 +59,10 @@ class AFailureIsRewardZero(Planted):
                 payload_bytes=1,
                 sampling=task.sampling,
             )
-            memory = Memory(FIRST, 1)
-            payload = Payload(task.ordinal, task.attempt, 1, 0, version, version, "", memory)
+            memory = MachineMemory(FIRST, 1)
+            payload = SimulatedPayload(
+                task.ordinal, task.attempt, 1, 0, version, version, "", memory
+            )
             await self._commit(task, receipt, payload, *life)
 
     def plant(self) -> None:
@@ -194,7 +196,7 @@ class APoisonPromptIsTriedForEver(Planted):
     profile = "data"
 
     class Patient(RetryPolicy):
-        def _has_retries_left(self, group: Group, reason: str, failure: Failure) -> bool:
+        def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
             del group, reason, failure
             return True
 

@@ -8,10 +8,10 @@ from planted.planting import Planted, become, killed_at
 
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.lifecycle import Phase
-from offbeat.controller.measures import StepMeasures
+from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.recovery import Recovery
 from offbeat.controller.rollouts import RolloutPump
+from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.controller.train_step import TrainStep
 from offbeat.messages.fences import Fence, StepKey
@@ -173,7 +173,7 @@ class TheTrainerIsNotClosed(Planted):
 class AStepIsNotReported(Planted):
     breaks = frozenset({"I14"})
 
-    def _step_done(self, measures: StepMeasures) -> None:
+    def _step_done(self, measures: StepMetricsBuilder) -> None:
         if measures.step > 1:
             super()._step_done(measures)
 
@@ -194,7 +194,7 @@ class ATakeOverLeavesWhatIsTooOld(Planted):
 
     class Pump(RolloutPump):
         def sweep(self, *, foreseen: bool) -> None:
-            if self._state.lifecycle.phase is not Phase.STARTING:
+            if self._state.lifecycle.phase is not RunPhase.STARTING:
                 super().sweep(foreseen=foreseen)
 
     def plant(self) -> None:

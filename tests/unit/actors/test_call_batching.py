@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.actors.call_batching import Answer, Coalescer, Outbox
+from offbeat.actors.call_batching import BatchedReply, CallBatcher, ReplyBatcher
 from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
 from tests.support.virtual_time import run
 
@@ -30,7 +30,7 @@ class Callee:
     raises: dict[str, Exception] = field(default_factory=dict[str, Exception])
 
     def __post_init__(self) -> None:
-        self.outbox = Outbox[Question, str](
+        self.outbox = ReplyBatcher[Question, str](
             self._work, _as_failure, weigh=self.weigh, limit=self.limit
         )
 
@@ -71,7 +71,7 @@ class Wire:
 
     async def __call__(
         self, asked: Sequence[tuple[int, Question]], cancelled: Sequence[int]
-    ) -> list[Answer[str]]:
+    ) -> list[BatchedReply[str]]:
         self.sent.append(([id_ for id_, _ in asked], list(cancelled)))
         if self.lost is not None:
             raise self.lost
@@ -89,7 +89,7 @@ class Wire:
 
     async def _carried(
         self, asked: Sequence[tuple[int, Question]], cancelled: Sequence[int]
-    ) -> list[Answer[str]]:
+    ) -> list[BatchedReply[str]]:
         callee = self.callee
         await asyncio.sleep(self.delay_s())
         answers = await callee.outbox.exchange(self.name, self.life, asked, cancelled)
@@ -116,7 +116,7 @@ async def together(*calls: Awaitable[str]) -> list[str]:
 def test_what_is_asked_in_one_turn_travels_in_one_exchange() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         answers = await together(*(calls.call((str(i), 1.0)) for i in range(5)))
         assert answers == ["0", "1", "2", "3", "4"]
         assert wire.sent == [([0, 1, 2, 3, 4], [])]
@@ -131,7 +131,7 @@ def test_a_slow_question_does_not_hold_up_a_fast_one() -> None:
     async def main() -> None:
         clock = asyncio.get_running_loop()
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         slow = asyncio.ensure_future(calls.call(("slow", 100.0)))
         assert await calls.call(("fast", 1.0)) == "fast"
         assert clock.time() == 1.0
@@ -145,7 +145,7 @@ def test_a_slow_question_does_not_hold_up_a_fast_one() -> None:
 def test_a_newer_exchange_takes_over_and_the_older_returns_at_once() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         first = asyncio.ensure_future(calls.call(("first", 10.0)))
         await asyncio.sleep(1)
         assert wire.brought == []
@@ -161,7 +161,7 @@ def test_a_newer_exchange_takes_over_and_the_older_returns_at_once() -> None:
 def test_nothing_is_sent_while_nothing_is_owed() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         for name in "ab":
             assert await calls.call((name, 1.0)) == name
             await asyncio.sleep(50)
@@ -173,7 +173,7 @@ def test_nothing_is_sent_while_nothing_is_owed() -> None:
 def test_a_cancelled_call_cancels_its_work_and_no_other() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         other = asyncio.ensure_future(calls.call(("other", 10.0)))
         call = asyncio.ensure_future(calls.call(("this", 10.0)))
         await asyncio.sleep(1)
@@ -200,7 +200,7 @@ def test_a_question_cancelled_before_its_work_began_leaves_nothing_behind() -> N
 def test_a_lost_callee_fails_every_open_call_and_later_calls_work() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         open_calls = [asyncio.ensure_future(calls.call((str(i), 10.0))) for i in range(3)]
         await asyncio.sleep(1)
         open_calls.append(asyncio.ensure_future(calls.call(("in a later exchange", 10.0))))
@@ -216,7 +216,7 @@ def test_a_lost_callee_fails_every_open_call_and_later_calls_work() -> None:
 def test_a_late_failure_spares_the_calls_that_came_after_it() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         before = asyncio.ensure_future(calls.call(("before", 10.0)))
         await asyncio.sleep(1)
         (doomed,) = wire.in_transit
@@ -234,7 +234,7 @@ def test_a_late_failure_spares_the_calls_that_came_after_it() -> None:
 def test_questions_that_a_new_process_never_heard_of_are_found_to_be_lost() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         forgotten = asyncio.ensure_future(calls.call(("forgotten", 10.0)))
         quick = asyncio.ensure_future(calls.call(("quick", 1.0)))
         await asyncio.sleep(0.5)
@@ -253,7 +253,7 @@ def test_questions_that_a_new_process_never_heard_of_are_found_to_be_lost() -> N
 def test_an_exchange_that_fails_in_any_other_way_fails_the_open_calls(bug: Exception) -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         earlier = asyncio.ensure_future(calls.call(("earlier", 10.0)))
         await asyncio.sleep(1)
         wire.lost = bug
@@ -272,7 +272,7 @@ def test_a_failure_is_delivered_as_its_own_class_to_its_own_caller() -> None:
         wire = Wire(Callee())
         failure = RolloutFailed(FailureKind.DATA, 7, 2, "reward_nan", "sample 3")
         wire.callee.raises = {"bad": failure, "worse": KeyError("nobody expected it")}
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         names = ("good", "bad", "worse")
         good, bad, worse = await asyncio.gather(
             *(calls.call((name, 1.0)) for name in names), return_exceptions=True
@@ -306,7 +306,7 @@ def test_a_caller_that_comes_back_with_another_life_cancels_the_former_ones_work
 def test_work_given_up_by_the_callee_is_lost_to_its_caller() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        call = asyncio.ensure_future(Coalescer(wire).call(("this", 10.0)))
+        call = asyncio.ensure_future(CallBatcher(wire).call(("this", 10.0)))
         await asyncio.sleep(1)
         wire.callee.outbox.cancel_all()
         with pytest.raises(ActorLost):
@@ -318,7 +318,7 @@ def test_work_given_up_by_the_callee_is_lost_to_its_caller() -> None:
 def test_a_limit_splits_replies_and_loses_nothing() -> None:
     async def main() -> None:
         wire = Wire(Callee(limit=4))
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         names = ["aaa", "bbb", "ccc", "ddd", "eee"]
         assert await together(*(calls.call((name, 1.0)) for name in names)) == names
         assert [len(ids) for ids in wire.brought] == [2, 2, 1]
@@ -329,7 +329,7 @@ def test_a_limit_splits_replies_and_loses_nothing() -> None:
 def test_after_close_nothing_stays_open() -> None:
     async def main() -> None:
         wire = Wire(Callee())
-        calls = Coalescer(wire)
+        calls = CallBatcher(wire)
         call = asyncio.ensure_future(calls.call(("this", 10.0)))
         await asyncio.sleep(1)
         call.cancel()
@@ -357,7 +357,7 @@ def test_every_call_ends_once_whatever_the_interleaving(
 
     async def main() -> None:
         wire = Wire(Callee(limit=limit), delay_s=lambda: dice.choice((0.0, 0.01, dice.random())))
-        coalescer = Coalescer(wire)
+        coalescer = CallBatcher(wire)
         outcomes = Counter[str]()
 
         async def one(number: int) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.actors.engine_actor import EngineActor, Taken
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import ModelConfig, StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
@@ -54,12 +54,12 @@ class Checking(EngineActor):
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
-    ) -> Taken:
+    ) -> TakenRelease:
         got = release_digest(manifest, [xxhash.xxh3_128_hexdigest(each.data) for each in chunks])
         if got != digest:
             raise WeightSyncFailed(self._name, epoch, version, f"digest {got}")
         await self.stub.set_version(version)
-        return Taken(0.0, None)
+        return TakenRelease(0.0, None)
 
 
 def release(version: int, content: int = 0) -> WeightRelease:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.actors.call_batching import Answer, Coalescer
+from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.config.run import RunConfig
 from offbeat.environments.function_reward import FunctionReward
@@ -34,13 +34,13 @@ class Worker(EnvironmentActor):
         folder = str(run_dir)
         super().__init__(EnvironmentSpec("environment-0", CONFIG, "none", folder, folder, {}))
         self._environment = environment
-        self._engines = {"engine-0": Coalescer(exchange)}
+        self._engines = {"engine-0": CallBatcher(exchange)}
 
 
 async def exchange(
     asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
-) -> list[Answer[GenerateResult]]:
-    return [Answer(id_, await answers("7", "hang")(request)) for id_, request in asked]
+) -> list[BatchedReply[GenerateResult]]:
+    return [BatchedReply(id_, await answers("7", "hang")(request)) for id_, request in asked]
 
 
 class Hanging(FunctionReward):

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from offbeat.actors.ray_broadcast import BroadcastGenerator, Gathering, generators_for
+from offbeat.actors.ray_broadcast import BroadcastBarrier, BroadcastGenerator, generators_for
 from offbeat.actors.ray_ports import RayGenerator
 from tests.support.virtual_time import run
 
 
 def test_those_that_are_asked_together_take_it_together() -> None:
     async def main() -> None:
-        gathering = Gathering()
+        gathering = BroadcastBarrier()
         names = ("g0", "g1", "g2")
         told = await asyncio.gather(*(gathering.members(4, name) for name in names))
         assert told == [names] * 3
@@ -20,7 +20,7 @@ def test_those_that_are_asked_together_take_it_together() -> None:
 
 def test_epochs_are_not_mixed_up() -> None:
     async def main() -> None:
-        gathering = Gathering()
+        gathering = BroadcastBarrier()
         told = await asyncio.gather(
             gathering.members(4, "g0"), gathering.members(5, "g1"), gathering.members(4, "g2")
         )
@@ -31,7 +31,7 @@ def test_epochs_are_not_mixed_up() -> None:
 
 def test_one_that_is_cancelled_leaves_the_others_theirs() -> None:
     async def main() -> None:
-        gathering = Gathering()
+        gathering = BroadcastBarrier()
         first = asyncio.ensure_future(gathering.members(4, "g0"))
         second = asyncio.ensure_future(gathering.members(4, "g1"))
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from offbeat.actors.call import ArgumentLost
-from offbeat.actors.ray_ports import Packed
+from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.failures import (
@@ -140,7 +140,12 @@ class Ref:
 def test_columns_lost_by_any_rank_are_named_by_all_groups_that_are_in_them() -> None:
     """The first object holds groups 7 and 3, and is lost to both ranks; group 4 is well."""
     first, second, third = (cast("Any", Ref(name)) for name in ("first", "second", "third"))
-    payloads = ((Packed(first, 0),), (Packed(first, 1),), (Packed(second, 0),), (Packed(third, 0),))
+    payloads = (
+        (PayloadHandle(first, 0),),
+        (PayloadHandle(first, 1),),
+        (PayloadHandle(second, 0),),
+        (PayloadHandle(third, 0),),
+    )
     chunk = Chunk((7, 3, 9, 4), payloads, ((1.0,),) * 4, 60, (10, 30, 20, 40))
     ranks: list[Any] = [
         Sent("second", ColumnsMissing(0, "train_microbatch")),

@@ -12,7 +12,7 @@ from msgspec.structs import replace as replace_spec
 
 from offbeat.algorithms.divisors import denominator
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
-from offbeat.algorithms.metrics import Metric, Reduction
+from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.messages.training import LossSpec
 
 every_loss = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -35,9 +35,11 @@ def count(sums: LossSums, name: str) -> float:
     return float(sums.metrics[f"train/{name}"].value)
 
 
-def combined(parts: list[Metric]) -> float:
+def combined(parts: list[PartialMetric]) -> float:
     values = [float(each.value) for each in parts]
-    return {Reduction.MIN: min, Reduction.MAX: max}.get(parts[0].reduction, sum)(values)
+    return {PartialReduction.MIN: min, PartialReduction.MAX: max}.get(parts[0].reduction, sum)(
+        values
+    )
 
 
 @every_loss
@@ -65,7 +67,7 @@ def test_what_is_held_and_dropped_is_counted(spec: LossSpec, seed: int) -> None:
     if spec.sequence_band is not None:
         assert count(sums, "sequence_masked_fraction") == want.dropped_sequences
         kind = sums.metrics["train/sequence_masked_fraction"].reduction
-        assert kind is Reduction.SEQUENCES
+        assert kind is PartialReduction.SEQUENCES
     if spec.icepop_band is not None and spec.sequence_band is None:
         assert count(sums, "icepop_masked_fraction") == want.weights.count(0.0)
 
@@ -175,7 +177,9 @@ def test_a_call_without_a_valid_token_adds_nothing(spec: LossSpec, poison: float
     assert not sums.divisor.any()
     assert sums.spread is not None and not sums.spread.any()
     for name, metric in sums.metrics.items():
-        neutral = {Reduction.MIN: math.inf, Reduction.MAX: -math.inf}.get(metric.reduction, 0.0)
+        neutral = {PartialReduction.MIN: math.inf, PartialReduction.MAX: -math.inf}.get(
+            metric.reduction, 0.0
+        )
         assert float(metric.value) == neutral, name
 
 

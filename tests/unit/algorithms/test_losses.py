@@ -10,7 +10,7 @@ from loss_cases import tokens_of
 
 from offbeat.algorithms.kl import kl_penalty
 from offbeat.algorithms.losses import LossTokens, clipped_pg
-from offbeat.algorithms.metrics import Reduction
+from offbeat.algorithms.metrics import PartialReduction
 from offbeat.messages.training import LossSpec
 
 SPECS = [
@@ -65,7 +65,7 @@ def test_metrics_are_those_of_the_formula(spec: LossSpec, seed: int) -> None:
 def test_the_policy_loss_is_divided_like_the_gradient() -> None:
     for spec in SPECS:
         kind = clipped_pg(tokens_of(0), spec).metrics["train/policy_loss"].reduction
-        assert kind is Reduction.LOSS
+        assert kind is PartialReduction.LOSS
 
 
 def test_k3_is_never_negative_and_both_estimate_the_same_divergence() -> None:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from offbeat.controller.awaits import Awaits
+from offbeat.controller.pending_waits import PendingWaits
 from offbeat.messages.failures import ActorLost, DeadlineExceeded
 from tests.support.virtual_time import run
 
@@ -14,7 +14,7 @@ async def after(seconds: float, value: str = "done") -> str:
 
 def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
     async def main() -> None:
-        awaits = Awaits()
+        awaits = PendingWaits()
         reply = awaits.call("train pump", on="the trainer", deadline_s=5, reply=after(4, "reply"))
         assert await reply == "reply"
         assert awaits.oldest() == ""
@@ -24,7 +24,7 @@ def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
 
 def test_an_overdue_call_is_cancelled_and_names_who_waited_for_whom_and_how_long() -> None:
     async def main() -> None:
-        awaits, reply = Awaits(), asyncio.ensure_future(after(60))
+        awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
         with pytest.raises(DeadlineExceeded) as overdue:
             await awaits.call("sync of version 3", on="generator-1", deadline_s=2.5, reply=reply)
         assert asyncio.get_running_loop().time() == 2.5
@@ -44,14 +44,14 @@ def test_a_timeout_of_the_callee_is_not_ours() -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError, match="the callee's own"):
-            await Awaits().call("a pump", on="an actor", deadline_s=2, reply=times_out())
+            await PendingWaits().call("a pump", on="an actor", deadline_s=2, reply=times_out())
 
     run(main())
 
 
 def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
     async def main() -> None:
-        awaits, reply = Awaits(), asyncio.ensure_future(after(60))
+        awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
         call = asyncio.ensure_future(awaits.call("a", on="b", deadline_s=9, reply=reply))
         await asyncio.sleep(1)
         call.cancel()
@@ -65,7 +65,7 @@ def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
 
 def test_a_remote_call_within_its_deadline_is_a_sign_of_life_and_other_waits_are_none() -> None:
     async def main() -> None:
-        awaits = Awaits()
+        awaits = PendingWaits()
         assert awaits.healthy_until == -float("inf")
         waits = [
             asyncio.ensure_future(each)
@@ -89,7 +89,7 @@ def test_a_remote_call_within_its_deadline_is_a_sign_of_life_and_other_waits_are
 
 def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
     async def main() -> None:
-        awaits, loop = Awaits(), asyncio.get_running_loop()
+        awaits, loop = PendingWaits(), asyncio.get_running_loop()
         assert awaits.describe(loop.time()) == "nobody waits for a remote call"
         calls = list[asyncio.Future[str]]()
         for number in range(8):
@@ -123,7 +123,7 @@ def test_a_late_call_that_does_not_take_its_cancel_leaves_the_caller_uncancelled
             raise ActorLost("actor", "cleanup", "it is gone") from None
 
     async def main() -> None:
-        call = Awaits().call("a pump", on="an actor", deadline_s=2, reply=cleans_up())
+        call = PendingWaits().call("a pump", on="an actor", deadline_s=2, reply=cleans_up())
         if answers:
             assert await call == "all the same"
         else:

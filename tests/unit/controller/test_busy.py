@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.controller.busy import Busy
-from offbeat.controller.fleet import Engine
+from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.health import Health
+from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 T, G = TrainerTime, GeneratorTime
@@ -29,8 +29,8 @@ class Run:
 
     def __init__(self, engines: int = 1) -> None:
         self.clock = Clock()
-        self.engines = [Engine(f"generator-{number}") for number in range(engines)]
-        self.busy = Busy(self.clock, {engine.name: engine for engine in self.engines})
+        self.engines = [EngineRecord(f"generator-{number}") for number in range(engines)]
+        self.busy = TimeAttribution(self.clock, {engine.name: engine for engine in self.engines})
 
     def passes(self, seconds: float) -> None:
         self.clock.now_s += seconds
@@ -209,7 +209,7 @@ def test_while_a_sync_drains_the_fleet_engines_without_work_wait_for_weights() -
 def test_an_engine_that_joins_later_counts_from_then_on() -> None:
     run = serving()
     run.passes(5)
-    run.busy.engine_changed(Engine("generator-9", Health.HEALTHY))
+    run.busy.engine_changed(EngineRecord("generator-9", Health.HEALTHY))
     run.passes(1)
     assert run.fleet == {G.WAITING_GATE: 7}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offbeat.controller.events import Dispatched
-from offbeat.controller.lifecycle import Phase
+from offbeat.controller.lifecycle import RunPhase
 from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
@@ -32,7 +32,7 @@ def test_trains_every_step_within_the_bound_and_generates_nothing_beyond_need(
     assert 1 <= world.worst_staleness() <= 2
     counts = world.built.state.ledger.counts()
     assert counts["drawn"] == counts["trained"] == 40
-    assert world.built.state.lifecycle.phase is Phase.FINISHED
+    assert world.built.state.lifecycle.phase is RunPhase.FINISHED
     assert all(generator.version == 10 for generator in world.generators.values())
 
 
@@ -69,7 +69,7 @@ def test_the_end_of_the_prompts_trains_the_rest_and_ends_the_run() -> None:
     world.run()
     assert sorted(world.trained) == list(range(10))
     assert [len(step) for step in world.trainer.steps] == [4, 4, 2]
-    assert world.built.state.lifecycle.phase is Phase.FINISHED
+    assert world.built.state.lifecycle.phase is RunPhase.FINISHED
 
 
 def test_every_version_counts_when_syncs_are_rarer_than_steps() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.controller.commands import Pause, Resume, Stop
 from offbeat.controller.errors import RunAborted, RunFailed, RunStalled
-from offbeat.controller.lifecycle import Phase
+from offbeat.controller.lifecycle import RunPhase
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, StepResult
 from tests.support.fakes import (
@@ -29,7 +29,7 @@ def test_stop_finishes_the_step_in_progress() -> None:
 
     run(main())
     assert 1 <= len(world.trainer.steps) < 10
-    assert world.built.state.lifecycle.phase is Phase.FINISHED
+    assert world.built.state.lifecycle.phase is RunPhase.FINISHED
     assert list(world.trainer.checkpoints) == [len(world.trainer.steps)], "nothing is trained twice"
     world.assert_books_agree()
 
@@ -70,7 +70,7 @@ def test_abort_ends_within_a_second_and_closes_every_actor() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main())
-    assert world.built.state.lifecycle.phase is Phase.ABORTED
+    assert world.built.state.lifecycle.phase is RunPhase.ABORTED
     assert world.trainer.closed and world.rollouts.closed
     assert all(generator.closed for generator in world.generators.values())
 
@@ -136,7 +136,7 @@ def test_a_cancel_from_outside_stays_a_cancel() -> None:
 
     run(main())
     assert world.trainer.closed
-    assert world.built.state.lifecycle.phase is Phase.ABORTED
+    assert world.built.state.lifecycle.phase is RunPhase.ABORTED
 
 
 def test_a_stall_names_who_waits_for_what() -> None:

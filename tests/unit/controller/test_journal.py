@@ -46,7 +46,7 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.journal.disk import SystemDisk
+from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.journal.frames import HEADER_BYTES, SEGMENT, frame, header
 from offbeat.controller.journal.reading import fold
 from offbeat.controller.ledger import Ledger
@@ -281,7 +281,7 @@ def test_the_older_of_two_writers_is_refused_by_name_and_its_records_do_not_coun
 
 
 def test_two_that_begin_at_the_same_moment_are_not_both_let_in(tmp_path: Path) -> None:
-    class Rival(SystemDisk):
+    class Rival(SystemJournalDisk):
         def create(self, path: Path) -> int:
             path.touch()
             return super().create(path)
@@ -345,7 +345,7 @@ def test_a_spoiled_snapshot_is_replaced_by_more_events(
 
 
 def test_a_snapshot_that_the_disk_refuses_costs_only_the_snapshot(tmp_path: Path) -> None:
-    class Full(SystemDisk):
+    class Full(SystemJournalDisk):
         def rename(self, old: Path, new: Path) -> None:
             raise OSError(errno.ENOSPC, "refused")
 

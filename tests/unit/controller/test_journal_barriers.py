@@ -19,7 +19,7 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.journal.disk import SystemDisk
+from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.journal.file_journal import FLUSH_BYTES
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
@@ -48,7 +48,7 @@ class Threads:
             ended.set_exception(error)
 
 
-class FailingDisk(SystemDisk):
+class FailingDisk(SystemJournalDisk):
     """A switch for each thing that a disk can refuse; counts its fsyncs."""
 
     def __init__(self) -> None:

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from offbeat.controller.books import Place
 from offbeat.controller.events import AnyEvent
+from offbeat.controller.group_table import Place
 from offbeat.controller.journal import (
     FileJournal,
     JournalFailed,
@@ -29,7 +29,7 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.journal.disk import SystemDisk
+from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
@@ -119,7 +119,7 @@ def state_of(ledger: Ledger) -> dict[str, Any]:
 # --- a disk that forgets ------------------------------------------------------------------------
 
 
-class ForgetfulDisk(SystemDisk):
+class ForgetfulDisk(SystemJournalDisk):
     """Keeps real files, and knows what of them a power cut may take.
 
     Bytes that were not fsynced go from the end of their file; names whose directory was not fsynced

@@ -5,9 +5,9 @@ import pickle
 import msgspec
 import pytest
 
-from offbeat.controller.books import Place, Snapshot
 from offbeat.controller.counts import MOST_REASONS, OTHER_REASON
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
+from offbeat.controller.group_table import Place, TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.sampler.policy import NEVER
 from tests.support.ledger_model import receipt, state_of
@@ -226,7 +226,7 @@ def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
     ledger.claim([1, 0], 1, 1)
     ledger.claim([3], 1, 1)
     encoded = msgspec.msgpack.encode(ledger.snapshot())
-    folded = Ledger.fold([], msgspec.msgpack.decode(encoded, type=Snapshot))
+    folded = Ledger.fold([], msgspec.msgpack.decode(encoded, type=TableSnapshot))
     assert state_of(folded) == state_of(ledger)
     assert list(folded.training) == [1, 0, 3]
     assert list(folded.in_flight_at[0]) == [6, 5, 4]

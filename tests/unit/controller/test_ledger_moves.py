@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offbeat.controller.books import Snapshot
 from offbeat.controller.events import AnyEvent, Dispatched, Returned
+from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.weights import WeightsAck
@@ -354,7 +354,9 @@ class LedgerMoves(RuleBasedStateMachine):
         if self.snapshot is None:
             return Ledger.fold(self.events)
         before, encoded = self.snapshot
-        return Ledger.fold(self.events[before:], msgspec.msgpack.decode(encoded, type=Snapshot))
+        return Ledger.fold(
+            self.events[before:], msgspec.msgpack.decode(encoded, type=TableSnapshot)
+        )
 
     # --- what holds after each of them -----------------------------------------------------------
 
@@ -399,7 +401,7 @@ class LedgerMoves(RuleBasedStateMachine):
     @invariant()
     def a_snapshot_of_now_is_the_ledger(self) -> None:
         encoded = msgspec.msgpack.encode(self.ledger.snapshot())
-        folded = Ledger.fold([], msgspec.msgpack.decode(encoded, type=Snapshot))
+        folded = Ledger.fold([], msgspec.msgpack.decode(encoded, type=TableSnapshot))
         assert state_of(folded) == state_of(self.ledger)
 
 

@@ -1,7 +1,7 @@
 """Which failures of a step mean that its trainer has to be replaced."""
 
 from offbeat.controller.errors import TrainerLost
-from offbeat.controller.gang import lost_step
+from offbeat.controller.trainer_client import lost_step
 from offbeat.messages.failures import StepBroken, StepOutOfOrder
 
 

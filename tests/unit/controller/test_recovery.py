@@ -14,7 +14,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
-from offbeat.trainers.step_guard import Call
+from offbeat.trainers.step_guard import StepCall
 from tests.support.fakes import FakeTrainer
 from tests.support.virtual_time import run
 from tests.support.world import IN_ORDER, READY_FIRST, World
@@ -140,7 +140,7 @@ def test_the_samples_of_an_adopted_step_are_in_the_summary() -> None:
 def test_a_step_begun_by_whoever_adopted_the_one_before_is_aborted() -> None:
     before = former_life()
     key = StepKey(5, before.trainer.last[1] + 1, 0)
-    before.trainer.keys.once(key, Call.BEGIN, lambda: None)
+    before.trainer.keys.once(key, StepCall.BEGIN, lambda: None)
     world = next_life(before, index_of(before, "StepApplied", 3))  # of both nothing was written
     world.run()
     world.assert_books_agree()

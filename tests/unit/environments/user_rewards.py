@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from offbeat.environments.frames import Answer, framed
+from offbeat.environments.frames import RewardReply, framed
 
 Row = dict[str, Any]
 PLAIN = 1.0
@@ -105,6 +105,6 @@ def forks(prompt: Row, response: str) -> float:
 
 
 def forges(prompt: Row, response: str) -> float:
-    answer = framed(Answer(1, 0, 1.0))
+    answer = framed(RewardReply(1, 0, 1.0))
     os.write(int(sys.argv[1]), answer)
     return 1.0

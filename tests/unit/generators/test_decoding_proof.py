@@ -7,7 +7,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from offbeat.generators.embedded import EmbeddedEngine
-from offbeat.generators.errors import UnsupportedModel
+from offbeat.generators.errors import UndecodableModel
 from tests.support.model_families import FAMILIES, LONG_ROPES, family_model
 
 EXACT = 2e-3  # nat, of any token
@@ -44,10 +44,10 @@ def attending_eagerly(model: PreTrainedModel) -> PreTrainedModel:
     return other.eval()
 
 
-def engine_or_refusal(make_engine: MakeEngine, family: str) -> EmbeddedEngine | UnsupportedModel:
+def engine_or_refusal(make_engine: MakeEngine, family: str) -> EmbeddedEngine | UndecodableModel:
     try:
         return make_engine(family_model(family))
-    except UnsupportedModel as refused:
+    except UndecodableModel as refused:
         return refused
 
 
@@ -82,7 +82,7 @@ def test_every_family_is_decoded_as_it_computes_or_refused(
 ) -> None:
     engine = engine_or_refusal(make_engine, family)
     assert isinstance(engine, EmbeddedEngine) or family not in SERVED
-    if isinstance(engine, UnsupportedModel):
+    if isinstance(engine, UndecodableModel):
         assert "generator.backend=vllm" in engine.fix
         return
     expect_exact(attending_eagerly(family_model(family)), engine, request_of, finish, samples_of)
@@ -100,7 +100,7 @@ def test_capped_attention_scores_are_decoded_with_the_cap(
 
 def test_a_position_that_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
     make_engine(family_model("GPT2"), max_model_len=128)
-    with pytest.raises(UnsupportedModel, match="it has no position 128"):
+    with pytest.raises(UndecodableModel, match="it has no position 128"):
         make_engine(family_model("GPT2"), max_model_len=129)
 
 
@@ -118,7 +118,7 @@ def _add_mean_so_far(_: nn.Module, __: object, embedded_RTH: torch.Tensor) -> to
 
 
 def test_a_family_that_nobody_knows_is_refused_by_what_it_decodes(make_engine: MakeEngine) -> None:
-    with pytest.raises(UnsupportedModel, match="decoding differs from its plain forward pass"):
+    with pytest.raises(UndecodableModel, match="decoding differs from its plain forward pass"):
         make_engine(Recurrent(LlamaConfig(**FAMILIES["Llama"])).eval())
 
 
@@ -127,7 +127,7 @@ def test_weights_that_are_decoded_otherwise_than_their_class_promises_are_refuse
 ) -> None:
     model = family_model("Llama")
     model.model.embed_tokens.register_forward_hook(_add_mean_so_far)
-    with pytest.raises(UnsupportedModel, match="off its plain forward pass"):
+    with pytest.raises(UndecodableModel, match="off its plain forward pass"):
         make_engine(model)
 
 

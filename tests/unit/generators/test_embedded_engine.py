@@ -12,7 +12,7 @@ from generator_fixtures import Finish, MakeEngine, MakeModel, MakeRequest, Sampl
 from offbeat.generators.embedded import (
     EmbeddedEngine,
     InvalidRequest,
-    UnsupportedModel,
+    UndecodableModel,
     load_model,
 )
 
@@ -258,7 +258,7 @@ def test_a_model_with_a_short_sliding_window_is_refused(
     make_model: MakeModel, make_engine: MakeEngine
 ) -> None:
     window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
-    with pytest.raises(UnsupportedModel, match="16 tokens, fewer than max_model_len=128"):
+    with pytest.raises(UndecodableModel, match="16 tokens, fewer than max_model_len=128"):
         make_engine(make_model(**window))
     make_engine(make_model(**window), max_model_len=16)
 

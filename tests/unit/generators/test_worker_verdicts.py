@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Telling, Verdicts
+from offbeat.generators.vllm.verdicts import PREPARED, VERIFIED, Verdicts, VerdictSender
 from offbeat.weight_sync.errors import TransferRefused
 
 
@@ -17,15 +17,15 @@ def verdicts() -> Iterator[Verdicts]:
 
 
 @pytest.fixture
-def workers(verdicts: Verdicts) -> Iterator[list[Telling]]:
-    made = [Telling(verdicts.path, rank) for rank in range(3)]
+def workers(verdicts: Verdicts) -> Iterator[list[VerdictSender]]:
+    made = [VerdictSender(verdicts.path, rank) for rank in range(3)]
     yield made
     for each in made:
         each.close()
 
 
 def test_work_is_done_when_every_worker_has_said_so(
-    verdicts: Verdicts, workers: list[Telling]
+    verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     async def story() -> None:
         waiting = asyncio.ensure_future(verdicts.of(1, VERIFIED, len(workers)))
@@ -40,7 +40,7 @@ def test_work_is_done_when_every_worker_has_said_so(
 
 
 def test_what_was_said_before_somebody_waits_is_heard(
-    verdicts: Verdicts, workers: list[Telling]
+    verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     for each in workers:
         each.done(1, VERIFIED)
@@ -48,7 +48,7 @@ def test_what_was_said_before_somebody_waits_is_heard(
 
 
 def test_what_is_said_of_older_transfers_and_other_work_counts_for_nothing(
-    verdicts: Verdicts, workers: list[Telling]
+    verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     only = workers[0]
     only.refused(1, PREPARED, TransferRefused(1, "a chunk", "torn", "whole"))
@@ -58,7 +58,7 @@ def test_what_is_said_of_older_transfers_and_other_work_counts_for_nothing(
 
 
 def test_one_refusal_ends_the_wait_and_says_what_and_where(
-    verdicts: Verdicts, workers: list[Telling]
+    verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     workers[0].done(1, PREPARED)
     refused = TransferRefused(1, "chunk 3, tensor x, in worker 2", "ValueError no", "loaded")
@@ -69,7 +69,7 @@ def test_one_refusal_ends_the_wait_and_says_what_and_where(
 
 
 def test_however_much_is_to_be_said_it_arrives_in_one_piece(
-    verdicts: Verdicts, workers: list[Telling]
+    verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     long = "\u20ac\n" * 10_000
     for each in workers:
@@ -80,7 +80,7 @@ def test_however_much_is_to_be_said_it_arrives_in_one_piece(
 
 
 def test_a_wait_that_was_cancelled_leaves_the_pipe_to_the_next_one(
-    verdicts: Verdicts, workers: list[Telling]
+    verdicts: Verdicts, workers: list[VerdictSender]
 ) -> None:
     async def story() -> None:
         waiting = asyncio.ensure_future(verdicts.of(1, VERIFIED, 3))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
-from offbeat.launch.control import COMMANDS, INBOX, Orders, leave, taken, was_taken
+from offbeat.launch.control import COMMANDS, INBOX, CommandInbox, leave, taken, was_taken
 from offbeat.runs.directory import CONFIG, SUMMARY, RunDirUnusable
 
 
@@ -114,7 +114,7 @@ def test_at_its_wall_clock_limit_a_run_is_ordered_to_stop_once_behind_its_operat
     run_dir: Path,
 ) -> None:
     now = [100.0]
-    orders = Orders(run_dir, 60.0, clock=lambda: now[0])
+    orders = CommandInbox(run_dir, 60.0, clock=lambda: now[0])
     now[0] = 159.0
     assert orders.taken() == []
     leave(run_dir, "pause")
@@ -127,6 +127,6 @@ def test_at_its_wall_clock_limit_a_run_is_ordered_to_stop_once_behind_its_operat
 
 def test_a_run_without_a_limit_goes_on(run_dir: Path) -> None:
     now = [0.0]
-    orders = Orders(run_dir, None, clock=lambda: now[0])
+    orders = CommandInbox(run_dir, None, clock=lambda: now[0])
     now[0] = 1e9
     assert orders.taken() == []

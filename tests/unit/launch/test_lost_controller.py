@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.config.run import RunConfig
 from offbeat.controller.journal import JournalCorrupt
-from offbeat.launch.heartbeat import Silence
+from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.runs.unfinished import journalled_summary, last_summary
 from offbeat.telemetry.summary import Summary
@@ -27,7 +27,7 @@ class Clock:
 
 def test_a_controller_whose_process_starts_slowly_is_not_taken_for_frozen() -> None:
     clock = Clock()
-    silence = Silence(clock)
+    silence = HeartbeatTimeout(clock)
     clock.now_s = 299
     silence.check()
     clock.now_s = 301
@@ -37,7 +37,7 @@ def test_a_controller_whose_process_starts_slowly_is_not_taken_for_frozen() -> N
 
 def test_a_controller_that_has_answered_may_be_silent_for_a_minute() -> None:
     clock = Clock()
-    silence = Silence(clock)
+    silence = HeartbeatTimeout(clock)
     clock.now_s = 200
     silence.broken()
     clock.now_s = 259

@@ -8,8 +8,8 @@ import pytest
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.launch.submit import (
     CannotPack,
-    Job,
     NoDashboardAddress,
+    RayJob,
     check_address,
     client_environment,
     packed_bytes,
@@ -133,7 +133,7 @@ class FakeClient:
 
 def test_a_job_is_submitted_once_and_followed_after() -> None:
     client, said = FakeClient(), list[str]()
-    job = Job("demo-1", "python -m offbeat", "/p", "/runs/demo")
+    job = RayJob("demo-1", "python -m offbeat", "/p", "/runs/demo")
     for _ in range(2):
         send(job, client, "http://ray:8265", said.append)
     assert [known.submission_id for known in client.jobs] == ["demo-1"]

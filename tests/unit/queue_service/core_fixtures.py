@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.queue_service.core import ColumnSpec, Lease, Limits, QueueCore, Receipt, Schema
+from offbeat.queue_service.core import ColumnSpec, Lease, PutReceipt, QueueCore, QueueLimits, Schema
 from offbeat.queue_service.core.records import Scalar
 
 TOKENS, LOGPROBS = ColumnSpec("tokens", "int32", ragged=True), ColumnSpec("logprobs", "float32")
 SCHEMA = Schema((TOKENS, LOGPROBS))
-ROOMY = Limits(max_rows=1_000_000, max_bytes=1_000_000_000)
+ROOMY = QueueLimits(max_rows=1_000_000, max_bytes=1_000_000_000)
 
 
 class Queue:
     """``core`` with the arguments a test does not care about filled in."""
 
-    def __init__(self, limits: Limits = ROOMY, schema: Schema = SCHEMA) -> None:
+    def __init__(self, limits: QueueLimits = ROOMY, schema: Schema = SCHEMA) -> None:
         self.core = QueueCore(limits)
         self.core.declare("train", schema)
 
@@ -27,7 +27,7 @@ class Queue:
         rows: int = 2,
         nbytes: int = 10,
         **more: Any,
-    ) -> Receipt:
+    ) -> PutReceipt:
         payload = f"{group}/{attempt}"
         return self.core.put(
             "train", group, attempt, rows, columns, nbytes, payload,

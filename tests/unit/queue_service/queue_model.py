@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from offbeat.queue_service.core import ColumnSpec, Limits, Where
+from offbeat.queue_service.core import ColumnSpec, QueueLimits, Where
 
 COLUMNS = ("a", "b", "c")
 SPECS = {name: ColumnSpec(name, "float32") for name in COLUMNS}
@@ -64,7 +64,7 @@ class Ask:
 class Model:
     """One partition; every question is answered by looking at everything."""
 
-    def __init__(self, limits: Limits, consumers: tuple[str, ...]) -> None:
+    def __init__(self, limits: QueueLimits, consumers: tuple[str, ...]) -> None:
         self.limits, self.consumers = limits, consumers
         self.groups: list[Held] = []  # in the order of their puts
         self.gone: dict[str, tuple[int, frozenset[str], bool]] = {}  # attempt, columns, lost

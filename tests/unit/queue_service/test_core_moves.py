@@ -10,8 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from queue_model import COLUMNS, PREDICATES, SPECS, TASKS, Ask, Claim, Held, Model
 
 from offbeat.messages.failures import SchemaError
-from offbeat.queue_service.core import Lease, Limits, QueueCore, Receipt, Schema, Snapshot, Where
-from offbeat.queue_service.errors import LeaseExpired, PayloadLost, QueueFull
+from offbeat.queue_service.core import (
+    Lease,
+    PutReceipt,
+    QueueCore,
+    QueueLimits,
+    QueueSnapshot,
+    Schema,
+    Where,
+)
+from offbeat.queue_service.errors import LeaseExpired, QueueFull, QueuePayloadLost
 from offbeat.transfer_queue.errors import StaleHandle
 
 GROUP = st.sampled_from(["g-0", "g-1", "g-2", "g-3", "g-4"])
@@ -23,7 +31,7 @@ LEASE_S = st.sampled_from([1.0, 5.0])
 PICK = st.integers(0, 10_000)
 NBYTES = st.integers(0, 30)
 CONSUMERS = [(), ("actor",), ("actor", "critic")]
-LIMITS = Limits(max_rows=16, max_bytes=120)
+LIMITS = QueueLimits(max_rows=16, max_bytes=120)
 
 
 class QueueMoves(RuleBasedStateMachine):
@@ -32,7 +40,7 @@ class QueueMoves(RuleBasedStateMachine):
         self.core = QueueCore(LIMITS)
         self.core.declare("train", Schema(tuple(SPECS.values()), consumers))
         self.model = Model(LIMITS, consumers)
-        self.receipts: list[Receipt] = []
+        self.receipts: list[PutReceipt] = []
         self.now = 0.0
         self.writes = 0
 
@@ -54,7 +62,7 @@ class QueueMoves(RuleBasedStateMachine):
         payload = f"payload-{self.writes}"
         before = model.generation
 
-        def call() -> Receipt:
+        def call() -> PutReceipt:
             return self.core.put(
                 "train", name, attempt, rows, [SPECS[each] for each in sorted(columns)], nbytes,
                 payload, now=self.now, tags={"score": scores}, permit=spend,
@@ -112,12 +120,12 @@ class QueueMoves(RuleBasedStateMachine):
         self.writes += 1
         payload = f"payload-{self.writes}"
 
-        def call() -> Receipt:
+        def call() -> PutReceipt:
             specs = [SPECS[each] for each in sorted(columns)]
             return self.core.add_columns(receipt, specs, nbytes, payload, now=self.now, rows=rows)
 
         if group is None or group.generation != receipt.generation:
-            with pytest.raises((StaleHandle, PayloadLost)):
+            with pytest.raises((StaleHandle, QueuePayloadLost)):
                 call()
             return
         span = range(*(rows or slice(None)).indices(receipt.rows))
@@ -275,7 +283,7 @@ class QueueMoves(RuleBasedStateMachine):
         snapshot, payloads = self.core.export(self.now)
         wire = msgspec.msgpack.encode(snapshot)
         core = QueueCore(LIMITS)
-        core.import_(msgspec.msgpack.decode(wire, type=Snapshot), payloads, self.now)
+        core.import_(msgspec.msgpack.decode(wire, type=QueueSnapshot), payloads, self.now)
         self.core, model = core, self.model
         model.claims, model.asks, model.promises = [], [], {}
         for lease_id in list(model.loans):
@@ -339,7 +347,7 @@ class QueueMoves(RuleBasedStateMachine):
                 parts = self.core.parts(receipt)
                 assert [part.payload for part in parts] == group.payloads
             else:
-                with pytest.raises((StaleHandle, PayloadLost)):
+                with pytest.raises((StaleHandle, QueuePayloadLost)):
                     self.core.parts(receipt)
 
 

@@ -4,9 +4,9 @@ import pytest
 from core_fixtures import LOGPROBS, TOKENS, Queue, names
 
 from offbeat.messages.failures import SchemaError
-from offbeat.queue_service.core import ColumnSpec, Receipt, Schema
+from offbeat.queue_service.core import ColumnSpec, PutReceipt, Schema
 from offbeat.queue_service.core.records import Scalar
-from offbeat.queue_service.errors import PayloadLost, Redeclared, UnknownPartition
+from offbeat.queue_service.errors import QueuePayloadLost, Redeclared, UnknownPartition
 from offbeat.transfer_queue.errors import StaleHandle
 
 
@@ -46,7 +46,7 @@ def test_a_put_that_is_acknowledged_can_be_claimed_at_once() -> None:
     queue = Queue()
     receipt = queue.put("a", tags={"reward": [0.5, 1.0]})
     assert queue.take().receipts == (receipt,)
-    assert receipt == Receipt("train", "a", 1, 1, 2, 10, {"reward": (0.5, 1.0)})
+    assert receipt == PutReceipt("train", "a", 1, 1, 2, 10, {"reward": (0.5, 1.0)})
 
 
 def test_a_repeated_put_gets_the_same_receipt_and_is_delivered_once() -> None:
@@ -144,7 +144,7 @@ def test_a_lost_group_leaves_is_told_of_once_and_only_a_newer_attempt_is_taken()
     (told,) = queue.core.lost([receipt, receipt], "node 3 died")
     assert (told.group, told.attempt, told.reason) == ("a", 1, "node 3 died")
     assert queue.core.take_lost("train") == [told] and queue.core.take_lost("train") == []
-    with pytest.raises(PayloadLost, match=r"node 3 died.*newer attempt"):
+    with pytest.raises(QueuePayloadLost, match=r"node 3 died.*newer attempt"):
         queue.core.parts(receipt)
     with pytest.raises(StaleHandle):
         queue.put("a", 1)

@@ -8,13 +8,13 @@ from core_fixtures import LOGPROBS, ROOMY, TOKENS, Queue, names
 from offbeat.messages.failures import OffbeatError
 from offbeat.queue_service import errors
 from offbeat.queue_service.core import (
+    CapacityGrant,
     Lease,
     LostGroup,
+    PutReceipt,
     QueueCore,
-    Receipt,
-    Room,
+    QueueSnapshot,
     Schema,
-    Snapshot,
     Stats,
 )
 from offbeat.queue_service.errors import LeaseExpired
@@ -29,14 +29,14 @@ def records() -> list[Any]:
     lost = queue.core.lost([queue.put("c")], "node died")
     queue.wait(7)
     snapshot, _ = queue.core.export(1.0)
-    return [receipt, lease, *lost, Room(1, 2), queue.core.stats(2.0), snapshot]
+    return [receipt, lease, *lost, CapacityGrant(1, 2), queue.core.stats(2.0), snapshot]
 
 
 @pytest.mark.parametrize(
     "record", records(), ids=["receipt", "lease", "lost", "room", "stats", "snapshot"]
 )
 def test_every_record_survives_msgspec_and_pickle(record: Any) -> None:
-    kinds = (Receipt, Lease, LostGroup, Room, Stats, Snapshot)
+    kinds = (PutReceipt, Lease, LostGroup, CapacityGrant, Stats, QueueSnapshot)
     (kind,) = [each for each in kinds if isinstance(record, each)]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=kind) == record
     assert msgspec.json.decode(msgspec.json.encode(record), type=kind) == record
@@ -48,7 +48,7 @@ def test_every_record_survives_msgspec_and_pickle(record: Any) -> None:
     [
         StaleHandle("g-1", 2, None),
         errors.LeaseExpired(7, "ack"),
-        errors.PayloadLost("g-1", 2, "node died"),
+        errors.QueuePayloadLost("g-1", 2, "node died"),
         errors.QueueFull("rows", 16, 1000, 1008, 2.5),
         errors.TooLarge("bytes", 16, 0, 8),
         errors.UnknownPartition("train", ["eval"]),
@@ -70,7 +70,7 @@ def test_a_restored_queue_delivers_what_was_leased_and_not_what_was_acked() -> N
     restored = Queue()
     restored.core = QueueCore(ROOMY)
     wire = msgspec.json.encode(snapshot)
-    restored.core.import_(msgspec.json.decode(wire, type=Snapshot), payloads, 100.0)
+    restored.core.import_(msgspec.json.decode(wire, type=QueueSnapshot), payloads, 100.0)
     assert restored.core.stats(100.0).oldest_age_s == 5.0
     with pytest.raises(LeaseExpired):
         restored.core.ack(lease.id)
@@ -89,6 +89,6 @@ def test_a_schema_of_more_columns_than_an_integer_has_bits_is_fine() -> None:
     snapshot, payloads = queue.core.export(0.0)
     restored = QueueCore(ROOMY)
     wire = msgspec.msgpack.encode(snapshot)
-    restored.import_(msgspec.msgpack.decode(wire, type=Snapshot), payloads, 0.0)
+    restored.import_(msgspec.msgpack.decode(wire, type=QueueSnapshot), payloads, 0.0)
     restored.add_columns(receipt, wide[199:], 1, "last", now=0.0)
     assert restored.claim("train", "actor", 1, ("c0", "c199"), now=0.0, lease_s=1.0) is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.run_files.files import RunFiles
-from offbeat.run_files.place import RunDirNotShared, Token, is_shared, new_token
+from offbeat.run_files.place import RunDirNotShared, RunDirToken, is_shared, new_token
 
 
 class Driver:
@@ -15,7 +15,7 @@ class Driver:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
-    def sees(self, token: Token) -> bool:
+    def sees(self, token: RunDirToken) -> bool:
         return RunFiles(self.run_dir).sees(token)
 
 
@@ -83,8 +83,8 @@ def test_the_driver_is_asked_for_names_of_its_own_directory_only(tmp_path: Path)
     (tmp_path / "run").mkdir()
     (tmp_path / "secret").write_text("s")
     files = RunFiles(tmp_path / "run")
-    assert not files.sees(Token("../secret", "s"))
-    assert not files.sees(Token(str(tmp_path / "secret"), "s"))
+    assert not files.sees(RunDirToken("../secret", "s"))
+    assert not files.sees(RunDirToken(str(tmp_path / "secret"), "s"))
 
 
 def test_the_error_says_who_where_and_what_to_do() -> None:

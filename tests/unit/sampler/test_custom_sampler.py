@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from offbeat.config.rollouts import CustomSamplerConfig
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.build import build_sampler
+from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.custom import SamplerNotLoaded
-from offbeat.sampler.guarded import Guarded, SamplerBroken
 from offbeat.sampler.policy import NEVER
 from tests.support.sampled_run import SampledRun
 
@@ -69,7 +69,7 @@ def test_a_class_is_called_with_the_runs_numbers_and_its_options(
     module: str, tmp_path: Path
 ) -> None:
     sampler = load(f"{module}:Mine", tmp_path, patience=2)
-    assert isinstance(sampler, Guarded)
+    assert isinstance(sampler, CheckedSampler)
     assert (sampler.reach, sampler.max_staleness) == (G * (STALENESS + 1), STALENESS)
     run = SampledRun(sampler, G)
     for _ in range(3):
@@ -147,10 +147,10 @@ READY, IN_FLIGHT, WAITING, OLD = (2, 3), 4, 5, 6
 
 def watched(answer: Any) -> SampledRun:
     """At version 2 with a bound of 1: the two ready groups fill the step; the old one is of version 0."""
-    run = SampledRun(Guarded(Says(answer), "mine:Says", STALENESS, 4), G)
+    run = SampledRun(CheckedSampler(Says(answer), "mine:Says", STALENESS, 4), G)
     ledger = run.ledger
 
-    def dispatched(version: int) -> Group:
+    def dispatched(version: int) -> GroupRecord:
         group = ledger.groups[ledger.admit(NEVER)]
         ledger.dispatch(group.ordinal, "generator-0", version)
         return group

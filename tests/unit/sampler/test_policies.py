@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.controller.ledger import Group
+from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import NEVER, Sampler
 from offbeat.sampler.ready_first import ReadyFirst
@@ -33,7 +33,7 @@ def train(run: SampledRun, steps: int) -> None:
         run.round()
 
 
-def admitted(run: SampledRun, groups: int, engine: int = 0) -> list[Group]:
+def admitted(run: SampledRun, groups: int, engine: int = 0) -> list[GroupRecord]:
     """So many more groups, in flight."""
     found = [run.admit(engine) for _ in range(groups)]
     return [group for group in found if group is not None]
@@ -247,7 +247,7 @@ def test_windowed_generates_nothing_that_would_be_too_old_at_once() -> None:
 # --- cost ----------------------------------------------------------------------------------------
 
 
-class Counted(OrderedDict[int, Group]):
+class Counted(OrderedDict[int, GroupRecord]):
     """Counts the groups that somebody walks over."""
 
     walked = 0

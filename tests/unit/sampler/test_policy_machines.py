@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offbeat.controller.ledger import Group
-from offbeat.sampler.guarded import Guarded
+from offbeat.controller.ledger import GroupRecord
+from offbeat.sampler.checked_sampler import CheckedSampler
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Sampler
 from offbeat.sampler.ready_first import ReadyFirst
@@ -54,11 +54,11 @@ class Moves(RuleBasedStateMachine):
     )
     def begin(self, groups_per_step: int, staleness: int, lookahead: int) -> None:
         self.policy = self.make(groups_per_step, staleness, lookahead)
-        guarded = Guarded(self.policy, "policy", staleness, self.policy.reach)
+        guarded = CheckedSampler(self.policy, "policy", staleness, self.policy.reach)
         self.run = SampledRun(guarded, groups_per_step)
         self.staleness = staleness
 
-    def picked(self, groups: Sequence[Group], pick: int) -> Group:
+    def picked(self, groups: Sequence[GroupRecord], pick: int) -> GroupRecord:
         return groups[pick % len(groups)]
 
     # --- rollouts --------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Moves(RuleBasedStateMachine):
 
     def before_claim(self) -> None: ...
 
-    def after_claim(self, claimed: list[Group]) -> None: ...
+    def after_claim(self, claimed: list[GroupRecord]) -> None: ...
 
     @invariant()
     def nothing_is_trained_past_the_bound(self) -> None:
@@ -183,7 +183,7 @@ class InOrderMoves(Moves):
     def before_claim(self) -> None:
         self.step = self.run.trainer_version + 1
 
-    def after_claim(self, claimed: list[Group]) -> None:
+    def after_claim(self, claimed: list[GroupRecord]) -> None:
         ordinals = [group.ordinal for group in claimed]
         assert ordinals == sorted(ordinals)
         assert all(group.stamp == self.step for group in claimed)
@@ -203,7 +203,7 @@ class StoppedInOrderMoves(InOrderMoves):
         self.run.stop()
         self.sweep()
 
-    def after_claim(self, claimed: list[Group]) -> None:
+    def after_claim(self, claimed: list[GroupRecord]) -> None:
         assert all(group.stamp <= self.step for group in claimed)
         self.sweep()
 
@@ -253,7 +253,7 @@ class WeightFifoMoves(PacedMoves):
     def before_claim(self) -> None:
         self.quota = self.run.quota
 
-    def after_claim(self, claimed: list[Group]) -> None:
+    def after_claim(self, claimed: list[GroupRecord]) -> None:
         versions = [group.bound_version for group in claimed]
         assert versions == sorted(versions)
         in_flight = [group.bound_version for group in self.run.in_flight]
@@ -274,23 +274,23 @@ class WindowedMoves(Moves):
     def before_claim(self) -> None:
         self.quota, self.in_window = self.run.quota, len(self.window())
 
-    def after_claim(self, claimed: list[Group]) -> None:
+    def after_claim(self, claimed: list[GroupRecord]) -> None:
         assert len(claimed) == min(max(0, self.quota), self.in_window)
 
-    def window(self) -> list[Group]:
+    def window(self) -> list[GroupRecord]:
         oldest = self.run.trainer_version - self.staleness
         return [g for g in self.run.ledger.ready.values() if g.bound_version >= oldest]
 
-    def in_turn(self, groups: list[Group]) -> list[Group]:
+    def in_turn(self, groups: list[GroupRecord]) -> list[GroupRecord]:
         arrived = sorted(groups, key=lambda group: group.arrival)
         if not self.freshest_first:
             return arrived
         return sorted(arrived, key=lambda group: -group.bound_version)
 
-    def is_trained_in_time(self, group: Group) -> bool:
+    def is_trained_in_time(self, group: GroupRecord) -> bool:
         """It commits now, nothing else ever does, and steps are trained one after the other."""
         last = max((g.arrival for g in self.window()), default=0) + 1
-        committed = Group(group.ordinal, group.stamp, arrival=last)
+        committed = GroupRecord(group.ordinal, group.stamp, arrival=last)
         committed.bound_version = group.bound_version
         left = [*self.window(), committed]
         for version, places in step_sizes(self.run):
@@ -325,7 +325,7 @@ class WindowedMoves(Moves):
 class FreshestFirstMoves(WindowedMoves):
     freshest_first = True
 
-    def after_claim(self, claimed: list[Group]) -> None:
+    def after_claim(self, claimed: list[GroupRecord]) -> None:
         super().after_claim(claimed)
         left = [group.bound_version for group in self.run.ready.values()]
         assert all(group.bound_version >= other for group in claimed for other in left)

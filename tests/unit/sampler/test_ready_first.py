@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.controller.ledger import Group, Place
+from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.sampler.policy import NEVER
 from offbeat.sampler.ready_first import ReadyFirst
 from tests.support.sampled_run import SampledRun
@@ -96,7 +96,7 @@ def test_when_not_all_can_be_trained_the_oldest_go_first() -> None:
     run = SampledRun(ReadyFirst(groups_per_step=2, max_staleness=1), 2)
     run.ledger.trainer_version = 1
     for version in (1, 0, 0, 0):
-        group: Group = run.ledger.groups[run.ledger.admit(NEVER)]
+        group: GroupRecord = run.ledger.groups[run.ledger.admit(NEVER)]
         run.ledger.dispatch(group.ordinal, "generator-0", version)
         run.commit(group)
     assert run.sampler.select(run) == [1, 2]

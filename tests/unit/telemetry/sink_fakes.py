@@ -2,7 +2,7 @@
 
 import threading
 
-from offbeat.telemetry.records import Record
+from offbeat.telemetry.records import MetricRecord
 
 
 class FakeSink:
@@ -10,7 +10,7 @@ class FakeSink:
 
     def __init__(self, name: str = "fake") -> None:
         self.name = name
-        self.records = list[Record]()
+        self.records = list[MetricRecord]()
         self.raises: list[Exception] = []  # one for each of the next writes
         self.open_raises: list[Exception] = []
         self.entered = threading.Event()  # a write has begun
@@ -23,7 +23,7 @@ class FakeSink:
         if self.open_raises:
             raise self.open_raises.pop(0)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: MetricRecord) -> None:
         self.entered.set()
         assert self.gate.wait(30)
         if self.raises:
@@ -73,7 +73,7 @@ class FailsBySchedule(FakeSink):
         super().__init__()
         self._failures = list(failures)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: MetricRecord) -> None:
         if self._failures and self._failures.pop(0):
             raise ConnectionError("scheduled")
         super().write(record)

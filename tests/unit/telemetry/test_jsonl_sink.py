@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.telemetry.jsonl_sink import JsonlSink
-from offbeat.telemetry.records import Record, decode_line, encode_line, read_metrics
+from offbeat.telemetry.records import MetricRecord, decode_line, encode_line, read_metrics
 
 
-def record(step: int, **metrics: float) -> Record:
-    return Record(step, step, 1000.0 + step, {f"train/{name}": v for name, v in metrics.items()})
+def record(step: int, **metrics: float) -> MetricRecord:
+    return MetricRecord(
+        step, step, 1000.0 + step, {f"train/{name}": v for name, v in metrics.items()}
+    )
 
 
-def written(path: Path, *records: Record) -> None:
+def written(path: Path, *records: MetricRecord) -> None:
     sink = JsonlSink(path)
     sink.open()
     for each in records:
@@ -24,7 +26,7 @@ def written(path: Path, *records: Record) -> None:
 
 
 def test_a_line_begins_with_step_version_and_time(tmp_path: Path) -> None:
-    written(tmp_path / "metrics.jsonl", Record(3, 2, 1000.25, {"train/reward": 0.5}))
+    written(tmp_path / "metrics.jsonl", MetricRecord(3, 2, 1000.25, {"train/reward": 0.5}))
     line = (tmp_path / "metrics.jsonl").read_text()
     assert line == '{"step":3,"version":2,"time_s":1000.25,"train/reward":0.5}\n'
 
@@ -49,7 +51,7 @@ def test_what_is_not_finite_stays_valid_json_and_reads_back(tmp_path: Path) -> N
 
 
 def test_no_metric_takes_the_place_of_the_step() -> None:
-    line = encode_line(Record(4, 4, 0.0, {"step": 99.0}))
+    line = encode_line(MetricRecord(4, 4, 0.0, {"step": 99.0}))
     assert json.loads(line)["step"] == 4
 
 
@@ -101,7 +103,7 @@ def test_closing_what_never_opened_is_fine(tmp_path: Path) -> None:
 
 @given(
     st.builds(
-        Record,
+        MetricRecord,
         st.integers(0, 2**40),
         st.integers(0, 2**40),
         st.floats(0, 2e9).map(lambda t: round(t, 3)),
@@ -111,5 +113,5 @@ def test_closing_what_never_opened_is_fine(tmp_path: Path) -> None:
         ),
     )
 )
-def test_a_record_reads_back_as_it_was_written(original: Record) -> None:
+def test_a_record_reads_back_as_it_was_written(original: MetricRecord) -> None:
     assert decode_line(encode_line(original)) == original

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from offbeat.telemetry.applied_steps import WINDOW_STEPS, AppliedStepHistory
 from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.report import render_summary, whole_percents
-from offbeat.telemetry.standing import WINDOW_STEPS, StandingSteps
-from offbeat.telemetry.summary import Groups, Summary, Syncs, write_atomically
+from offbeat.telemetry.summary import GroupCounts, Summary, Syncs, write_atomically
 
 SUMMARY = Summary(
     run_id="run-1",
@@ -20,7 +20,7 @@ SUMMARY = Summary(
     outcome="finished",
     steps=600,
     trainer_version=600,
-    groups=Groups(
+    groups=GroupCounts(
         drawn=9612, trained=9600, in_flight=8, dropped={"reward_raised": 3, "evicted": 1}
     ),
     reward_first=0.113,
@@ -69,7 +69,7 @@ def test_the_summary_has_the_fields_scripts_rely_on() -> None:
 
 def test_a_reward_that_is_not_finite_leaves_valid_json() -> None:
     summary = Summary(run_id="r", name="n", outcome="failed", error="NaN", steps=1, wall_s=1.0,
-                      trainer_version=1, groups=Groups(), reward_last=math.nan)  # fmt: skip
+                      trainer_version=1, groups=GroupCounts(), reward_last=math.nan)  # fmt: skip
     assert json.loads(summary.to_json(), parse_constant=pytest.fail)["reward_last"] is None
 
 
@@ -114,7 +114,7 @@ def test_a_run_that_took_fewer_steps_than_asked_says_so() -> None:
 
 def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
     summary = Summary(run_id="r", name="n", outcome="failed", error="RunFailed: no room",
-                      steps=0, trainer_version=0, groups=Groups(), wall_s=4000.0)  # fmt: skip
+                      steps=0, trainer_version=0, groups=GroupCounts(), wall_s=4000.0)  # fmt: skip
     text = rendered(summary)
     assert "RunFailed: no room" in text
     assert "- -> -" in text
@@ -123,7 +123,7 @@ def test_a_run_that_failed_before_its_first_step_has_a_report_too() -> None:
 
 def test_text_of_the_run_is_never_taken_for_markup() -> None:
     summary = Summary(run_id="r", name="n", outcome="failed", error="bad [/red] key", steps=0,
-                      trainer_version=0, groups=Groups(dropped={"[/bold]": 1}), wall_s=1.0)  # fmt: skip
+                      trainer_version=0, groups=GroupCounts(dropped={"[/bold]": 1}), wall_s=1.0)  # fmt: skip
     text = rendered(summary, path=Path("runs/[/x]"))
     assert "bad [/red] key" in text
     assert "[/bold] 1" in text
@@ -139,7 +139,7 @@ def test_percents_of_a_whole_sum_to_a_hundred(parts: list[int]) -> None:
 
 @given(st.lists(st.floats(-10, 10), max_size=60))
 def test_windows_are_the_first_and_last_steps(rewards: list[float]) -> None:
-    steps = StandingSteps()
+    steps = AppliedStepHistory()
     for reward in rewards:
         steps.add(reward, [(0, 2)])
     if not rewards:
@@ -153,7 +153,7 @@ def test_windows_are_the_first_and_last_steps(rewards: list[float]) -> None:
 
 
 def test_a_step_that_a_rewind_undid_counts_once_when_it_is_trained_again() -> None:
-    steps = StandingSteps()
+    steps = AppliedStepHistory()
     for reward in (1.0, 2.0, 3.0, 4.0):
         steps.add(reward, [(1, 8)])
     for _ in range(3):

@@ -14,7 +14,7 @@ from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.metrics import METRICS
 from offbeat.telemetry.records import read_metrics
 from offbeat.telemetry.sinks import SinkUnusable
-from offbeat.telemetry.spool import Backoff, Tally
+from offbeat.telemetry.spool import Backoff, SinkCounts
 
 DOWN = ConnectionError("down")
 
@@ -77,7 +77,7 @@ def test_a_sink_that_raises_is_tried_again_later_and_later() -> None:
     sink.wait_for(3)
     telemetry.close(30)
     assert pauses.asked_s == [1, 2, 4, 5, 5]
-    assert telemetry.tallies() == (Tally("fake", 3, 3, 0, 0, 5),)
+    assert telemetry.tallies() == (SinkCounts("fake", 3, 3, 0, 0, 5),)
 
 
 def test_a_sink_that_cannot_open_yet_is_back_filled_in_order() -> None:

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from offbeat.telemetry.metrics import METRICS
 from offbeat.telemetry.time_accounting import (
-    CrowdAccount,
+    Bottleneck,
+    FleetTimeAccount,
     GeneratorTime,
-    Laps,
+    StepTimes,
     TimeAccount,
     TrainerTime,
-    Verdict,
     busy_metrics,
     fractions,
     verdict,
@@ -69,7 +69,7 @@ def test_every_moment_of_every_actor_of_a_crowd_belongs_to_one_category(
     plan: list[tuple[TrainerTime, TrainerTime, int, float]],
 ) -> None:
     clock = Clock()
-    crowd, wanted = CrowdAccount(clock), dict[str, float]()
+    crowd, wanted = FleetTimeAccount(clock), dict[str, float]()
     places = [CATEGORIES[0]] * 10
     crowd.add(CATEGORIES[0], 10)
     for before, after, most, duration_s in plan:
@@ -85,7 +85,7 @@ def test_every_moment_of_every_actor_of_a_crowd_belongs_to_one_category(
 
 
 def test_a_lap_takes_a_late_report_as_far_as_it_has_room_for_it() -> None:
-    laps = Laps("compute", "episodes")
+    laps = StepTimes("compute", "episodes")
     assert laps.take({"compute": 0.0, "episodes": 5.0}) == {"compute": 0.0, "episodes": 5.0}
     assert laps.take({"compute": 4.0, "episodes": 2.0}) == {"compute": 1.0, "episodes": 0.0}
     assert laps.take({"compute": 4.0, "episodes": 6.0}) == {"compute": 3.0, "episodes": 1.0}
@@ -108,29 +108,29 @@ T, G = TrainerTime, GeneratorTime
 @pytest.mark.parametrize(
     ("trainer", "generators", "reward_s", "says"),
     [
-        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 10}, 0.0, Verdict.GENERATORS),
-        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 10}, 9.0, Verdict.REWARD),
-        ({T.COMPUTE: 10}, {G.COMPUTE: 5, G.WAITING_GATE: 5}, 9.0, Verdict.TRAINER),
-        ({T.COMPUTE: 5, T.WAITING_WEIGHTS: 5}, {G.COMPUTE: 8, G.SYNC: 2}, 0.0, Verdict.SYNC),
-        ({T.COMPUTE: 9, T.WAITING_WEIGHTS: 1}, {G.COMPUTE: 5, G.SYNC: 5}, 0.0, Verdict.SYNC),
-        ({T.COMPUTE: 95, T.WAITING_GROUPS: 5}, {G.COMPUTE: 9, G.WAITING_GATE: 1}, 0.0, Verdict.BALANCED),
-        ({}, {}, 0.0, Verdict.BALANCED),
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 10}, 0.0, Bottleneck.GENERATORS),
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 10}, 9.0, Bottleneck.REWARD),
+        ({T.COMPUTE: 10}, {G.COMPUTE: 5, G.WAITING_GATE: 5}, 9.0, Bottleneck.TRAINER),
+        ({T.COMPUTE: 5, T.WAITING_WEIGHTS: 5}, {G.COMPUTE: 8, G.SYNC: 2}, 0.0, Bottleneck.SYNC),
+        ({T.COMPUTE: 9, T.WAITING_WEIGHTS: 1}, {G.COMPUTE: 5, G.SYNC: 5}, 0.0, Bottleneck.SYNC),
+        ({T.COMPUTE: 95, T.WAITING_GROUPS: 5}, {G.COMPUTE: 9, G.WAITING_GATE: 1}, 0.0, Bottleneck.BALANCED),
+        ({}, {}, 0.0, Bottleneck.BALANCED),
         # They wait by turns: what both wait is the bound's, the rest is the slower one's.
-        ({T.COMPUTE: 5, T.WAITING_GROUPS: 5}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Verdict.STALENESS),
-        ({T.COMPUTE: 8, T.WAITING_GROUPS: 2}, {G.COMPUTE: 2, G.WAITING_GATE: 8}, 0.0, Verdict.TRAINER),
-        ({T.COMPUTE: 2, T.WAITING_GROUPS: 8}, {G.COMPUTE: 8, G.WAITING_GATE: 2}, 9.0, Verdict.REWARD),
+        ({T.COMPUTE: 5, T.WAITING_GROUPS: 5}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Bottleneck.STALENESS),
+        ({T.COMPUTE: 8, T.WAITING_GROUPS: 2}, {G.COMPUTE: 2, G.WAITING_GATE: 8}, 0.0, Bottleneck.TRAINER),
+        ({T.COMPUTE: 2, T.WAITING_GROUPS: 8}, {G.COMPUTE: 8, G.WAITING_GATE: 2}, 9.0, Bottleneck.REWARD),
         # An incident, and what only follows from it.
-        ({T.COMPUTE: 4, T.INCIDENT: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Verdict.INCIDENT),
-        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 4, G.INCIDENT: 6}, 0.0, Verdict.INCIDENT),
-        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 88, G.INCIDENT: 12}, 0.0, Verdict.GENERATORS),
+        ({T.COMPUTE: 4, T.INCIDENT: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Bottleneck.INCIDENT),
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 4, G.INCIDENT: 6}, 0.0, Bottleneck.INCIDENT),
+        ({T.COMPUTE: 4, T.WAITING_GROUPS: 6}, {G.COMPUTE: 88, G.INCIDENT: 12}, 0.0, Bottleneck.GENERATORS),
         # An operator's pause is nobody's fault.
-        ({T.COMPUTE: 4, T.WAITING_GATE: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Verdict.BALANCED),
-        ({T.COMPUTE: 7, T.SYNC: 3}, {G.COMPUTE: 10}, 0.0, Verdict.SYNC),
-        ({T.COMPUTE: 10}, {G.COMPUTE: 7, G.WAITING_WEIGHTS: 3}, 0.0, Verdict.SYNC),
+        ({T.COMPUTE: 4, T.WAITING_GATE: 6}, {G.COMPUTE: 4, G.WAITING_GATE: 6}, 0.0, Bottleneck.BALANCED),
+        ({T.COMPUTE: 7, T.SYNC: 3}, {G.COMPUTE: 10}, 0.0, Bottleneck.SYNC),
+        ({T.COMPUTE: 10}, {G.COMPUTE: 7, G.WAITING_WEIGHTS: 3}, 0.0, Bottleneck.SYNC),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_cause_of_the_longest_waiting(
-    trainer: dict[str, float], generators: dict[str, float], reward_s: float, says: Verdict
+    trainer: dict[str, float], generators: dict[str, float], reward_s: float, says: Bottleneck
 ) -> None:
     assert verdict(trainer, generators, generate_s=1.0, reward_s=reward_s) is says
 

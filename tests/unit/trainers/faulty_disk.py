@@ -4,10 +4,10 @@ import errno
 import shutil
 from pathlib import Path
 
-from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.disk import CheckpointDisk
 
 
-class FaultyDisk(Disk):
+class FaultyDisk(CheckpointDisk):
     """A real disk that counts its operations and fails at a chosen one.
 
     ``for_good``: everything after it fails too, as if the process had died there. A write that fails

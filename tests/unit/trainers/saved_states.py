@@ -5,9 +5,9 @@ from pathlib import Path
 import xxhash
 from faulty_disk import FaultyDisk
 
-from offbeat.trainers.checkpoints.disk import Disk
+from offbeat.trainers.checkpoints.disk import CheckpointDisk
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.checkpoints.store import CheckpointStore, Stored
+from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint
 
 OWN = Identity("stub", "a stub", "f" * 32)
 
@@ -20,11 +20,13 @@ def digest_of(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def store_on(root: Path, disk: Disk | None = None, own: Identity = OWN) -> CheckpointStore:
+def store_on(
+    root: Path, disk: CheckpointDisk | None = None, own: Identity = OWN
+) -> CheckpointStore:
     return CheckpointStore(root, own, keep=2, disk=disk or FaultyDisk())
 
 
-def save(root: Path, version: int, lineage: int = 0, disk: Disk | None = None) -> int:
+def save(root: Path, version: int, lineage: int = 0, disk: CheckpointDisk | None = None) -> int:
     """Through a disk that may fail while the backend writes, too."""
     used, content = disk or FaultyDisk(), state(version, lineage)
 
@@ -35,7 +37,7 @@ def save(root: Path, version: int, lineage: int = 0, disk: Disk | None = None) -
     return store_on(root, used).save(version, digest_of(content), len(content), write)
 
 
-def whole(stored: Stored | None) -> int:
+def whole(stored: VerifiedCheckpoint | None) -> int:
     """The version of a checkpoint that holds what was saved; 0 for none."""
     if stored is None:
         return 0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnmappedParameter
-from offbeat.trainers.megatron.layout import Layout
-from offbeat.trainers.megatron.mapping import Box, boxes_of, padded_vocabulary
+from offbeat.trainers.megatron.layout import ParallelLayout
+from offbeat.trainers.megatron.mapping import TensorBox, boxes_of, padded_vocabulary
 
 SMALL = Architecture(
     name="two groups of two heads",
@@ -57,7 +57,7 @@ def cuts(draw: st.DrawFn) -> tuple[Architecture, int, int, int]:
     return architecture, tensor, pipeline, expert if experts else 1
 
 
-def shapes_of(a: Architecture, layout: Layout) -> dict[str, tuple[int, ...]]:
+def shapes_of(a: Architecture, layout: ParallelLayout) -> dict[str, tuple[int, ...]]:
     """A rank's parameters as the library makes them."""
     tensor, shapes = layout.tensor, dict[str, tuple[int, ...]]()
     rows = padded_vocabulary(a, layout) // tensor
@@ -90,9 +90,9 @@ def shapes_of(a: Architecture, layout: Layout) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def world_of(a: Architecture, tensor: int, pipeline: int, expert: int) -> list[list[Box]]:
+def world_of(a: Architecture, tensor: int, pipeline: int, expert: int) -> list[list[TensorBox]]:
     layouts = [
-        Layout(tensor, pipeline, expert, expert, *ranks)
+        ParallelLayout(tensor, pipeline, expert, expert, *ranks)
         for ranks in product(range(tensor), range(pipeline), range(expert))
     ]
     return [boxes_of(shapes_of(a, layout), a, layout) for layout in layouts]
@@ -115,7 +115,7 @@ def test_the_ranks_together_hold_every_element_of_every_tensor_once(
 def test_every_layout_of_a_model_has_the_same_tensors(
     cut: tuple[Architecture, int, int, int],
 ) -> None:
-    def shapes(boxes: list[list[Box]]) -> dict[str, tuple[int, ...]]:
+    def shapes(boxes: list[list[TensorBox]]) -> dict[str, tuple[int, ...]]:
         return {box.tensor: box.whole for rank in boxes for box in rank}
 
     assert shapes(world_of(*cut)) == shapes(world_of(cut[0], 1, 1, 1))
@@ -126,7 +126,7 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
     cut: tuple[Architecture, int, int, int],
 ) -> None:
     a, tensor, *_ = cut
-    layout = Layout(tensor=tensor, tensor_rank=tensor - 1)
+    layout = ParallelLayout(tensor=tensor, tensor_rank=tensor - 1)
     shapes = shapes_of(a, layout)
     covered = {name: np.zeros(shape, int) for name, shape in shapes.items()}
     for box in boxes_of(shapes, a, layout):
@@ -138,13 +138,13 @@ def test_a_rank_s_boxes_cover_its_parameters_without_overlap(
 
 
 def test_a_parameter_that_no_rule_knows_is_named() -> None:
-    layout = Layout()
+    layout = ParallelLayout()
     with pytest.raises(UnmappedParameter, match=r"decoder\.layers\.0\.mlp\.gate_score"):
         boxes_of({"decoder.layers.0.mlp.gate_score": (1,)}, SMALL, layout)
 
 
 def test_queries_keys_and_values_of_a_group_lie_together() -> None:
-    layout = Layout(tensor=2, tensor_rank=1)
+    layout = ParallelLayout(tensor=2, tensor_rank=1)
     name = "decoder.layers.0.self_attention.linear_qkv.weight"
     boxes = boxes_of({name: (20, 3)}, SMALL, layout)
     found = [(box.tensor.rpartition(".self_attn.")[2], box.start[0], box.local[0]) for box in boxes]

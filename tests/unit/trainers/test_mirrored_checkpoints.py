@@ -10,7 +10,7 @@ from offbeat.run_files.files import RunFiles
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.mirrored import MirroredCheckpoints
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
-from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.ranks.peers import SingleRank
 
 IDENTITY = Identity("stub", "a stub", "f" * 32)
 
@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, disk: Path, files: RunFiles) -> None:
         self.root = disk / "checkpoints"
-        store = RankCheckpoints(self.root, IDENTITY, keep=2, peers=Alone())
+        store = RankCheckpoints(self.root, IDENTITY, keep=2, peers=SingleRank())
         self.store = MirroredCheckpoints(store, self.root, files)
 
     def save(self, version: int, content: bytes = b"") -> None:

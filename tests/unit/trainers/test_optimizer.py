@@ -10,7 +10,7 @@ from offbeat.config.training import OptimizerConfig
 from offbeat.messages.failures import WeightsUnmoved
 from offbeat.messages.training import LossSpec
 from offbeat.trainers.movement import Movement, MovementProbe, check_moved
-from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.logprobs import token_logprobs
@@ -91,11 +91,11 @@ def test_an_optimizer_that_updates_copies_of_the_weights_is_seen() -> None:
 def test_a_step_without_a_learning_rate_or_a_gradient_may_leave_the_weights_alone() -> None:
     still, no_gradient = Movement(moved=False, expected=5), Movement(moved=False, expected=0)
     for movement, rate, norm in ((still, 0.0, 1.0), (still, 1e-3, 0.0), (no_gradient, 1e-3, 1.0)):
-        check_moved(Alone(), movement, step=1, learning_rate=rate, grad_norm=norm)
+        check_moved(SingleRank(), movement, step=1, learning_rate=rate, grad_norm=norm)
 
 
 def test_one_rank_whose_weights_moved_vouches_for_the_others() -> None:
-    class OtherRankMoved(Alone):
+    class OtherRankMoved(SingleRank):
         def gathered(self, value: Any, decoder: Any) -> Any:
             del decoder
             return [value, (True, 0)]
@@ -103,7 +103,7 @@ def test_one_rank_whose_weights_moved_vouches_for_the_others() -> None:
     still = Movement(moved=False, expected=5)
     check_moved(OtherRankMoved(), still, step=1, learning_rate=1e-3, grad_norm=1.0)
     with pytest.raises(WeightsUnmoved):
-        check_moved(Alone(), still, step=1, learning_rate=1e-3, grad_norm=1.0)
+        check_moved(SingleRank(), still, step=1, learning_rate=1e-3, grad_norm=1.0)
 
 
 def test_small_steps_in_bfloat16_add_up_in_the_masters() -> None:

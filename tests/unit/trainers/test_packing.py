@@ -8,7 +8,7 @@ from random_groups import make_group
 
 from offbeat.trainers.batches.packing import Batch, flatten, pack, visible
 from offbeat.trainers.batches.rows import (
-    Row,
+    PackedRow,
     best_response_tokens,
     plan_microbatches,
     plan_rows,
@@ -111,11 +111,11 @@ def test_samples_without_a_wanted_token_are_left_out() -> None:
     group["loss_mask"][6:] = False
     batch = flatten([group], only_trained=True, vocabulary=64)
     (row,) = plan_rows(batch, response_tokens=99, max_tokens=99)
-    assert row == Row(group=0, samples=(1,), length=3 + 1)
+    assert row == PackedRow(group=0, samples=(1,), length=3 + 1)
 
 
 def test_short_rows_are_not_padded_to_long_ones_once_a_microbatch_is_full_enough() -> None:
-    rows = [Row(0, (0,), 1000)] * 3 + [Row(0, (0,), 100)] * 4
+    rows = [PackedRow(0, (0,), 1000)] * 3 + [PackedRow(0, (0,), 100)] * 4
     sizes = [[row.length for row in each] for each in plan_microbatches(rows, 100_000)]
     assert sizes == [[1000] * 3, [100] * 4]
 

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
 from offbeat.trainers.receiver_names import (
     file_shapes,
@@ -139,7 +139,7 @@ def test_a_model_whose_names_cannot_be_mapped_is_refused_by_name(
     make: Make, family: str, names: str
 ) -> None:
     path, model = make(family)
-    with pytest.raises(UnsupportedModel, match="holds under other names") as refused:
+    with pytest.raises(UntrainableModel, match="holds under other names") as refused:
         names_for_files(path, metas_of(named_weights(model)))
     assert names in str(refused.value)
     assert "and 3 more" in str(refused.value) or "and 18 more" in str(refused.value)
@@ -149,7 +149,7 @@ def test_experts_that_are_half_there_are_refused_by_name(make: Make) -> None:
     path, _ = make("qwen3_moe")
     held = sorted(in_files(path).items())
     lacks_a_gate = [each for each in held if "experts.0.gate_proj" not in each[0]]
-    with pytest.raises(UnsupportedModel, match=r"experts\.0\.down_proj"):
+    with pytest.raises(UntrainableModel, match=r"experts\.0\.down_proj"):
         names_for_module(path, metas_of(iter(lacks_a_gate)), remote_code=False)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import decoder_layers, load_model
 from offbeat.trainers.torch.recompute import recompute_layers
@@ -116,5 +116,5 @@ def test_the_model_stays_in_evaluation_mode_under_its_own_names(trainer_of: Make
 def test_a_model_that_names_no_layers_is_refused_with_a_way_out(qwen3: Path) -> None:
     model = load_model(qwen3, "float32", "cpu", trust_remote_code=False)
     model._no_split_modules = None  # noqa: SLF001 -- as models have it that name none
-    with pytest.raises(UnsupportedModel, match=r"Set trainer\.activation_checkpointing to false"):
+    with pytest.raises(UntrainableModel, match=r"Set trainer\.activation_checkpointing to false"):
         recompute_layers(model)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from offbeat.model_proof.miniature import miniature
-from offbeat.trainers.batches.cutting import Cutting
-from offbeat.trainers.errors import UnsupportedModel
+from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.forward import packed_logprobs
 from offbeat.trainers.torch.proof import (
@@ -75,10 +75,10 @@ def attending_eagerly(model: PreTrainedModel) -> PreTrainedModel:
     return other.eval()
 
 
-def trainer_or_refusal(trainer_of: MakeTrainer, path: Path) -> TorchTrainer | UnsupportedModel:
+def trainer_or_refusal(trainer_of: MakeTrainer, path: Path) -> TorchTrainer | UntrainableModel:
     try:
         return trainer_of(path, dtype="float32", max_model_len=128)
-    except UnsupportedModel as refused:
+    except UntrainableModel as refused:
         return refused
 
 
@@ -89,7 +89,7 @@ def trained(trainer: TorchTrainer, groups: Sequence[Group]) -> Tensor:
 
 def distance_if_shared(model: PreTrainedModel, groups: Sequence[Group], want: Tensor) -> float:
     """How far the samples of a group are from what they should be, were they made to share a row."""
-    cutting = Cutting(10_000, shared_prompt=True, ratio_tokens=1e9, vocabulary=VOCABULARY)
+    cutting = MicrobatchPlanner(10_000, shared_prompt=True, ratio_tokens=1e9, vocabulary=VOCABULARY)
     _, microbatches = cutting.cut(groups, only_trained=False)
     got = torch.empty_like(want)
     try:
@@ -115,7 +115,7 @@ def test_every_family_is_trained_on_what_its_samples_compute_alone(
     model.save_pretrained(tmp_path)
     trainer = trainer_or_refusal(trainer_of, tmp_path)
     want = alone(attending_eagerly(model), groups)
-    if isinstance(trainer, UnsupportedModel):
+    if isinstance(trainer, UntrainableModel):
         assert largest(alone(model, groups) - want) > EXACT
         return
     assert largest(trained(trainer, groups) - want) < EXACT
@@ -144,7 +144,7 @@ def test_a_position_that_the_model_does_not_have_is_refused(
     family_model("GPT2").save_pretrained(tmp_path)
     for shared_prompt in (True, False):
         trainer_of(tmp_path, max_model_len=128, shared_prompt=shared_prompt)
-        with pytest.raises(UnsupportedModel, match="has no position 128"):
+        with pytest.raises(UntrainableModel, match="has no position 128"):
             trainer_of(tmp_path, max_model_len=129, shared_prompt=shared_prompt)
 
 
@@ -200,7 +200,7 @@ def test_a_family_that_nobody_knows_is_found_out_by_what_it_computes() -> None:
 
 def test_a_family_whose_samples_depend_on_their_company_is_refused() -> None:
     config = family_model("Llama").config
-    with pytest.raises(UnsupportedModel, match="otherwise beside a longer one than alone"):
+    with pytest.raises(UntrainableModel, match="otherwise beside a longer one than alone"):
         prove_kind(Crowded, config, 64, shared_prompt=False)
 
 
@@ -213,7 +213,7 @@ class Stubborn(Gemma2ForCausalLM):
 
 def test_a_model_that_cannot_be_switched_to_the_attention_that_is_exact_is_refused() -> None:
     model = Stubborn(family_model("Gemma2").config)
-    with pytest.raises(UnsupportedModel, match="cannot be switched to it"):
+    with pytest.raises(UntrainableModel, match="cannot be switched to it"):
         prove_rows(model, 64, shared_prompt=False, dtype=torch.float32)
 
 
@@ -222,7 +222,7 @@ def test_weights_that_compute_otherwise_than_their_class_promises_are_refused() 
     proof = prove_kind(type(model), model.config, 64, shared_prompt=True)
     prove_model(model, 64, proof, torch.float32)
     model.model.embed_tokens.register_forward_hook(_add_mean_so_far)
-    with pytest.raises(UnsupportedModel, match=r"Set trainer\.shared_prompt to false"):
+    with pytest.raises(UntrainableModel, match=r"Set trainer\.shared_prompt to false"):
         prove_model(model, 64, proof, torch.float32)
 
 
@@ -233,7 +233,7 @@ def test_a_cut_model_that_computes_otherwise_than_before_is_refused() -> None:
     prove_cut(model, witness, torch.float32)
     with torch.no_grad():
         model.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.1)
-    with pytest.raises(UnsupportedModel, match=r"Set trainer\.data_parallel to 1"):
+    with pytest.raises(UntrainableModel, match=r"Set trainer\.data_parallel to 1"):
         prove_cut(model, witness, torch.float32)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from offbeat.trainers.ranks.peers import Alone
+from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.torch.sharded_state import (
     METADATA,
     load_shards,
@@ -38,10 +38,10 @@ def test_tensors_come_back_in_their_types_to_the_last_bit(tmp_path: Path) -> Non
         "half": torch.randn(8, dtype=torch.bfloat16),
         "random state": torch.get_rng_state(),
     }
-    save_shards(tensors, tmp_path, Alone())
+    save_shards(tensors, tmp_path, SingleRank())
     assert saved_names(tmp_path) == tensors.keys()
     again = {name: torch.zeros_like(each) for name, each in tensors.items()}
-    load_shards(again, tmp_path, Alone())
+    load_shards(again, tmp_path, SingleRank())
     assert all(torch.equal(again[name], tensors[name]) for name in tensors)
     assert (tmp_path / "__0_0.distcp").stat().st_size < 2**14
 
@@ -49,7 +49,7 @@ def test_tensors_come_back_in_their_types_to_the_last_bit(tmp_path: Path) -> Non
 def test_what_is_written_depends_on_the_tensors_alone(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-        save_shards({"a": torch.arange(6.0)}, tmp_path / name, Alone())
+        save_shards({"a": torch.arange(6.0)}, tmp_path / name, SingleRank())
     files = sorted(file.name for file in (tmp_path / "one").iterdir())
     assert files == [METADATA, "__0_0.distcp"]
     for name in files:
@@ -58,7 +58,7 @@ def test_what_is_written_depends_on_the_tensors_alone(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_librarys_own_reader_takes_it(tmp_path: Path) -> None:
-    save_shards({"a": torch.arange(6.0)}, tmp_path, Alone())
+    save_shards({"a": torch.arange(6.0)}, tmp_path, SingleRank())
     again = {"a": torch.zeros(6)}
     load(again, storage_reader=FileSystemReader(tmp_path), no_dist=True)
     assert torch.equal(again["a"], torch.arange(6.0))
@@ -67,15 +67,15 @@ def test_the_librarys_own_reader_takes_it(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_os_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
-        save_shards({"a": torch.zeros(2**20)}, tmp_path, Alone())
+        save_shards({"a": torch.zeros(2**20)}, tmp_path, SingleRank())
 
 
 def test_a_name_that_was_not_saved_is_refused(tmp_path: Path) -> None:
-    save_shards({"a": torch.zeros(1)}, tmp_path, Alone())
+    save_shards({"a": torch.zeros(1)}, tmp_path, SingleRank())
     with pytest.raises(OSError, match="Missing key in checkpoint state_dict: b"):
-        load_shards({"b": torch.zeros(1)}, tmp_path, Alone())
+        load_shards({"b": torch.zeros(1)}, tmp_path, SingleRank())
     with pytest.raises(OSError, match="Size mismatch"):
-        load_shards({"a": torch.zeros(2)}, tmp_path, Alone())
+        load_shards({"a": torch.zeros(2)}, tmp_path, SingleRank())
 
 
 def test_nothing_is_executed_when_the_table_of_contents_is_read(tmp_path: Path) -> None:

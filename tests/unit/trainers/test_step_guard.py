@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
-from offbeat.trainers.step_guard import Call, StepGuard
+from offbeat.trainers.step_guard import StepCall, StepGuard
 
 
 def key(step: int, attempt: int = 1, seq: int = 0) -> StepKey:
@@ -26,75 +26,75 @@ def never() -> Any:
 def guard() -> StepGuard:
     """Step 1, attempt 1 is open; seq 1 answered "one"."""
     guard = StepGuard()
-    guard.once(key(1), Call.BEGIN, lambda: None)
-    assert guard.once(key(1, 1, 1), Call.MICROBATCH, lambda: "one") == "one"
+    guard.once(key(1), StepCall.BEGIN, lambda: None)
+    assert guard.once(key(1, 1, 1), StepCall.MICROBATCH, lambda: "one") == "one"
     return guard
 
 
 def test_a_repeated_key_gets_its_stored_reply_and_nothing_runs(guard: StepGuard) -> None:
-    assert guard.once(key(1), Call.BEGIN, never) is None
-    assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
+    assert guard.once(key(1), StepCall.BEGIN, never) is None
+    assert guard.once(key(1, 1, 1), StepCall.MICROBATCH, never) == "one"
 
 
 def test_replies_outlive_finish_until_the_next_attempt_begins(guard: StepGuard) -> None:
-    assert guard.once(key(1, 1, 2), Call.FINISH, lambda: "done") == "done"
+    assert guard.once(key(1, 1, 2), StepCall.FINISH, lambda: "done") == "done"
     assert not guard.is_open
-    assert guard.once(key(1, 1, 2), Call.FINISH, never) == "done"
-    assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
-    guard.once(key(2, 2), Call.BEGIN, lambda: None)
+    assert guard.once(key(1, 1, 2), StepCall.FINISH, never) == "done"
+    assert guard.once(key(1, 1, 1), StepCall.MICROBATCH, never) == "one"
+    guard.once(key(2, 2), StepCall.BEGIN, lambda: None)
     with pytest.raises(StepOutOfOrder):
-        guard.once(key(1, 1, 2), Call.FINISH, never)
+        guard.once(key(1, 1, 2), StepCall.FINISH, never)
 
 
 def test_another_step_is_refused_while_one_is_open(guard: StepGuard) -> None:
     with pytest.raises(StepAlreadyOpen) as refused:
-        guard.once(key(2), Call.BEGIN, never)
+        guard.once(key(2), StepCall.BEGIN, never)
     assert refused.value.args == (1, 1, 2)
     with pytest.raises(StepAlreadyOpen):
-        guard.once(key(1, 2), Call.BEGIN, never)
+        guard.once(key(1, 2), StepCall.BEGIN, never)
 
 
 @pytest.mark.parametrize("wrong", [key(1, 1, 3), key(1, 2, 2), key(2, 1, 2), key(1, 1, 9)])
 def test_a_call_that_is_not_the_next_is_refused(guard: StepGuard, wrong: StepKey) -> None:
     with pytest.raises(StepOutOfOrder, match=r"expected \(step 1, attempt 1, seq 2\)"):
-        guard.once(wrong, Call.MICROBATCH, never)
+        guard.once(wrong, StepCall.MICROBATCH, never)
 
 
 def test_a_key_answered_for_another_call_is_refused(guard: StepGuard) -> None:
     with pytest.raises(StepOutOfOrder, match="train_microbatch, which had this key"):
-        guard.once(key(1, 1, 1), Call.FINISH, never)
+        guard.once(key(1, 1, 1), StepCall.FINISH, never)
 
 
 def test_an_attempt_cannot_begin_twice_nor_in_the_middle(guard: StepGuard) -> None:
     guard.abort(key(1))
     for wrong in (key(1), key(1, 2, 1)):
         with pytest.raises(StepOutOfOrder):
-            guard.once(wrong, Call.BEGIN, never)
-    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+            guard.once(wrong, StepCall.BEGIN, never)
+    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
 
 
 def test_after_a_failed_call_only_an_abort_is_taken(guard: StepGuard) -> None:
     with pytest.raises(OSError, match="boom"):
-        guard.once(key(1, 1, 2), Call.MICROBATCH, boom)
+        guard.once(key(1, 1, 2), StepCall.MICROBATCH, boom)
     for next_key in (key(1, 1, 2), key(1, 1, 3)):
         with pytest.raises(StepOutOfOrder, match="abort_train_step"):
-            guard.once(next_key, Call.FINISH, never)
-    assert guard.once(key(1, 1, 1), Call.MICROBATCH, never) == "one"
+            guard.once(next_key, StepCall.FINISH, never)
+    assert guard.once(key(1, 1, 1), StepCall.MICROBATCH, never) == "one"
     assert guard.abort(key(1))
-    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
 
 
 def test_an_abort_may_be_repeated_and_may_find_nothing() -> None:
     guard = StepGuard()
     assert not guard.abort(key(1))
-    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
     assert guard.abort(key(1, 2))
     assert not guard.abort(key(1, 2))
 
 
 def test_a_late_abort_does_not_touch_a_newer_attempt(guard: StepGuard) -> None:
     guard.abort(key(1))
-    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
     assert not guard.abort(key(1))
     assert guard.is_open
 
@@ -102,25 +102,25 @@ def test_a_late_abort_does_not_touch_a_newer_attempt(guard: StepGuard) -> None:
 def test_a_newer_controllers_abort_closes_what_an_older_one_left_open(guard: StepGuard) -> None:
     assert guard.abort(key(1, 7))
     with pytest.raises(StepOutOfOrder):
-        guard.once(key(1, 7), Call.BEGIN, never)
-    guard.once(key(1, 8), Call.BEGIN, lambda: None)
+        guard.once(key(1, 7), StepCall.BEGIN, never)
+    guard.once(key(1, 8), StepCall.BEGIN, lambda: None)
 
 
 def test_an_abort_after_finish_keeps_the_stored_result(guard: StepGuard) -> None:
-    guard.once(key(1, 1, 2), Call.FINISH, lambda: "done")
+    guard.once(key(1, 1, 2), StepCall.FINISH, lambda: "done")
     assert not guard.abort(key(1))
-    assert guard.once(key(1, 1, 2), Call.FINISH, never) == "done"
+    assert guard.once(key(1, 1, 2), StepCall.FINISH, never) == "done"
 
 
 def test_an_older_step_is_taken_again_under_a_newer_attempt() -> None:
     guard = StepGuard()
-    guard.once(key(9, 4), Call.BEGIN, lambda: None)
-    guard.once(key(9, 4, 1), Call.FINISH, lambda: "done")
-    guard.once(key(3, 5), Call.BEGIN, lambda: None)
+    guard.once(key(9, 4), StepCall.BEGIN, lambda: None)
+    guard.once(key(9, 4, 1), StepCall.FINISH, lambda: "done")
+    guard.once(key(3, 5), StepCall.BEGIN, lambda: None)
     guard.abort(key(3, 5))
     with pytest.raises(StepOutOfOrder, match="of an attempt after 5"):
-        guard.once(key(10, 5), Call.BEGIN, never)
-    guard.once(key(3, 6), Call.BEGIN, lambda: None)
+        guard.once(key(10, 5), StepCall.BEGIN, never)
+    guard.once(key(3, 6), StepCall.BEGIN, lambda: None)
 
 
 def test_closing_forgets_replies_and_what_is_open_but_not_which_attempts_were(
@@ -130,15 +130,15 @@ def test_closing_forgets_replies_and_what_is_open_but_not_which_attempts_were(
     assert not guard.is_open
     for known in (key(1), key(1, 1, 1), key(1, 1, 2)):
         with pytest.raises(StepOutOfOrder):
-            guard.once(known, Call.BEGIN if known.seq == 0 else Call.MICROBATCH, never)
-    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+            guard.once(known, StepCall.BEGIN if known.seq == 0 else StepCall.MICROBATCH, never)
+    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
 
 
 def test_closing_mends_a_broken_attempt(guard: StepGuard) -> None:
     with pytest.raises(OSError, match="boom"):
-        guard.once(key(1, 1, 2), Call.FINISH, boom)
+        guard.once(key(1, 1, 2), StepCall.FINISH, boom)
     guard.close()
-    guard.once(key(1, 2), Call.BEGIN, lambda: None)
+    guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
 
 
 class AnyOrderOfCalls(RuleBasedStateMachine):
@@ -151,8 +151,8 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
 
     keys = st.builds(StepKey, st.integers(1, 2), st.integers(1, 3), st.integers(0, 3))
 
-    @rule(any_key=keys, call=st.sampled_from(Call), fails=st.booleans())
-    def call(self, any_key: StepKey, call: Call, fails: bool) -> None:
+    @rule(any_key=keys, call=st.sampled_from(StepCall), fails=st.booleans())
+    def call(self, any_key: StepKey, call: StepCall, fails: bool) -> None:
         def work() -> StepKey:
             self.ran.append(any_key)
             if fails:
@@ -163,8 +163,8 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
             assert self.guard.once(any_key, call, work) == any_key
 
     @precondition(lambda self: self.ran)
-    @rule(back=st.integers(0, 2), call=st.sampled_from(Call))
-    def call_next(self, back: int, call: Call) -> None:
+    @rule(back=st.integers(0, 2), call=st.sampled_from(StepCall))
+    def call_next(self, back: int, call: StepCall) -> None:
         self.call(self.ran[-1].next() if back else self.ran[-1], call, fails=False)
 
     @rule(any_key=keys)
@@ -187,9 +187,9 @@ TestAnyOrderOfCalls = AnyOrderOfCalls.TestCase
 
 def test_calls_behind_a_failed_one_are_refused_as_of_a_broken_step(guard: StepGuard) -> None:
     with pytest.raises(ZeroDivisionError):
-        guard.once(key(1, 1, 2), Call.MICROBATCH, lambda: 1 // 0)
+        guard.once(key(1, 1, 2), StepCall.MICROBATCH, lambda: 1 // 0)
     with pytest.raises(StepBroken):
-        guard.once(key(1, 1, 3), Call.MICROBATCH, never)
+        guard.once(key(1, 1, 3), StepCall.MICROBATCH, never)
     with pytest.raises(StepOutOfOrder) as refused:
-        guard.once(key(2, 1, 1), Call.MICROBATCH, never)
+        guard.once(key(2, 1, 1), StepCall.MICROBATCH, never)
     assert type(refused.value) is StepOutOfOrder, "of a step that it does not know"

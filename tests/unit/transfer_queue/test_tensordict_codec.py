@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue.codec import BFLOAT16, Column, Ragged, pack, unpack
 from offbeat.transfer_queue.tensordict_codec import (
-    Packed,
+    RaggedTensor,
     columns_of,
     packed,
     tensordict_of,
@@ -33,7 +33,11 @@ def test_tensors_of_an_unpacked_payload_are_views_of_it_though_it_is_read_only()
     buffer = pack(example()).tobytes()
     start, columns = address_of(np.frombuffer(buffer, np.uint8)), packed(unpack(buffer))
     ids, mask, hidden = columns["input_ids"], columns["loss_mask"], columns["hidden"]
-    assert isinstance(ids, Packed) and isinstance(mask, Packed) and isinstance(hidden, torch.Tensor)
+    assert (
+        isinstance(ids, RaggedTensor)
+        and isinstance(mask, RaggedTensor)
+        and isinstance(hidden, torch.Tensor)
+    )
     for tensor in (ids.values, ids.offsets, mask.values, hidden):
         assert start <= tensor.data_ptr() < start + len(buffer)
     del buffer
@@ -50,7 +54,9 @@ def test_packed_columns_with_equal_offsets_share_one_offsets_tensor() -> None:
         }
     )
     a, b, c = columns["a"], columns["b"], columns["c"]
-    assert isinstance(a, Packed) and isinstance(b, Packed) and isinstance(c, Packed)
+    assert (
+        isinstance(a, RaggedTensor) and isinstance(b, RaggedTensor) and isinstance(c, RaggedTensor)
+    )
     assert a.offsets is b.offsets and a.offsets is not c.offsets
     row = a.values[int(a.offsets[2]) : int(a.offsets[3])]
     assert torch.equal(row, torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64))

@@ -11,13 +11,13 @@ from weight_models import Model
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import GlooReceiver, Received
-from offbeat.weight_sync.transports.gloo_sender import GlooSender, Snapshot
-from offbeat.weight_sync.transports.messages import Limits
+from offbeat.weight_sync.transports.gloo_sender import GlooSender, StagedRelease
+from offbeat.weight_sync.transports.messages import TransferLimits
 
-PATIENT = Limits(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
-HASTY = Limits(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
+PATIENT = TransferLimits(slowest_bytes_per_s=1e6, slack_s=60.0)  # on a busy machine too
+HASTY = TransferLimits(slowest_bytes_per_s=1e6, slack_s=1.0)  # where somebody hangs on purpose
 CHUNK_BYTES = 200
 HOST = "127.0.0.1"
 
@@ -40,18 +40,20 @@ class Chunks(Sequence[Bytes]):
 class Bench:
     """One model at the sender."""
 
-    def __init__(self, seed: int = 1, limits: Limits = PATIENT, life: str = "life-1") -> None:
+    def __init__(
+        self, seed: int = 1, limits: TransferLimits = PATIENT, life: str = "life-1"
+    ) -> None:
         self.model = Model(seed)
         self.source = ModuleSource(self.model, CHUNK_BYTES)
         self.sender = GlooSender(self.source, host=HOST, life=life, limits=limits)
         self.count = len(self.source.manifest.chunk_nbytes)
 
-    def struck(self, strike: Callable[[int], None]) -> Published:
+    def struck(self, strike: Callable[[int], None]) -> PublishedRelease:
         """A release whose chunks are sent through ``strike``."""
         published = self.sender.publish(1)
         snapshot = self.sender.snapshot
         assert snapshot is not None
-        self.sender.snapshot = Snapshot(
+        self.sender.snapshot = StagedRelease(
             snapshot.manifest, snapshot.digest, Chunks(snapshot.chunks, strike)
         )
         return published
@@ -71,7 +73,7 @@ class End:
 
     def take(
         self,
-        published: Published,
+        published: PublishedRelease,
         epoch: int,
         members: tuple[str, ...],
         sink: Callable[[int, Bytes], object] | None = None,

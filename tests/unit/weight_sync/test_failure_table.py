@@ -14,11 +14,11 @@ from weight_models import InPlaceTarget, Model, equal, weights
 
 from offbeat.weight_sync.chunks import Bytes
 from offbeat.weight_sync.dtypes import WirePolicy
-from offbeat.weight_sync.errors import CoverageRefused, IllegalMove, TransferRefused
+from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.receiver import ModuleReceiver, Named, Receiver
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transaction import Phase
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transaction import TransactionPhase
+from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 SENT = Model(1)
@@ -40,7 +40,7 @@ class Replica:
     def take(
         self,
         epoch: int,
-        published: Published,
+        published: PublishedRelease,
         changed: Callable[[int, Bytes], Bytes] = lambda _, data: data,
     ) -> None:
         """As an engine does it: whatever raises ends in an abort, and is raised."""
@@ -67,15 +67,15 @@ class Replica:
         """What it was, if staged or untouched; else nothing until a whole transfer."""
         transaction = self.receiver.transaction
         if transaction.in_place and touched:
-            assert (transaction.phase, transaction.version) == (Phase.STALE, None)
-            with pytest.raises(IllegalMove, match="mixture"):
+            assert (transaction.phase, transaction.version) == (TransactionPhase.STALE, None)
+            with pytest.raises(IllegalTransactionMove, match="mixture"):
                 transaction.resume()
         else:
-            assert (transaction.phase, transaction.version) == (Phase.COMMITTED, 0)
+            assert (transaction.phase, transaction.version) == (TransactionPhase.COMMITTED, 0)
             assert equal(weights(self.model), before)
 
 
-def release(model: nn.Module = SENT, policy: WirePolicy | None = None) -> Published:
+def release(model: nn.Module = SENT, policy: WirePolicy | None = None) -> PublishedRelease:
     return ObjectStoreSender(ModuleSource(model, CHUNK_BYTES, policy)).publish(1)
 
 
@@ -258,7 +258,7 @@ def test_an_engine_is_started_anew_in_the_middle() -> None:
         new = Replica(model, target)
         assert not new.receiver.apply(1, 1, chunks[1])
         assert (new.receiver.transaction.phase, new.receiver.transaction.version) == (
-            *(Phase.IDLE, None),
+            *(TransactionPhase.IDLE, None),
         )
         new.heals(2)
 

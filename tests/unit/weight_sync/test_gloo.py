@@ -34,7 +34,7 @@ from offbeat.rendezvous.frames import SharedKey
 from offbeat.weight_sync.errors import TransferFailed, TransferRefused
 from offbeat.weight_sync.manifest import Bytes
 from offbeat.weight_sync.source import ModuleSource
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.control import ControlClient, ControlServer
 from offbeat.weight_sync.transports.gloo_receiver import Received
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
@@ -62,7 +62,7 @@ def ends(count: int) -> tuple[list[Model], list[End]]:
     return models, [end(name, model) for name, model in zip(names(count), models, strict=True)]
 
 
-def sync(published: Published, epoch: int, receivers: list[End]) -> None:
+def sync(published: PublishedRelease, epoch: int, receivers: list[End]) -> None:
     members = tuple(each.name for each in receivers)
     together(*(partial(each.take, published, epoch, members) for each in receivers))
 
@@ -205,7 +205,7 @@ def test_a_route_of_another_process_life_leads_nowhere(bench: Bench) -> None:
     models, receivers = ends(1)
     manifest, digest, (route,) = bench.sender.publish(1)
     former = msgspec.structs.replace(route, life="life-0")
-    sync(Published(manifest, digest, (former,)), 1, receivers)
+    sync(PublishedRelease(manifest, digest, (former,)), 1, receivers)
     assert "life-0 is gone; life-1 has taken its place" in str(receivers[0].outcome)
     heals(models, receivers)
 

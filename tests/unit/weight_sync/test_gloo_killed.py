@@ -16,7 +16,7 @@ from weight_models import Model, equal, weights
 
 from offbeat.weight_sync.errors import TransferFailed
 from offbeat.weight_sync.manifest import Bytes
-from offbeat.weight_sync.transport import Published
+from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.gloo_receiver import Received
 
 
@@ -34,7 +34,9 @@ def strike_self(sign: int) -> None:
     signal.pthread_kill(threading.get_ident(), sign)
 
 
-def engine(published: Published, epoch: int, members: tuple[str, ...], at: int, sign: int) -> None:
+def engine(
+    published: PublishedRelease, epoch: int, members: tuple[str, ...], at: int, sign: int
+) -> None:
     """A process that takes a transfer, and strikes itself before it has chunk ``at``."""
     victim = end(members[0], Model(2))
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.weight_sync.transports.messages import Join, Plan, Report
+from offbeat.weight_sync.transports.messages import Join, Report, RoundPlan
 from offbeat.weight_sync.transports.session import Session
 
 CHUNKS = 4
@@ -23,7 +23,7 @@ def opened(*members: str) -> Session:
     for each in members[1:]:
         assert session.joined(join(each, members))
     assert session.everybody
-    assert session.plan() == Plan(0, members)
+    assert session.plan() == RoundPlan(0, members)
     return session
 
 
@@ -40,7 +40,7 @@ def test_when_everybody_has_everything_it_is_over() -> None:
 def test_whoever_does_not_come_is_left_out() -> None:
     session = Session(join("g1", ("g0", "g1")), CHUNKS)
     assert not session.everybody
-    assert session.plan() == Plan(0, ("g1",))
+    assert session.plan() == RoundPlan(0, ("g1",))
     assert session.ended == {"g0": "was not heard of in time"}
     assert not session.joined(join("g0", ("g0", "g1"))), "too late"
 
@@ -51,21 +51,21 @@ def test_those_that_stopped_are_sent_to_again_from_where_the_last_one_stands() -
     session.gone("g1")
     session.reported(report("g2", 0, 1))
     assert session.everybody
-    assert session.plan() == Plan(1, ("g0", "g2"), first=1)
+    assert session.plan() == RoundPlan(1, ("g0", "g2"), first=1)
 
 
 def test_whoever_found_a_wrong_chunk_leaves_and_the_others_go_on() -> None:
     session = opened("g0", "g1")
     session.reported(report("g0", 0, 1, left=True))
     session.reported(report("g1", 0, 1))
-    assert session.plan() == Plan(1, ("g1",), first=1)
+    assert session.plan() == RoundPlan(1, ("g1",), first=1)
 
 
 def test_a_sender_that_cannot_go_on_tells_all_who_are_left() -> None:
     session = opened("g0", "g1")
     session.reported(report("g0", 0, CHUNKS))
     session.reported(report("g1", 0, 3))
-    assert session.plan("disk on fire") == Plan(1, ("g1",), error="disk on fire")
+    assert session.plan("disk on fire") == RoundPlan(1, ("g1",), error="disk on fire")
     assert session.plan() is None
 
 

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from offbeat.weight_sync.errors import CoverageRefused, IllegalMove, TransferFailed, TransferRefused
+from offbeat.weight_sync.errors import (
+    CoverageRefused,
+    IllegalTransactionMove,
+    TransferFailed,
+    TransferRefused,
+)
 from offbeat.weight_sync.manifest import Manifest, plan, release_digest
-from offbeat.weight_sync.transaction import Held, Phase, Transaction
+from offbeat.weight_sync.transaction import Held, Transaction, TransactionPhase
 
 HELD: Held = {"a": ((4,), "float32"), "b": ((2,), "bfloat16"), "c": ((16,), "float32")}
 DIGESTS = ["d0", "d1", "d2"]
@@ -44,7 +49,7 @@ def committed(transaction: Transaction, epoch: int, version: int) -> Transaction
 def test_a_whole_transfer_is_served(in_place: bool) -> None:
     replica = committed(Transaction("r", in_place=in_place), 1, 5)
     assert (replica.phase, replica.version, replica.digest) == (
-        *(Phase.COMMITTED, 5),
+        *(TransactionPhase.COMMITTED, 5),
         release(manifest()),
     )
 
@@ -56,7 +61,7 @@ def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
         replica.begin(3, manifest(other), HELD)
     assert (refused.value.missing, refused.value.unknown) == (("b", "c"), ("x", "y"))
     assert "without 2 tensors: b, c; with unknown 2 tensors: x, y" in str(refused.value)
-    assert replica.phase is Phase.IDLE, "nothing was touched"
+    assert replica.phase is TransactionPhase.IDLE, "nothing was touched"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
         CoverageRefused(1, ("a",), ()),
         TransferRefused(1, "epoch", "1", "2"),
         TransferFailed(1, 2, "gone"),
-        IllegalMove("r", "resume", "stale", "why"),
+        IllegalTransactionMove("r", "resume", "stale", "why"),
     ],
 )
 def test_errors_keep_their_class_and_words_across_processes(error: Exception) -> None:
@@ -114,30 +119,34 @@ def test_late_and_repeated_chunks_are_dropped_and_counted() -> None:
 def test_a_commit_that_comes_twice_is_one() -> None:
     replica = committed(Transaction("r", in_place=False), 1, 5)
     assert not replica.may_commit(5)
-    with pytest.raises(IllegalMove, match="nothing is verified"):
+    with pytest.raises(IllegalTransactionMove, match="nothing is verified"):
         replica.may_commit(6)
 
 
 def test_nothing_resumes_on_a_mixture_but_by_a_whole_transfer() -> None:
     replica = committed(Transaction("r", in_place=True), 1, 5)
     taken(replica, 2, chunks=1)
-    with pytest.raises(IllegalMove, match="mixture"):
+    with pytest.raises(IllegalTransactionMove, match="mixture"):
         replica.resume()
     replica.aborting()
     replica.aborted()
-    assert (replica.phase, replica.version) == (Phase.STALE, None)
-    with pytest.raises(IllegalMove, match="mixture"):
+    assert (replica.phase, replica.version) == (TransactionPhase.STALE, None)
+    with pytest.raises(IllegalTransactionMove, match="mixture"):
         replica.resume()
     with pytest.raises(TransferRefused):
         replica.begin(2, manifest(), HELD)
     committed(replica, 3, 6)
-    assert (replica.phase, replica.version, replica.paused) == (Phase.COMMITTED, 6, False)
+    assert (replica.phase, replica.version, replica.paused) == (
+        TransactionPhase.COMMITTED,
+        6,
+        False,
+    )
 
 
 def test_in_place_a_chunk_is_taken_only_while_nothing_is_sampled() -> None:
     replica = Transaction("r", in_place=True)
     replica.begin(1, manifest(), HELD)
-    with pytest.raises(IllegalMove, match="paused"):
+    with pytest.raises(IllegalTransactionMove, match="paused"):
         replica.arrived(1, 0, 16, "d0")
 
 
@@ -162,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         nbytes = manifest().chunk_nbytes[min(index, 2)]
         try:
             self.mixed |= self.replica.arrived(self.epoch - epochs_ago, index, nbytes, digest)
-        except (TransferRefused, IllegalMove):
+        except (TransferRefused, IllegalTransactionMove):
             assert index != self.replica.expects or not self.replica.paused or digest != f"d{index}"
 
     @precondition(lambda self: self.replica.open and self.replica.paused)
@@ -178,14 +187,14 @@ class Machine(RuleBasedStateMachine):
             self.replica.verify(release(manifest()))
             self.replica.commit(self.epoch)
             self.mixed = False
-        except (TransferRefused, IllegalMove):
+        except (TransferRefused, IllegalTransactionMove):
             assert self.replica.expects < 3 or not self.replica.open
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
         try:
             self.replica.pause() if paused else self.replica.resume()
-        except IllegalMove:
+        except IllegalTransactionMove:
             assert not paused
 
     @rule()
@@ -197,7 +206,7 @@ class Machine(RuleBasedStateMachine):
     def nothing_is_sampled_from_a_mixture(self) -> None:
         if self.mixed:
             assert self.replica.paused
-            assert self.replica.phase is not Phase.COMMITTED
+            assert self.replica.phase is not TransactionPhase.COMMITTED
         if not self.replica.open and self.mixed:
             assert self.replica.version is None
 

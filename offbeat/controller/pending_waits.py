@@ -13,7 +13,7 @@ _NEVER: Final = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class Await:
+class PendingWait:
     """One wait in progress. Times are of the event loop's clock."""
 
     who: str
@@ -31,11 +31,11 @@ class Await:
             self.task.cancel()
 
 
-class Awaits:
+class PendingWaits:
     """The waits in progress, oldest first."""
 
     def __init__(self) -> None:
-        self._open: dict[Await, None] = {}
+        self._open: dict[PendingWait, None] = {}
 
     async def call(
         self,
@@ -55,7 +55,7 @@ class Awaits:
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         now = loop.time()
-        entry = Await(who, on, now, now + deadline_s, background, task)
+        entry = PendingWait(who, on, now, now + deadline_s, background, task)
         already = 0 if task is None else task.cancelling()
         timer = loop.call_at(entry.deadline, entry.expire)
         self._open[entry] = None
@@ -90,7 +90,7 @@ class Awaits:
 
     async def _listed(self, who: str, on: str, for_s: float, until: Awaitable[None]) -> None:
         now = asyncio.get_running_loop().time()
-        entry = Await(who, on, now, now + for_s)
+        entry = PendingWait(who, on, now, now + for_s)
         self._open[entry] = None
         try:
             await until

@@ -17,23 +17,23 @@ import numpy as np
 import xxhash
 
 from offbeat.queue_service.core.core import QueueCore
-from offbeat.queue_service.core.records import Receipt
-from offbeat.queue_service.core.snapshot import Snapshot
+from offbeat.queue_service.core.records import PutReceipt
+from offbeat.queue_service.core.snapshot import QueueSnapshot
 from offbeat.queue_service.errors import SnapshotFailed
-from offbeat.queue_service.server.payload_memory import Memory
+from offbeat.queue_service.server.payload_memory import PayloadMemory
 from offbeat.queue_service.storage.arenas import Bytes
 from offbeat.queue_service.storage.blocks import columns_in, described
-from offbeat.queue_service.wire import Payload
+from offbeat.queue_service.wire import WirePayload
 from offbeat.transfer_queue import codec
 
 FORMAT: Final = 1
 SEGMENT_BYTES: Final = 256 << 20
 _INDEX: Final = "index.msgpack"
 _MANIFEST: Final = "manifest.json"
-_NO_PAYLOAD: Final = Payload(b"", 0, b"")
+_NO_PAYLOAD: Final = WirePayload(b"", 0, b"")
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class SavedPayload(msgspec.Struct, frozen=True, array_like=True):
     """One payload in a file."""
 
     file: str
@@ -42,19 +42,19 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     digest: str
 
 
-class Body(msgspec.Struct, frozen=True):
+class SnapshotBody(msgspec.Struct, frozen=True):
     """What a snapshot consists of."""
 
     format: int
     index_digest: str
-    payloads: list[Entry]
+    payloads: list[SavedPayload]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class SnapshotManifest(msgspec.Struct, frozen=True):
     """The body, and the digest of its JSON."""
 
     digest: str
-    body: Body
+    body: SnapshotBody
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -69,7 +69,7 @@ class Saving:
         self._turn = asyncio.Lock()
 
     async def write(
-        self, directory: str, index: Snapshot, payloads: Sequence[tuple[Payload, Bytes]]
+        self, directory: str, index: QueueSnapshot, payloads: Sequence[tuple[WirePayload, Bytes]]
     ) -> None:
         """Write a snapshot; the memory of its payloads must stay as it is until then.
 
@@ -81,7 +81,7 @@ class Saving:
             encoded = msgspec.msgpack.encode(index)
             await loop.run_in_executor(None, write, Path(directory), encoded, payloads)
 
-    async def restore(self, directory: str, core: QueueCore, memory: Memory) -> int:
+    async def restore(self, directory: str, core: QueueCore, memory: PayloadMemory) -> int:
         """Take a snapshot up into a new core; the newest generation in it.
 
         Groups whose payloads do not verify are reported lost; the rest is there.
@@ -91,7 +91,7 @@ class Saving:
         """
         loop = asyncio.get_running_loop()
         index, body, home = await loop.run_in_executor(None, read_index, Path(directory))
-        kept, broken = list[Payload](), dict[int, str]()
+        kept, broken = list[WirePayload](), dict[int, str]()
         for number, entry in enumerate(body.payloads):
             try:
                 kept.append(memory.stored(await loop.run_in_executor(None, read, home, entry)))
@@ -104,7 +104,7 @@ class Saving:
         return index.generation
 
 
-def _groups_of(index: Snapshot, broken: dict[int, str]) -> list[tuple[Receipt, str]]:
+def _groups_of(index: QueueSnapshot, broken: dict[int, str]) -> list[tuple[PutReceipt, str]]:
     return [
         (group.receipt, broken[part.payload])
         for partition in index.partitions
@@ -117,7 +117,7 @@ def _groups_of(index: Snapshot, broken: dict[int, str]) -> list[tuple[Receipt, s
 # --- files; none of this runs on the loop --------------------------------------------------------
 
 
-def write(directory: Path, index: bytes, payloads: Sequence[tuple[Payload, Bytes]]) -> None:
+def write(directory: Path, index: bytes, payloads: Sequence[tuple[WirePayload, Bytes]]) -> None:
     """Write a snapshot beside ``directory``, make it durable, and put it in its place.
 
     Raises:
@@ -130,8 +130,8 @@ def write(directory: Path, index: bytes, payloads: Sequence[tuple[Payload, Bytes
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         entries = _write_payloads(aside, payloads)
-        body = Body(FORMAT, digest_of(index), entries)
-        manifest = Manifest(digest_of(msgspec.json.encode(body)), body)
+        body = SnapshotBody(FORMAT, digest_of(index), entries)
+        manifest = SnapshotManifest(digest_of(msgspec.json.encode(body)), body)
         _write_file(aside / _INDEX, index)
         _write_file(aside / _MANIFEST, msgspec.json.encode(manifest))
         _sync_directory(aside)
@@ -155,8 +155,10 @@ def _old(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.old")
 
 
-def _write_payloads(aside: Path, payloads: Sequence[tuple[Payload, Bytes]]) -> list[Entry]:
-    entries: list[Entry] = []
+def _write_payloads(
+    aside: Path, payloads: Sequence[tuple[WirePayload, Bytes]]
+) -> list[SavedPayload]:
+    entries: list[SavedPayload] = []
     files = 0
     file: BinaryIO | None = None
     try:
@@ -168,7 +170,7 @@ def _write_payloads(aside: Path, payloads: Sequence[tuple[Payload, Bytes]]) -> l
                 file = (aside / f"payloads-{files:04d}.bin").open("wb")
                 files += 1
             name = Path(file.name).name
-            entries.append(Entry(name, file.tell(), packed.nbytes, digest_of(packed.data)))
+            entries.append(SavedPayload(name, file.tell(), packed.nbytes, digest_of(packed.data)))
             file.write(packed.data)
         if file is not None:
             _finish(file)
@@ -198,7 +200,7 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_index(directory: Path) -> tuple[Snapshot, Body, Path]:
+def read_index(directory: Path) -> tuple[QueueSnapshot, SnapshotBody, Path]:
     """The index of a snapshot, its manifest, and where its files are.
 
     Raises:
@@ -206,7 +208,7 @@ def read_index(directory: Path) -> tuple[Snapshot, Body, Path]:
     """
     home = directory if directory.exists() else _old(directory)
     try:
-        manifest = msgspec.json.decode((home / _MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((home / _MANIFEST).read_bytes(), type=SnapshotManifest)
         index = (home / _INDEX).read_bytes()
         body = manifest.body
         if body.format != FORMAT:
@@ -215,12 +217,12 @@ def read_index(directory: Path) -> tuple[Snapshot, Body, Path]:
             raise SnapshotFailed(str(home), f"{_MANIFEST} is damaged")
         if body.index_digest != digest_of(index):
             raise SnapshotFailed(str(home), f"{_INDEX} is damaged")
-        return msgspec.msgpack.decode(index, type=Snapshot), body, home
+        return msgspec.msgpack.decode(index, type=QueueSnapshot), body, home
     except (OSError, msgspec.MsgspecError) as error:
         raise SnapshotFailed(str(directory), str(error)) from None
 
 
-def read(home: Path, entry: Entry) -> Payload:
+def read(home: Path, entry: SavedPayload) -> WirePayload:
     """One payload, verified, as a message would carry it.
 
     Raises:
@@ -235,4 +237,4 @@ def read(home: Path, entry: Entry) -> Payload:
     block = described(codec.unpack(packed, verify=False))
     memory = np.empty(block.shape.nbytes, np.uint8)
     block.write(memory)
-    return Payload(block.shape.header, block.shape.nbytes, memory.tobytes())
+    return WirePayload(block.shape.header, block.shape.nbytes, memory.tobytes())

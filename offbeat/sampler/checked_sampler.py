@@ -22,7 +22,7 @@ class SamplerBroken(OffbeatError):
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
+class CheckedSampler:
     """The policy ``inner``, every answer of which is legal, or ``SamplerBroken`` is raised.
 
     The bound is the recipe's, whatever the policy thinks of it: no group past ``max_staleness`` is

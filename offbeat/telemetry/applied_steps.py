@@ -9,7 +9,7 @@ WINDOW_STEPS: Final = 20
 """Steps that ``reward_first`` and ``reward_last`` are means of."""
 
 
-class StandingSteps(msgspec.Struct):
+class AppliedStepHistory(msgspec.Struct):
     """Sums over the steps that stand, in room that does not grow with their number.
 
     A rewind cannot be taken back from sums alone: whoever rewinds says what the steps that it undoes

@@ -34,7 +34,7 @@ _STATELESS: Final = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """How layers are computed whose packed weights are attributes of the layer."""
 
 
-class Twin:
+class ShadowModel:
     """Layers like those of a model, without weights. One thread at a time may have it."""
 
     def __init__(self, model: nn.Module) -> None:

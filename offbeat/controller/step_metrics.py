@@ -15,7 +15,7 @@ from offbeat.messages.groups import Receipt
 from offbeat.messages.training import StepResult
 
 
-class StepMeasures:
+class StepMetricsBuilder:
     """Collects while a step goes on; ``metrics`` reads it out at the end."""
 
     def __init__(self, step: int, now: float) -> None:

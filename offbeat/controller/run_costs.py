@@ -14,7 +14,7 @@ from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fracti
 Component = Literal["engine", "worker", "trainer"]
 
 
-class Tally(msgspec.Struct):
+class RunCosts(msgspec.Struct):
     """The fold of a journal's events as far as costs go. Its size does not grow with the run."""
 
     processes: dict[str, str] = {}

@@ -32,7 +32,7 @@ from offbeat.controller.events import (
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import NEVER
-from offbeat.telemetry.standing import StandingSteps
+from offbeat.telemetry.applied_steps import AppliedStepHistory
 
 
 class Place(enum.StrEnum):
@@ -44,7 +44,7 @@ class Place(enum.StrEnum):
     TRAINING = "training"
 
 
-class Group(msgspec.Struct, gc=False):
+class GroupRecord(msgspec.Struct, gc=False):
     """One prompt group between admission and its end.
 
     It can be part of no cycle, and after a long rewind there are millions: the collector would stop
@@ -78,7 +78,7 @@ class Totals(msgspec.Struct):
     cancelled: int = 0  # rollouts stopped in flight; they are in ``retried`` or ``dropped``, too
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class TableSnapshot(msgspec.Struct, frozen=True):
     """The books at one moment, so that a fold need not begin at the first event.
 
     Its size depends on the groups outstanding, never on how many steps were taken: which groups a
@@ -94,13 +94,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     checkpoints: list[int]
     shrunk: dict[int, int]
     totals: Totals
-    steps: StandingSteps
-    groups: list[Group]  # training, ready, in flight, each in its order; then the others
+    steps: AppliedStepHistory
+    groups: list[GroupRecord]  # training, ready, in flight, each in its order; then the others
     checkpoint_digests: dict[int, str] = {}
     rewinding_to: int | None = None
 
 
-Held = OrderedDict[int, Group]
+Held = OrderedDict[int, GroupRecord]
 """Groups by ordinal, in the order they came.
 
 A plain dict that loses its oldest entry again and again steps over all that are gone each time it is
@@ -108,7 +108,7 @@ read from the front.
 """
 
 
-class Books:
+class GroupTable:
     """The state that a journal's events add up to.
 
     Between events every drawn ordinal is in one place only::
@@ -123,14 +123,14 @@ class Books:
         self.incarnation = 0
         self.lineage = 0
         self.rewinding_to: int | None = None  # a rewind to this version is recorded in part
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, GroupRecord] = {}
         self.ready: Held = OrderedDict()  # in arrival order
-        self.training: dict[int, Group] = {}  # in claim order
+        self.training: dict[int, GroupRecord] = {}  # in claim order
         self.totals = Totals()
         self.trainer_version = 0
         self.digest: str | None = None  # of the weights last published
         self.intent: StepIntent | None = None  # its outcome is not known
-        self.steps = StandingSteps()
+        self.steps = AppliedStepHistory()
         self.checkpoints: list[int] = []  # versions that can be restored, of this lineage
         self.checkpoint_digests: dict[int, str] = {}  # of their weights
         self.in_flight = 0
@@ -166,7 +166,7 @@ class Books:
             f"{len(self.training)} training, {self.totals.trained} trained, {dropped} dropped"
         )
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         """Everything a fold needs to go on from here.
 
         It shares parts with these books: encode it before they change again.
@@ -175,7 +175,7 @@ class Books:
         for dispatched in self.in_flight_at.values():
             first |= dispatched
         rest = [group for ordinal, group in self.groups.items() if ordinal not in first]
-        return Snapshot(
+        return TableSnapshot(
             run_id=self.run_id,
             incarnation=self.incarnation,
             lineage=self.lineage,
@@ -191,7 +191,7 @@ class Books:
             rewinding_to=self.rewinding_to,
         )
 
-    def load(self, snapshot: Snapshot) -> None:
+    def load(self, snapshot: TableSnapshot) -> None:
         """Take over a decoded snapshot; these books must be empty."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
@@ -209,7 +209,7 @@ class Books:
         match event:
             case Admitted():
                 self.totals.drawn += 1
-                self._add(Group(event.ordinal, event.stamp))
+                self._add(GroupRecord(event.ordinal, event.stamp))
             case Dispatched():
                 group = self.groups[event.ordinal]
                 group.attempt, group.engine = event.attempt, event.engine
@@ -307,7 +307,7 @@ class Books:
             count(self.shrunk, step.version, step.shrunk)
         stamp = step.version if step.stamped else NEVER
         for ordinal, attempt in zip(step.ordinals, step.attempts, strict=True):
-            self._add(Group(ordinal, stamp, attempt=attempt))
+            self._add(GroupRecord(ordinal, stamp, attempt=attempt))
 
     def _unclaim(self) -> None:
         for group in list(self.training.values()):
@@ -320,18 +320,18 @@ class Books:
         self.training.clear()
         self.intent = None
 
-    def _readmit(self, group: Group) -> None:
+    def _readmit(self, group: GroupRecord) -> None:
         self._move(group, Place.ADMITTED, -1)
         group.receipt, group.tokens = None, 0
 
     # --- indices ---------------------------------------------------------------------------------
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: GroupRecord) -> None:
         """A group enters the books, or comes back into them."""
         self.groups[group.ordinal] = group
         self._enter(group)
 
-    def _move(self, group: Group, place: Place, bound_version: int) -> None:
+    def _move(self, group: GroupRecord, place: Place, bound_version: int) -> None:
         self._leave(group)
         group.place, group.bound_version = place, bound_version
         if place is Place.READY:
@@ -339,7 +339,7 @@ class Books:
             self.totals.arrivals += 1
         self._enter(group)
 
-    def _leave(self, group: Group) -> None:
+    def _leave(self, group: GroupRecord) -> None:
         """Take a group out of its place's indices."""
         match group.place:
             case Place.ADMITTED:
@@ -359,7 +359,7 @@ class Books:
                 return
         count(self.stamped, group.stamp, -1)
 
-    def _enter(self, group: Group) -> None:
+    def _enter(self, group: GroupRecord) -> None:
         match group.place:
             case Place.ADMITTED:
                 self.admitted += 1

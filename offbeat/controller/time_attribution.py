@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.controller.fleet import Engine
+from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.health import Health
 from offbeat.telemetry.time_accounting import (
-    CrowdAccount,
+    FleetTimeAccount,
     GeneratorTime,
-    Laps,
+    StepTimes,
     TimeAccount,
     TrainerTime,
     fractions,
@@ -39,28 +39,30 @@ class _Seen:
     evaluation_s: float = 0.0  # likewise
 
 
-class Busy:
+class TimeAttribution:
     """Time accounts of the trainer and of the whole fleet, since their creation.
 
     ``trainer_seconds`` sums to the time since then, ``engine_seconds`` to that of all engines. A
     change costs the same for ten engines and for ten thousand.
     """
 
-    def __init__(self, clock: Callable[[], float], engines: Mapping[str, Engine]) -> None:
+    def __init__(self, clock: Callable[[], float], engines: Mapping[str, EngineRecord]) -> None:
         self._clock = clock
         self._trainer = TimeAccount(clock, TrainerTime.STARTING)
         self._idle: TrainerTime = TrainerTime.STARTING
         self._trainer_compute_s = 0.0
         self._calls = self._publishing = self._saving = self._incidents = 0
-        self._fleet = CrowdAccount(clock)
+        self._fleet = FleetTimeAccount(clock)
         self._engines_wait: GeneratorTime = GeneratorTime.WAITING_GATE
         self._without_work = 0
         self._engine_compute_s = self._paused_s = self._sync_out_s = 0.0
         self._seen = dict[str, _Seen]()
         for engine in engines.values():
             self._know(engine)
-        self._trainer_laps = Laps(TrainerTime.COMPUTE, TrainerTime.CALLS)
-        self._engine_laps = Laps(GeneratorTime.COMPUTE, GeneratorTime.SYNC, GeneratorTime.EPISODES)
+        self._trainer_laps = StepTimes(TrainerTime.COMPUTE, TrainerTime.CALLS)
+        self._engine_laps = StepTimes(
+            GeneratorTime.COMPUTE, GeneratorTime.SYNC, GeneratorTime.EPISODES
+        )
         self._lap_at = clock()
 
     # --- the trainer -----------------------------------------------------------------------------
@@ -147,7 +149,7 @@ class Busy:
 
     # --- engines ---------------------------------------------------------------------------------
 
-    def engine_changed(self, engine: Engine) -> None:
+    def engine_changed(self, engine: EngineRecord) -> None:
         """Its health, its outstanding groups, its pin, or what it reports may have changed."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
@@ -166,7 +168,7 @@ class Busy:
             self._engines_wait = category
 
     @contextmanager
-    def syncing(self, engine: Engine) -> Generator[None, None, None]:
+    def syncing(self, engine: EngineRecord) -> Generator[None, None, None]:
         """An engine takes weights while the block runs. Meanwhile it may go on with its groups."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
@@ -202,7 +204,7 @@ class Busy:
             - paused_s,
         }
 
-    def _know(self, engine: Engine) -> _Seen:
+    def _know(self, engine: EngineRecord) -> _Seen:
         seen = _Seen(GeneratorTime.STARTING, self._clock(), engine.busy_s)
         self._seen[engine.name] = seen
         self._fleet.add(GeneratorTime.STARTING)
@@ -261,7 +263,7 @@ def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, f
     return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}
 
 
-def _category(engine: Engine, seen: _Seen) -> GeneratorTime | None:
+def _category(engine: EngineRecord, seen: _Seen) -> GeneratorTime | None:
     """What the engine's time counts for; None: it serves and is without work."""
     if not seen.served:
         return GeneratorTime.STARTING

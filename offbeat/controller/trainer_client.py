@@ -20,7 +20,7 @@ _RETRY_S: Final = 0.25
 _ASKED: Final = 5  # times, within the deadline of a start
 
 
-class Gang:
+class TrainerClient:
     """Every call to the trainer goes through here, so that a lost rank has one name: TrainerLost."""
 
     def __init__(self, state: RunState, trainer: Trainer) -> None:

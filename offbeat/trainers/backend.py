@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.step_guard import Call, StepGuard
+from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.transfer_queue.schema import Columns
 
 Advantages = Sequence[Sequence[float]]
@@ -33,7 +33,7 @@ class _Counters(msgspec.Struct, frozen=True):
     last_applied: StepKey | None
 
 
-class SplitStep(ABC):
+class TrainerBackend(ABC):
     """The trainer of one rank. Not safe to call from two threads.
 
     A call that raises before the optimizer runs leaves weights and moments as they were: after an
@@ -51,7 +51,7 @@ class SplitStep(ABC):
 
     def begin_train_step(self, key: StepKey, loss: LossSpec) -> None:
         """Open a step with no gradients. Keys: ``offbeat.trainers.step_guard``."""
-        self._guard.once(key, Call.BEGIN, lambda: self._begin(loss))
+        self._guard.once(key, StepCall.BEGIN, lambda: self._begin(loss))
 
     def train_microbatch(
         self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
@@ -63,11 +63,13 @@ class SplitStep(ABC):
             groups: This rank's share of them: their columns, with those the loss needs.
             advantages: One a sample of each group.
         """
-        return self._guard.once(key, Call.MICROBATCH, lambda: self._accumulate(groups, advantages))
+        return self._guard.once(
+            key, StepCall.MICROBATCH, lambda: self._accumulate(groups, advantages)
+        )
 
     def finish_train_step(self, key: StepKey) -> StepResult:
         """Normalise, clip, check, step. Not applied: weights, moments and schedule are untouched."""
-        result = self._guard.once(key, Call.FINISH, self._finish)
+        result = self._guard.once(key, StepCall.FINISH, self._finish)
         if result.applied:
             self.last_applied = key
         return result

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offbeat.trainers.batches.packing import Batch, Packed, flatten, pack
+from offbeat.trainers.batches.packing import Batch, PackedRows, flatten, pack
 from offbeat.trainers.batches.rows import (
     best_response_tokens,
     plan_microbatches,
@@ -13,7 +13,7 @@ from offbeat.transfer_queue.schema import Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class MicrobatchPlanner:
     """How rows are laid out, and for which model."""
 
     max_tokens: int  # of a microbatch, padding included
@@ -23,7 +23,7 @@ class Cutting:
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
-    ) -> tuple[Batch | None, list[Packed]]:
+    ) -> tuple[Batch | None, list[PackedRows]]:
         """Groups end to end, and every wanted token of them in one microbatch; nothing of no group.
 
         Raises:

@@ -3,16 +3,16 @@
 import random
 
 from offbeat.config.run import RunConfig
-from offbeat.simulation.disk import Disk
+from offbeat.simulation.disk import SimulatedDisk
 from offbeat.simulation.faults import Faults
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.machines import Machines
 from offbeat.simulation.network import Network
-from offbeat.simulation.payloads import Payload
-from offbeat.simulation.records import Record
+from offbeat.simulation.payloads import SimulatedPayload
+from offbeat.simulation.records import WorldRecord
 
 
-class Surroundings:
+class SimulationContext:
     """Clock, dice, links, disk and the log of one episode."""
 
     def __init__(
@@ -22,19 +22,19 @@ class Surroundings:
         rng: random.Random,
         faults: Faults,
         network: Network,
-        records: list[Record],
+        records: list[WorldRecord],
         machines: Machines | None = None,
     ) -> None:
         self.machines = machines or Machines(loop, {})
         self.config, self.loop, self.rng = config, loop, rng
         self.faults, self.network, self.records = faults, network, records
         self.record = records.append
-        self.disk = Disk(records, config.checkpoint.keep)
+        self.disk = SimulatedDisk(records, config.checkpoint.keep)
         self.out_of_service_until = 0.0  # what all environments stand on
         self.poison: dict[int, str] = {}  # what a prompt does to its engine, by ordinal
         self.lost_controllers: set[int] = set()  # incarnations whose memory is gone
 
-    def is_gone(self, payload: Payload) -> bool:
+    def is_gone(self, payload: SimulatedPayload) -> bool:
         """Its owner died, which is a controller, or the machine that held it."""
         of_former = payload.incarnation in self.lost_controllers
         return of_former or self.machines.is_gone(payload.memory)

@@ -3,32 +3,32 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from offbeat.queue_service.core.records import Limits, Room
+from offbeat.queue_service.core.records import CapacityGrant, QueueLimits
 from offbeat.queue_service.errors import QueueFull, TooLarge
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class CapacityRequest:
     """A producer that waits for room, or has been promised it."""
 
     id: int
-    room: Room
+    room: CapacityGrant
     client: str
     reason: str  # rows | bytes: what was short when it came
 
 
-class Bounds:
+class Capacity:
     """Rows and bytes taken: those of groups that rest, and those promised to producers.
 
     Producers are let in strictly in the order they came, so many small puts never starve a big one.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.rows = self.nbytes = 0  # taken, promises included
         self.promised_rows = self.promised_bytes = 0
-        self.waiting: OrderedDict[int, Asking] = OrderedDict()
-        self.promised: dict[int, Asking] = {}
+        self.waiting: OrderedDict[int, CapacityRequest] = OrderedDict()
+        self.promised: dict[int, CapacityRequest] = {}
 
     def take(self, rows: int, nbytes: int) -> None:
         """Count what is put, or what is let go of when negative."""
@@ -61,9 +61,9 @@ class Bounds:
         """What the producer at the head of the line was short of."""
         return next(iter(self.waiting.values())).reason
 
-    def let_in(self) -> list[Asking]:
+    def let_in(self) -> list[CapacityRequest]:
         """Promise room to those who wait, in order, until one does not fit."""
-        let_in: list[Asking] = []
+        let_in: list[CapacityRequest] = []
         while self.waiting:
             asking = next(iter(self.waiting.values()))
             room = asking.room
@@ -74,13 +74,13 @@ class Bounds:
             let_in.append(asking)
         return let_in
 
-    def promise(self, asking: Asking) -> None:
+    def promise(self, asking: CapacityRequest) -> None:
         self.promised[asking.id] = asking
         self.promised_rows += asking.room.rows
         self.promised_bytes += asking.room.nbytes
         self.take(asking.room.rows, asking.room.nbytes)
 
-    def forget(self, waiter_id: int) -> Asking | None:
+    def forget(self, waiter_id: int) -> CapacityRequest | None:
         """End a promise whose put is here; what is taken is for the caller to set right."""
         asking = self.promised.pop(waiter_id, None)
         if asking is not None:
@@ -88,7 +88,7 @@ class Bounds:
             self.promised_bytes -= asking.room.nbytes
         return asking
 
-    def withdraw(self, waiter_id: int) -> Asking | None:
+    def withdraw(self, waiter_id: int) -> CapacityRequest | None:
         """End a promise whose put will never come."""
         asking = self.forget(waiter_id)
         if asking is not None:
