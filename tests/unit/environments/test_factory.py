@@ -71,7 +71,7 @@ def test_the_stub_has_endless_prompts_and_needs_no_tokenizer() -> None:
 def test_each_name_makes_its_environment() -> None:
     assert isinstance(made(), Arithmetic)
     assert isinstance(made(name="function", target="user_rewards:length"), FunctionReward)
-    assert isinstance(made(name="custom", target="guessing:Guessing"), Guessing)
+    assert isinstance(made(name="custom", target="tests.support.guessing:Guessing"), Guessing)
 
 
 def test_what_an_environment_lacks_is_told() -> None:

@@ -73,7 +73,7 @@ from structlog.testing import capture_logs
 from offbeat.config.run import WandbConfig
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.jsonl_sink import JsonlSink
-from offbeat.telemetry.records import Record
+from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import SinkUnusable
 from offbeat.telemetry.wandb_sink import WandbSink
 
@@ -86,7 +86,7 @@ def sink(mode):
     )
 
 def record(step):
-    return Record(step, step, 0.0, {"train/reward": 1.0})
+    return MetricRecord(step, step, 0.0, {"train/reward": 1.0})
 """
 
 
