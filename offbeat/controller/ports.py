@@ -46,15 +46,23 @@ class Rollouts(Protocol):
         """A finished group: its receipt, and the opaque handle of its payload."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close all environment workers. A worker that is already gone is no failure."""
+        ...
 
 
 class Generator(Protocol):
     """One inference engine, as far as weights and health go."""
 
     @property
-    def name(self) -> str: ...
-    async def state(self, fence: Fence) -> EngineState: ...
+    def name(self) -> str:
+        """Return the engine's name, one per run and the same in every incarnation."""
+        ...
+
+    async def state(self, fence: Fence) -> EngineState:
+        """Report incarnation, served weight version, digest and load, at the time of the call."""
+        ...
+
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
         """Take, verify and serve a release: wholly, or raise and serve nothing new."""
         ...
@@ -67,20 +75,42 @@ class Generator(Protocol):
         """Kill the process for good. Returns without waiting for that; ``close`` may follow."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the engine. A process that is already gone is no failure."""
+        ...
 
 
 class Trainer(Protocol):
     """All trainer ranks, seen as one. Calls of a step are served in the order they are made."""
 
-    async def state(self, fence: Fence) -> TrainerState: ...
-    async def prepare_logprobs(
-        self, fence: Fence, chunk: Chunk, loss: LossSpec
-    ) -> PreparedColumns: ...
-    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
-    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult: ...
-    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult: ...
-    async def abort_train_step(self, fence: Fence, key: StepKey) -> None: ...
+    async def state(self, fence: Fence) -> TrainerState:
+        """Report incarnation, weight version, digest and step counters of the ranks."""
+        ...
+
+    async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
+        """Compute the log-probabilities of ``chunk`` under the current weights; train nothing."""
+        ...
+
+    async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
+        """Open the step ``key``. Its gradients are zero, and no other step is open."""
+        ...
+
+    async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
+        """Add the gradients of ``chunk`` to the open step. After a failure the step must be aborted."""
+        ...
+
+    async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
+        """Update the weights by the gradients of the open step and close it.
+
+        The result says whether the optimizer applied the step. A step that was not applied leaves
+        weights and version as they were.
+        """
+        ...
+
+    async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
+        """Close the step ``key`` and discard its gradients; weights and version stay."""
+        ...
+
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         """A snapshot of the weights as they are now; the trainer may go on at once."""
         ...
@@ -107,7 +137,9 @@ class Trainer(Protocol):
         """Kill all ranks; whoever owns them starts new ones. Returns without waiting for that."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close all ranks. A rank that is already gone is no failure."""
+        ...
 
 
 class Journal(Protocol):
@@ -129,7 +161,9 @@ class Journal(Protocol):
 class TelemetryPort(Protocol):
     """Where measurements go. Never blocks, never raises."""
 
-    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None: ...
+    def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+        """Record ``metrics``, by name, at training step ``step`` and weight version ``version``."""
+        ...
 
 
 class Trace(Protocol):

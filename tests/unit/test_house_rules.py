@@ -55,6 +55,39 @@ READS_ITS_OWN_PICKLES = PACKAGE / "trainers/torch/sharded_state.py"
 FOREIGN_PATH = re.compile(r"(?<![\w.~$})/-])/(?:home|root|tmp|work|Users)/[\w.]")
 """A path that exists on one machine only. Behind a word, as in a URL, it is no such path."""
 
+WITHOUT_A_SUBJECT = re.compile(
+    r"""
+    (Of|As|Who|Whose|Whom|What|Which|Where|Whether|Whatever|Whoever|How|Why|It|Its|They|Those|That
+    |The\ same|All\ that)\b
+    """,
+    re.VERBOSE,
+)
+"""Openings that point at something a reader has not seen yet: "Of all ranks but the first."."""
+
+OPENINGS_STILL_ALLOWED = {
+    "actors": 20,
+    "algorithms": 16,
+    "cli": 1,
+    "config": 33,
+    "controller": 80,
+    "environments": 13,
+    "generators": 32,
+    "launch": 28,
+    "messages": 16,
+    "model_proof": 6,
+    "queue_service": 44,
+    "rendezvous": 3,
+    "run_files": 5,
+    "runs": 16,
+    "sampler": 3,
+    "simulation": 46,
+    "telemetry": 26,
+    "trainers": 101,
+    "transfer_queue": 17,
+    "weight_sync": 34,
+}
+"""Docstrings per room that still start so. A number only goes down; a room without any leaves."""
+
 
 def modules_of(*rooms: str) -> list[Path]:
     return sorted(path for room in rooms for path in (PACKAGE / room).rglob("*.py"))
@@ -214,4 +247,88 @@ def test_no_file_in_version_control_names_a_path_of_one_machine() -> None:
         for number, line in enumerate(path.read_text(errors="ignore").splitlines(), start=1):
             if FOREIGN_PATH.search(line):
                 broken.append(f"{path.relative_to(ROOT)}:{number} {line.strip()[:100]}")
+    assert not broken, "\n".join(broken)
+
+
+def class_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def test_a_public_class_name_stands_once_in_the_package() -> None:
+    files_by_name: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in class_names(path):
+            files_by_name.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    broken = [
+        f"class {name} stands in {', '.join(files)}: one name per class, it says what the class is"
+        for name, files in files_by_name.items()
+        if len(files) > 1
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def openings_without_a_subject(source: str) -> Iterator[tuple[int, str]]:
+    """Line and first line of every docstring in ``source`` that starts with a pronoun."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and WITHOUT_A_SUBJECT.match(text):
+                yield getattr(node, "lineno", 1), text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Of all ranks but the first.",
+        "What the loss reads.",
+        "The same, of this rank.",
+        "Whether it holds a version.",
+        "Its weights, by name.",
+    ],
+)
+def test_the_rule_about_docstrings_knows_an_offence(text: str) -> None:
+    assert list(openings_without_a_subject(f'def f():\n    """{text}"""'))
+
+
+@pytest.mark.parametrize(
+    "text", ["Return whether it holds a version.", "Offline copy.", "Items in order.", "Asks once."]
+)
+def test_the_rule_about_docstrings_leaves_a_sentence_with_a_subject_alone(text: str) -> None:
+    assert not list(openings_without_a_subject(f'def f():\n    """{text}"""'))
+
+
+def rooms() -> list[str]:
+    return sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_a_docstring_says_what_the_thing_is_or_does(room: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {text}"
+        for path in modules_of(room)
+        for line, text in openings_without_a_subject(path.read_text())
+    ]
+    allowed = OPENINGS_STILL_ALLOWED.get(room, 0)
+    assert len(found) <= allowed, (
+        f"{len(found)} docstrings of {room} start with a pronoun, {allowed} are allowed: start with "
+        "what the thing is (a class) or does (a function)\n" + "\n".join(found)
+    )
+    assert found or room not in OPENINGS_STILL_ALLOWED, (
+        f"no docstring of {room} starts with a pronoun: remove it from OPENINGS_STILL_ALLOWED"
+    )
+
+
+def test_every_method_of_a_port_says_what_it_promises() -> None:
+    path = PACKAGE / "controller/ports.py"
+    broken = [
+        f"{path.relative_to(ROOT)}:{method.lineno} {port.name}.{method.name} has no docstring"
+        for port in ast.parse(path.read_text()).body
+        if isinstance(port, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in port.bases)
+        for method in port.body
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and not ast.get_docstring(method)
+    ]
     assert not broken, "\n".join(broken)
