@@ -1,0 +1,74 @@
+"""What ARCHITECTURE.md says of the code is true: its files and symbols exist, and it stays short."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+MAX_LINES, MAX_COLUMNS = 120, 100
+MAX_FILES = {"One prompt group": 25, "One weight version": 12}
+ROW = re.compile(r"^\| `([\w/.]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
+
+
+def traced(section: str) -> list[tuple[str, str]]:
+    """File and symbol of each row in the table of a section."""
+    body = TEXT.split(f"## {section}", 1)[1].split("\n## ", 1)[0]
+    return ROW.findall(body)
+
+
+def defined_names(path: Path) -> set[str]:
+    """Dotted names of the classes and functions of a module, methods included."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            members = (
+                each
+                for each in node.body
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
+            names |= {node.name, *(f"{node.name}.{each.name}" for each in members)}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+    return names
+
+
+def test_the_architecture_fits_in_one_reading() -> None:
+    lines = TEXT.splitlines()
+    assert len(lines) <= MAX_LINES
+    assert [line for line in lines if len(line) > MAX_COLUMNS] == []
+
+
+@pytest.mark.parametrize("section", MAX_FILES)
+def test_each_traced_file_defines_the_symbol_beside_it(section: str) -> None:
+    rows = traced(section)
+    assert rows
+    missing = [
+        f"{file}: {symbol}"
+        for file, symbol in rows
+        if symbol not in defined_names(ROOT / "offbeat" / file)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("section", MAX_FILES)
+def test_a_reader_opens_no_more_files_than_promised(section: str) -> None:
+    assert len({file for file, _ in traced(section)}) <= MAX_FILES[section]
+
+
+@pytest.mark.parametrize(
+    "page", ["ARCHITECTURE.md", "docs/supervision.md", "docs/invariants.md", "README.md"]
+)
+def test_every_relative_link_leads_somewhere(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text())
+    assert links
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_room_is_in_the_map() -> None:
+    rooms = {path.name for path in (ROOT / "offbeat").iterdir() if (path / "__init__.py").exists()}
+    room_map = TEXT.split("## Rooms", 1)[1]
+    assert {room for room in rooms if not re.search(rf"\b{room}\b", room_map)} == set()
