@@ -72,3 +72,17 @@ def test_every_room_is_in_the_map() -> None:
     rooms = {path.name for path in (ROOT / "offbeat").iterdir() if (path / "__init__.py").exists()}
     room_map = TEXT.split("## Rooms", 1)[1]
     assert {room for room in rooms if not re.search(rf"\b{room}\b", room_map)} == set()
+
+
+def test_every_key_a_newcomer_is_sent_to_exists() -> None:
+    known = set(
+        re.findall(r"^\| `([\w.]+)`", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    )
+    rows = [
+        line
+        for line in (ROOT / "docs/coming-from.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    named = {key for row in rows for key in re.findall(r"`([\w.]+)`", row.split("|")[1])}
+    assert len(named) > 20
+    assert named - known == set()
