@@ -12,7 +12,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End normally after the step in progress, with the groups it has claimed so far."""
+    """End normally: after the step in progress if its batch is complete, else without that step."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

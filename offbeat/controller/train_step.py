@@ -60,9 +60,13 @@ class TrainStep:
         self._whole_batches = state.config.generator.deterministic
         self._queued = 0
         self._selected = list[int]()
+        self._is_cut_short = False
 
     async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:
-        """Train one step. None: no group is left to train.
+        """Train one step. None: no group is left to train, or the run is to stop.
+
+        A step that a stop meets before its batch is complete is still open then: its claimed groups
+        are a fragment of a batch, and applying it would be an update of another size than all others.
 
         Raises:
             BaseExceptionGroup: Of what its calls raised; the step is then still open.
@@ -82,7 +86,7 @@ class TrainStep:
                 call = partial(trainer.train_microbatch, state.fence, key, chunk)
                 await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
                 state.reached(Failpoint.CHUNK_SENT)
-            if not begun:
+            if not begun or self._is_cut_short:
                 return None
             with measures.timed("sync"):
                 await self._sync.snapshot_made()
@@ -143,13 +147,20 @@ class TrainStep:
         """True when ``_selected`` holds the next chunk, or is empty for good."""
         state, ledger = self._state, self._state.ledger
         state.check_trainer()
-        self._selected = []
+        self._selected, self._is_cut_short = [], False
         quota = state.quota
-        if quota <= 0 or state.stopping:
-            if quota <= 0 and not ledger.training:
+        if quota <= 0:
+            if not ledger.training:
                 raise EmptyBatch(state.step)
             return True
         last = state.exhausted and not ledger.in_flight and not self._more_waits()
+        if state.stopping:
+            ready = state.sampler.select(state.view) if ledger.training else []
+            if len(ready) >= quota or (last and ledger.training):
+                self._selected = ready  # they complete the batch, or nothing else ever can
+            else:
+                self._is_cut_short = True
+            return True
         enough = len(ledger.ready) >= quota or (
             ledger.ready_tokens >= self._min_tokens and not self._whole_batches
         )

@@ -167,7 +167,7 @@ class TrainPump:
     # --- one step --------------------------------------------------------------------------------
 
     async def _step(self, measures: StepMetricsBuilder) -> StepResult | None:
-        """Train one step, with retries. None: no group is left to train.
+        """Train one step, with retries. None: no group is left to train, or the run is to stop.
 
         A group that cannot be trained, or whose columns are gone, costs an attempt, but no retry: it
         has a budget of its own.
@@ -195,12 +195,18 @@ class TrainPump:
                     ) from group
                 retries += 1
             else:
-                return None if result is None else self._counted(result)
+                if result is not None:
+                    return self._counted(result)
+                if state.ledger.training:
+                    claimed = len(state.ledger.training)
+                    log.info("step.left_for_resume", step=step, groups_claimed=claimed)
+                    await self._abort(key)
+                return None
 
-    async def _abort(self, key: StepKey, failure: Repairable) -> None:
+    async def _abort(self, key: StepKey, failure: Repairable | None = None) -> None:
         """Drop the open step: gradients gone, groups ready again, the version as it was.
 
-        All groups but those that cannot be trained, if that was it.
+        All groups but those that cannot be trained, if that was the ``failure``. None: a stop.
         """
         state = self._state
         state.reached(Failpoint.ABORTING)

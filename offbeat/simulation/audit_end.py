@@ -142,10 +142,10 @@ class End:
         endless = groups.prompts is None and config.data.epochs is None
         if made > config.steps:
             add("I3", f"{made} steps were trained; {config.steps} were asked for")
-        elif stopped:
-            return
         elif endless and steps.short:
             add("I3", f"{steps.short[1]}, and the data has no end")
+        elif stopped:
+            return
         elif made < config.steps and (endless or not groups.source_is_empty):
             left_over = "no end" if endless else f"{groups.prompts} prompts, {groups.drawn} drawn"
             add("I3", f"it finished after {made} of {config.steps} steps; the data has {left_over}")

@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.controller.commands import Stop
 from offbeat.controller.errors import OtherWeights, TrainerAhead
-from offbeat.controller.events import Checkpointed, Opened, Returned, Rewound
+from offbeat.controller.events import Checkpointed, Claimed, Opened, Returned, Rewound
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads
@@ -56,9 +56,10 @@ def next_life(
 
 
 @pytest.mark.parametrize("sampler", [IN_ORDER, READY_FIRST], ids=["in_order", "ready_first"])
-def test_a_run_that_is_stopped_within_a_step_goes_on_to_its_last_one(
+def test_a_stop_applies_no_fragment_of_a_batch_and_the_resumed_run_trains_the_whole_step(
     sampler: dict[str, Any],
 ) -> None:
+    """An update over a part of its batch, at the full learning rate, is noisier than all others."""
     before = World({"sampler": sampler})
     before.rollouts.slow = {ordinal: 3.0 * (ordinal % 4) + 1 for ordinal in range(40)}
 
@@ -68,13 +69,15 @@ def test_a_run_that_is_stopped_within_a_step_goes_on_to_its_last_one(
         await controller.run()
 
     run(main())
-    (short,) = map(len, before.trainer.steps)
-    assert short < 4
+    claimed = [len(each.ordinals) for each in before.journal.events if isinstance(each, Claimed)]
+    assert 0 < sum(claimed) < 4, "the stop came within the step"
+    assert before.trainer.steps == []
+    assert before.built.state.ledger.training == {}
     world = next_life(before, sampler=sampler)
     world.run()
     world.assert_books_agree()
-    assert [len(step) for step in world.trainer.steps] == [short] + [4] * 9
-    assert sorted(world.trained) == list(range(36 + short)), "what the step left is trained"
+    assert [len(step) for step in world.trainer.steps] == [4] * 10
+    assert sorted(world.trained) == list(range(40)), "also what the stopped step had claimed"
 
 
 def index_of(world: World, kind: str, nth: int) -> int:
