@@ -95,12 +95,12 @@ class EnvironmentActor:
         fence: Fence,
         asked: Sequence[tuple[int, RolloutTask]],
         cancelled: Sequence[int],
-    ) -> tuple[list[BatchedReply[Receipt]], list[Columns]]:
+    ) -> tuple[tuple[str, list[BatchedReply[Receipt]]], list[Columns]]:
         """Roll groups out; see ``offbeat.actors.call_batching``.
 
         Returns:
-            The receipts for the controller, and the columns of those that succeeded, in their
-            order, for the trainer. Failures are ``RolloutFailed``, classified here where they
+            The name of this process and the receipts, for the controller; and the columns of those
+            that succeeded, in their order, for the trainer. Failures are ``RolloutFailed``, classified here where they
             happened.
         """
         self._guard.check(fence)
@@ -112,7 +112,7 @@ class EnvironmentActor:
             BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
             for each in answers
         ]
-        return receipts, [each.value[1] for each in answers if each.value]
+        return (self._life, receipts), [each.value[1] for each in answers if each.value]
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config

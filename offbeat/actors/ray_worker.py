@@ -6,6 +6,9 @@
 
 Calls to a worker that is gone fail at once for as long as Ray takes to start it again, and each would
 cost its group an attempt. So nobody makes one before it has answered a probe.
+
+A process that is killed while no call is under way is restarted by Ray without an error for anybody.
+So every reply names the process that gives it, and a name that is new is reported.
 """
 
 import asyncio
@@ -69,6 +72,7 @@ class RayWorker:
         self._process = process or RayProcess(name, handle)
         self._standing: Literal["starting", "up", "gone"] = "starting"
         self._probe: asyncio.Task[None] | None = None  # the one under way
+        self._reported = set[str]()  # processes that have answered
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
 
     @property
@@ -76,14 +80,17 @@ class RayWorker:
         """Its process was lost, and no other one has answered yet."""
         return self._standing == "gone"
 
-    async def answer(self, ref: "ray.ObjectRef[T]", during: str) -> T:
-        """The reply to a call; raises as ``reply_of`` does."""
+    async def answer(self, ref: "ray.ObjectRef[tuple[str, T]]", during: str) -> T:
+        """Return the reply to a call, without the name of the process, which comes with it.
+
+        Raises as ``reply_of`` does.
+        """
         try:
-            answer = await reply_of(ref, self.name, during)
+            incarnation, answer = await reply_of(ref, self.name, during)
         except ActorLost:
             self._lost()
             raise
-        self._standing = "up"
+        self._answered_by(incarnation)
         return answer
 
     async def back(self) -> None:
@@ -124,6 +131,13 @@ class RayWorker:
             self.close()  # what is known needs no probe
             self._begin(self._until_answered())
 
+    def _answered_by(self, incarnation: str) -> None:
+        """Report a process at its first answer; one that was replaced may answer late."""
+        self._standing = "up"
+        if incarnation not in self._reported:
+            self._reported.add(incarnation)
+            self.on_joined(self.name, incarnation)
+
     def _begin(self, probe: Coroutine[Any, Any, None]) -> None:
         self._probe = asyncio.ensure_future(probe)
 
@@ -140,15 +154,14 @@ class RayWorker:
                 self._standing = "starting"  # the next call says it
                 break
             else:
-                self._standing = "up"
-                self.on_joined(self.name, incarnation)
+                self._answered_by(incarnation)
                 break
         self._probe = None
 
     async def _replace_if_silent(self, silent_s: float) -> None:
         try:
             async with asyncio.timeout(silent_s):
-                await self._process.ping("a probe")
+                self._answered_by(await self._process.ping("a probe"))
         except TimeoutError:
             self._replace(silent_s)
         except (ActorLost, StartFailed):

@@ -181,7 +181,7 @@ class InProcessRollouts:
     async def _exchange(
         self, asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
     ) -> list[BatchedReply[tuple[Receipt, Columns]]]:
-        answers, columns = await self._worker.exchange(self._fence, asked, cancelled)
+        (_, answers), columns = await self._worker.exchange(self._fence, asked, cancelled)
         payloads = iter(columns)
         return [
             BatchedReply(each.id, each.value and (each.value, next(payloads)), each.failure)

@@ -63,6 +63,12 @@ def test_a_worker_that_does_not_come_back_is_told_as_lost() -> None:
     run(main())
 
 
+def reply(value: tuple[str, str]) -> Any:
+    answered: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    answered.set_result(value)
+    return answered
+
+
 class Hanging:
     """Processes of which the first ``hangs`` never answer; each has to be killed."""
 
@@ -132,5 +138,29 @@ def test_each_process_of_a_worker_is_reported_once_it_answers() -> None:
         await asyncio.sleep(1)
         assert heard == [("environment-0", "life-1")]
         worker.close()
+
+    run(main())
+
+
+def test_a_process_that_was_replaced_while_nobody_called_it_is_reported_with_the_next_answer() -> (
+    None
+):
+    async def main() -> None:
+        worker, heard = RayWorker("environment-0", None, Hanging(0)), list[str]()
+        worker.on_joined = lambda name, incarnation: heard.append(incarnation)
+        for incarnation in ("life-0", "life-0", "life-1", "life-1"):
+            assert await worker.answer(reply((incarnation, "a group")), "rollout") == "a group"
+        assert heard == ["life-0", "life-1"]
+
+    run(main())
+
+
+def test_an_answer_that_comes_after_that_of_the_next_process_replaces_nobody() -> None:
+    async def main() -> None:
+        worker, heard = RayWorker("environment-0", None, Hanging(0)), list[str]()
+        worker.on_joined = lambda name, incarnation: heard.append(incarnation)
+        for incarnation in ("life-0", "life-1", "life-0"):
+            await worker.answer(reply((incarnation, "a group")), "rollout")
+        assert heard == ["life-0", "life-1"]
 
     run(main())
