@@ -64,7 +64,7 @@ from offbeat.sampler.policy import Sampler
 P = ParamSpec("P")
 _GRACE_S: Final = 1.0
 _LAST_SAVE_S: Final = 30.0  # a run that failed waits no longer for its last checkpoint
-_MOMENT_S: Final = 1.0  # journal and summary are written after it: no later than that
+_MOMENT_S: Final = 1.0  # for the end of a step, where there are no checkpoints to have it in
 _SHARE_OF_GRACE: Final = 0.7  # for a last checkpoint; the rest is for closing the actors
 _LOOK_S: Final = 10.0  # between two looks of the watchdog
 _DEADLOCK_LOOKS: Final = 2  # at which nobody is at work and nothing has moved since the one before
@@ -285,14 +285,16 @@ class Controller:
             state.moved()
 
     async def _hear_of_the_open_step(self) -> None:
-        """Give a step that is being finished a moment.
+        """Give a step that is being finished the time that is reserved for a last checkpoint.
 
         A trainer that has taken a step unknown to the books could save no version that they know.
         """
         state, clock = self.state, asyncio.get_running_loop().time
-        self._keep_until = clock() + _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
+        grace_s = _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
+        self._keep_until = clock() + grace_s
+        within_s = grace_s if self._config.checkpoint.interval else min(grace_s, _MOMENT_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MOMENT_S):
+            async with asyncio.timeout(within_s):
                 await state.changed.wait_for(lambda: state.ledger.intent is None)
 
     def _step_done(self, measures: StepMetricsBuilder) -> None:

@@ -22,17 +22,20 @@ from offbeat.config.limits import trainer_ranks
 from offbeat.config.run import ModelConfig, RunConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.backends import engine_class, trainer_class
+from offbeat.launch.bounded_call import bounded
 from offbeat.launch.composition import Actors, RunSpec, build_run
 from offbeat.launch.environment import passed_on
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, PRIVATE_LIMIT_S, GcsWatch
+from offbeat.launch.own_session import in_own_session
 from offbeat.launch.process_environment import ENVIRONMENT
 from offbeat.launch.ray_token import TokenRefused, has_token
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line
 from offbeat.run_files.place import RunDirToken
 from offbeat.run_files.sharing import Sharing
 from offbeat.trainers.spec import TrainerSpec
 
+_NODES_S: Final = 2.0  # for an answer of the control service, which takes milliseconds
 _FILE_CALLS: Final = 4  # of other machines at once; each takes a thread and 8 MiB
 
 
@@ -104,15 +107,16 @@ def start_ray(config: RunConfig) -> None:
     variables = {**ENVIRONMENT, **passed_on(os.environ, config.runtime.env).plain}
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-            namespace="offbeat",
-            runtime_env={"env_vars": variables} if address != "local" else None,
-            **local,
-        )
+        with in_own_session():
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+                namespace="offbeat",
+                runtime_env={"env_vars": variables} if address != "local" else None,
+                **local,
+            )
     except ConnectionError as error:
         raise ClusterUnreachable(address, first_line(error).rstrip(".")) from error
     except Exception as error:
@@ -204,7 +208,11 @@ def check_alive() -> None:
         ClusterLost: This machine's raylet is gone.
     """
     here = _this_node()
-    if not any(node["NodeID"] == here and node["Alive"] for node in ray.nodes()):
+    try:  # the control service may be gone since it was last looked at: then this waits for ever
+        nodes = bounded(ray.nodes, "the list of machines", _NODES_S)
+    except DeadlineExceeded:
+        return  # ``GcsWatch`` tells
+    if not any(node["NodeID"] == here and node["Alive"] for node in nodes):
         raise ClusterLost
 
 

@@ -59,6 +59,7 @@ from offbeat.runs.directory import (
     reopen_run_dir,
 )
 from offbeat.runs.unfinished import Outcome, last_summary
+from offbeat.runs.unsaved import unsaved_steps
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.progress import ProgressDisplay
 from offbeat.telemetry.redaction import Redactor
@@ -179,16 +180,27 @@ def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) 
         summary = _unfinished(spec, "aborted", f"{interrupted} before an orderly end")
     except (OffbeatError, RayError, RuntimeError, OSError) as error:
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
-        summary = _unfinished(spec, "failed", problem)
+        summary = _unfinished(spec, *_outcome(signals, problem))
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
     console.print(render_summary(summary, _written(directory)))
     if summary.outcome == "failed":
         errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
                      soft_wrap=True)  # fmt: skip
         errors.print(f"logs: {directory / 'logs'}", markup=False, highlight=False, soft_wrap=True)
+    if summary.outcome != "finished" and spec.config.checkpoint.interval:
+        unsaved = unsaved_steps(directory, summary.trainer_version)
+        errors.print(unsaved, end="\n" if unsaved else "", markup=False, highlight=False,
+                     soft_wrap=True)  # fmt: skip
     if signals.received is not None:
         return _EXIT_OF_SIGNAL[signals.received]
     return FINISHED if summary.outcome == "finished" else FAILED
+
+
+def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
+    """A signal may go to all processes of a run: what it breaks there is no failure of the run."""
+    if signals.received is None:
+        return "failed", problem
+    return "aborted", f"{signals.received.name} before an orderly end: {problem}"
 
 
 def _cannot_work(

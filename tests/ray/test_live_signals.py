@@ -14,7 +14,7 @@ from tests.support.run_records import RunRecords
     [
         pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.long),
         (signal.SIGINT, True, 130),  # as a terminal does it
-        (signal.SIGTERM, False, 143),
+        (signal.SIGTERM, True, 143),  # as timeout and schedulers do it
     ],
 )
 def test_a_signal_ends_a_run_in_order(
@@ -33,6 +33,20 @@ def test_a_signal_ends_a_run_in_order(
         for name in ("summary.json", "journal/events-000001.bin"):
             written = (run.run_dir / name).stat().st_mtime_ns
             assert written <= kept.stat().st_mtime_ns, f"{name} does not wait for a checkpoint"
+        run.talks_to_people()
+        run.nothing_is_left()
+
+
+def test_a_run_whose_processes_all_get_a_signal_ends_soon_with_a_summary(start: Start) -> None:
+    """As systemd and Slurm send it: the actors die, and Ray's control service with them."""
+    with start("everybody", STUB) as run:
+        run.trained_steps(3)
+        for process in reversed(run.processes()):
+            process.send_signal(signal.SIGTERM)
+        assert run.exit_code(within_s=40) == 143
+        records = RunRecords.read(run.run_dir)
+        assert records.summary.outcome == "aborted"
+        assert records.summary.error is not None and "SIGTERM" in records.summary.error
         run.talks_to_people()
         run.nothing_is_left()
 

@@ -56,8 +56,10 @@ def test_a_paused_run_dispatches_nothing_and_begins_no_step_until_it_is_resumed(
     world.assert_books_agree()
 
 
-def test_abort_ends_within_a_second_and_closes_every_actor() -> None:
-    world = World()
+@pytest.mark.parametrize(("interval", "within_s"), [(0, 1), (100, 7)])
+def test_abort_ends_within_its_grace_and_closes_every_actor(interval: int, within_s: float) -> None:
+    """Of 10 seconds, 7 are for a step that is being finished; without checkpoints nobody waits."""
+    world = World({"checkpoint": {"interval": interval}})
     world.trainer.step_s = 1000
 
     async def main() -> None:
@@ -66,7 +68,7 @@ def test_abort_ends_within_a_second_and_closes_every_actor() -> None:
         with pytest.raises(RunFailed) as failure:
             await controller.run()
         assert isinstance(failure.value.causes[0], RunAborted)
-        assert asyncio.get_running_loop().time() <= 51
+        assert asyncio.get_running_loop().time() <= 50 + within_s
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main())
@@ -82,14 +84,18 @@ def test_an_aborted_run_leaves_a_checkpoint_of_its_last_version() -> None:
     assert version and list(world.trainer.checkpoints) == [version]
 
 
-def test_a_step_that_is_being_finished_when_its_run_is_aborted_is_in_the_last_checkpoint() -> None:
+@pytest.mark.parametrize("finish_s", [0.5, 6.0])
+def test_a_step_that_is_being_finished_when_its_run_is_aborted_is_in_the_last_checkpoint(
+    finish_s: float,
+) -> None:
+    """Of 10 seconds of grace, 7 are for the last checkpoint."""
     world = World()
 
     class Finishing(FakeTrainer):
         async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
             if key.step == 3:
                 world.built.abort("SIGTERM")  # and the trainer goes on
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(finish_s)
             return await super().finish_train_step(fence, key)
 
     world.trainer = Finishing(step_s=0.5)
