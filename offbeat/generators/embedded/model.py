@@ -10,12 +10,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, get_layer_types_and_kwargs
 
 from offbeat.generators.embedded.attention import use_grouped_attention
 from offbeat.generators.embedded.cache import ClockedCache, LayerStates
 from offbeat.generators.errors import UndecodableModel
+from offbeat.model_proof.loading import load_causal_lm
 
 _NEEDED_INPUTS = (
     "input_ids",
@@ -29,12 +30,14 @@ _NEEDED_INPUTS = (
 def load_model(
     path: str | Path, dtype: torch.dtype, device: torch.device | str, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The causal LM of a Hugging Face directory, in evaluation mode. Reads no network."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=True
-    )
+    """Return the causal LM of a Hugging Face directory, in evaluation mode. Reads no network.
+
+    Raises:
+        WeightsMismatch: Its files are not those of the model that its config describes.
+    """
+    model = load_causal_lm(path, dtype, trust_remote_code=trust_remote_code)
     nn.Module.to(model, device)  # in place
-    return model.eval()
+    return model
 
 
 class DecodedModel:

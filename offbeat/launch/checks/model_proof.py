@@ -19,10 +19,17 @@ _DECODING = "decoding"
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     """Make the proofs that trainer and embedded engine make when they are started, but for the weights."""
     trains, decodes = config.trainer.backend == "torch", config.generator.backend == "embedded"
-    if not (trains or decodes):
+    if config.trainer.backend == "stub" and not decodes:
         return
+    from offbeat.model_proof.loading import WeightsMismatch, check_headers, model_without_memory
+
+    trust = config.model.trust_remote_code
     try:
-        model = _without_weights(config)
+        model = model_without_memory(config.model.path, trust_remote_code=trust)
+        check_headers(config.model.path, model)
+    except WeightsMismatch as refused:
+        yield error("model", f"{refused.path}: {refused.problem}", f"{refused.fix}.")
+        return
     except (OSError, ValueError, KeyError) as broken:
         message = f"transformers cannot make the model: {broken}".splitlines()[0]
         yield error("model", message, "Point model.path at a causal LM that transformers knows.")
@@ -31,18 +38,6 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         yield _rows(config, model)
     if decodes:
         yield _decoding(config, model)
-
-
-def _without_weights(config: RunConfig) -> "PreTrainedModel":
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    trust = config.model.trust_remote_code
-    settings = AutoConfig.from_pretrained(
-        config.model.path, local_files_only=True, trust_remote_code=trust
-    )
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(settings, trust_remote_code=trust)
 
 
 def _rows(config: RunConfig, model: "PreTrainedModel") -> Finding:

@@ -26,6 +26,7 @@ from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.model_proof.loading import check_files
 from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs, TrainerBackend
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows, rows_of
@@ -84,6 +85,7 @@ class MegatronTrainer(TrainerBackend):
 
         Raises:
             UnsupportedModel: This kind of model has no mapping here.
+            WeightsMismatch: The files are not those of the model that their config describes.
             UnsupportedLayout: The model or the world cannot be cut like this.
         """
         super().__init__()
@@ -93,6 +95,7 @@ class MegatronTrainer(TrainerBackend):
         self._config, self._total_steps, self._seed = trainer, total_steps, seed
         self._dtype = torch_dtype(model.dtype)
         self.architecture = read_architecture(model_path)
+        together(self._peers, "its start", lambda: self.is_first and check_files(model_path))
         self.layout = start_groups(trainer, self._peers)
         self.transformer = self._description()
         self.model = self._build(self.transformer)

@@ -9,6 +9,7 @@ import xxhash
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from offbeat.model_proof.loading import load_causal_lm
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.weights import torch_dtype
@@ -18,14 +19,13 @@ from offbeat.weight_sync.source import named_weights
 def load_model(
     path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The causal LM of a directory, in evaluation mode: dropout would make logprobs random."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch_dtype(dtype),
-        trust_remote_code=trust_remote_code,
-        local_files_only=True,
-    )
-    return model.to(device).eval()  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
+    """Return the causal LM of a directory, in evaluation mode: dropout would make logprobs random.
+
+    Raises:
+        WeightsMismatch: Its files are not those of the model that its config describes.
+    """
+    model = load_causal_lm(path, torch_dtype(dtype), trust_remote_code=trust_remote_code)
+    return model.to(device)  # pyright: ignore[reportArgumentType] -- transformers wraps `to`
 
 
 def identity(model: PreTrainedModel) -> Identity:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
@@ -287,6 +288,20 @@ def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Pa
     found = proofs(family_model("Llama"), tmp_path, max_model_len=128)
     assert {finding.level for finding in found.values()} == {Level.OK}
     assert set(found) == {"packed rows", "decoding"}
+
+
+@pytest.mark.parametrize("trainer", ["torch", "megatron"])
+def test_weight_files_that_lack_tensors_of_the_model_are_an_error_with_their_names(
+    tmp_path: Path, trainer: str
+) -> None:
+    family_model("Llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights = {name: each for name, each in weights.items() if "layers.1." not in name}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    recipe = config(model={"path": str(tmp_path)}, trainer={"backend": trainer})
+    finding = one(check_model_proof(recipe))
+    assert finding.level is Level.ERROR
+    assert "lack 9 tensors of the model (model.layers.1." in finding.message
 
 
 def test_a_model_whose_samples_cannot_share_a_prompt_is_told_of_with_what_happens_instead(

@@ -1,0 +1,145 @@
+"""Loads a causal LM from a Hugging Face directory, and refuses files that are not of that model.
+
+transformers draws the weights that files lack at random and leaves out those it has no place for,
+with a line in the log. A run on such a model would train, and mean nothing.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.modeling_utils import LoadStateDictConfig
+
+from offbeat.messages.failures import OffbeatError
+
+_NAMED: Final = 3  # tensors in a message
+
+
+class WeightsMismatch(OffbeatError):
+    """The weight files of a directory are not those of the model that its config describes."""
+
+    def __init__(
+        self,
+        path: str,
+        missing: tuple[str, ...],
+        unexpected: tuple[str, ...],
+        reshaped: tuple[str, ...],
+    ) -> None:
+        super().__init__(path, missing, unexpected, reshaped)
+        self.path, self.missing, self.unexpected, self.reshaped = (
+            path,
+            missing,
+            unexpected,
+            reshaped,
+        )
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, without the path and the fix."""
+        parts = (
+            (self.missing, "lack {} of the model ({})"),
+            (self.unexpected, "hold {} that the model has no place for ({})"),
+            (self.reshaped, "hold {} in another shape than the model ({})"),
+        )
+        told = [said.format(_count(names), _some(names)) for names, said in parts if names]
+        return f"the weight files {' and '.join(told)}"
+
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return "Bring config.json and weight files of one model together: copy or download it again"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}. {self.fix}"
+
+
+def load_causal_lm(
+    path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Return the causal LM of a directory on the CPU, in evaluation mode. Reads no network.
+
+    Raises:
+        WeightsMismatch: Its files lack a weight, or hold one that the model does not have. Tied
+            weights, and those that the class itself declares optional, are neither.
+    """
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are told in ``info`` then
+    )
+    model, info = loaded
+    _refuse(path, info)
+    return model.eval()
+
+
+def model_without_memory(path: str | Path, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Return the causal LM that a directory's config describes, without memory for its weights."""
+    config = AutoConfig.from_pretrained(
+        path, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def check_files(path: str | Path) -> None:
+    """Do what ``check_headers`` does, for a model of transformers' own code.
+
+    Raises:
+        WeightsMismatch: As ``load_causal_lm`` would.
+    """
+    check_headers(path, model_without_memory(path, trust_remote_code=False))
+
+
+def check_headers(path: str | Path, model: PreTrainedModel) -> None:
+    """Do what ``load_causal_lm`` does, with the headers of the safetensors files alone.
+
+    Args:
+        path: The directory.
+        model: Its model without memory. Its parameters are replaced.
+
+    Raises:
+        WeightsMismatch: As ``load_causal_lm`` would.
+    """
+    stored = dict[str, torch.Tensor]()
+    for file in sorted(Path(path).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 -- no mapping
+                shape = opened.get_slice(name).get_shape()
+                stored[name] = torch.empty(shape, device="meta")
+    # The steps of ``from_pretrained``, which takes a device map only where accelerate is installed.
+    mapping: Any = get_model_conversion_mapping(model)
+    load = LoadStateDictConfig(
+        pretrained_model_name_or_path=str(path),
+        ignore_mismatched_sizes=True,
+        device_map={"": "meta"},
+        dtype=model.dtype,
+        weight_mapping=mapping,
+    )
+    info, _ = model._load_pretrained_model(model, stored, None, load)  # noqa: SLF001 -- as above
+    model.mark_tied_weights_as_initialized(info)
+    model.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+    model._adjust_missing_and_unexpected_keys(info)  # noqa: SLF001 -- as above
+    _refuse(path, info.to_dict())
+
+
+def _refuse(path: str | Path, info: dict[str, Any]) -> None:
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    reshaped = sorted(each[0] for each in info["mismatched_keys"])
+    if missing or unexpected or reshaped:
+        raise WeightsMismatch(str(path), tuple(missing), tuple(unexpected), tuple(reshaped))
+
+
+def _count(names: Collection[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+
+
+def _some(names: Collection[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(list(names)[:_NAMED])}{more}"
