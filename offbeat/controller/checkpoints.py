@@ -1,4 +1,4 @@
-"""When the trainer's state goes to disk, and what a failed save means."""
+"""Saves checkpoints of the trainer's state and handles failed saves."""
 
 from functools import partial
 
@@ -16,8 +16,8 @@ log = structlog.stdlib.get_logger()
 class Checkpoints:
     """Saves what a lost trainer goes back to, every ``checkpoint.interval`` steps."""
 
-    def __init__(self, state: RunState, gang: TrainerClient) -> None:
-        self._state, self._gang = state, gang
+    def __init__(self, state: RunState, trainer_client: TrainerClient) -> None:
+        self._state, self._trainer_client = state, trainer_client
 
     def is_due(self, version: int) -> bool:
         interval = self._state.config.checkpoint.interval
@@ -35,9 +35,9 @@ class Checkpoints:
         state.reached(Failpoint.CHECKPOINTING)
         with state.busy.saving():
             try:
-                made = await self._gang.call(
+                made = await self._trainer_client.call(
                     who,
-                    partial(self._gang.trainer.save_checkpoint, state.fence, version),
+                    partial(self._trainer_client.trainer.save_checkpoint, state.fence, version),
                     state.config.checkpoint.deadline_s,
                 )
             except CheckpointFailed as failure:
@@ -58,7 +58,7 @@ class Checkpoints:
         who = f"model of version {version}"
         with state.busy.saving():
             try:
-                save = partial(self._gang.trainer.save, state.fence, version)
-                await self._gang.call(who, save, checkpoint.deadline_s)
+                save = partial(self._trainer_client.trainer.save, state.fence, version)
+                await self._trainer_client.call(who, save, checkpoint.deadline_s)
             except TrainStepFailed as failure:  # it holds other weights: started anew, unasked
                 raise TrainerLost(who, str(failure)) from failure

@@ -1,4 +1,4 @@
-"""What an operator may ask of a running controller."""
+"""Defines the commands that an operator can send to a running controller."""
 
 import msgspec
 

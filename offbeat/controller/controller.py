@@ -89,11 +89,13 @@ class Controller:
         driver: str = "",
         groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
-        """Make it on the event loop that will run it; the loop's clock is the run's.
+        """Create the controller on the event loop that runs it.
+
+        All its times are of that loop's clock.
 
         Args:
             config: The run.
-            fence: Names the run and this life of its controller; actors refuse lower ones.
+            fence: Names the run and this incarnation of its controller; actors refuse lower ones.
             ports: Everything outside.
             sampler: The staleness policy.
             advantages: From the rewards of a group to its samples' advantages.
@@ -101,7 +103,7 @@ class Controller:
             max_group_bytes: Most bytes the columns of one group can take.
             rng: Jitter of back-offs.
             ledger: The fold of the journal, when the run has had a controller before.
-            driver: Names the process that started this life, for the journal.
+            driver: Names the process that started this incarnation, for the journal.
             groups_per_turn: Groups given back between two turns of the event loop, in a rewind.
         """
         self._config, self._ports, self._driver = config, ports, driver
@@ -121,8 +123,8 @@ class Controller:
             reached=ports.failpoints,
         )
         self.progress = Progress(state, clock)
-        self._gang = gang = TrainerClient(state, ports.trainer)
-        self._sync = WeightSync(state, gang, ports.generators)
+        self._trainer_client = trainer_client = TrainerClient(state, ports.trainer)
+        self._sync = WeightSync(state, trainer_client, ports.generators)
         self._rollout_pump = RolloutPump(
             state,
             ports.prompts,
@@ -133,7 +135,7 @@ class Controller:
         self._evaluation = Evaluation(state, ports.evaluation, ports.rollouts, ports.telemetry)
         self._recovery = Recovery(
             state,
-            gang,
+            trainer_client,
             self._sync,
             self._rollout_pump,
             ports.payloads,
@@ -142,12 +144,12 @@ class Controller:
         )
         self._train_pump = TrainPump(
             state,
-            gang,
-            TrainStep(state, gang, self._sync, advantages=advantages, loss=loss),
+            trainer_client,
+            TrainStep(state, trainer_client, self._sync, advantages=advantages, loss=loss),
             self._sync,
             self._rollout_pump,
             recovery=self._recovery,
-            checkpoints=Checkpoints(state, gang),
+            checkpoints=Checkpoints(state, trainer_client),
             evaluation=self._evaluation,
             on_step=self._step_done,
         )
@@ -203,7 +205,10 @@ class Controller:
                     await self._close()
 
     def control(self, command: Command) -> None:
-        """Do as an operator asks: pause, resume, stop or abort. Call from the event loop."""
+        """Execute an operator's command: pause, resume, stop or abort.
+
+        Call it from the event loop.
+        """
         self._inbox.append(command)
         self.state.moved()
 
@@ -212,7 +217,7 @@ class Controller:
         self.control(Abort(reason))
 
     async def _open(self) -> None:
-        """Begin this life, in a way that the next one will know of, before any actor hears of it."""
+        """Record the start of this incarnation durably before any actor is called."""
         state = self.state
         state.moved()
         state.ledger.open(state.fence.run_id, state.fence.incarnation, self._driver)
@@ -242,7 +247,7 @@ class Controller:
         return pumps
 
     async def _watchdog(self) -> NoReturn:
-        """A run that nothing can move any more ends at once, one that is silent for too long soon."""
+        """End a deadlocked run at once, and one that has made no progress for too long."""
         state, limit = self.state, self._config.supervision.stall_timeout_s
         clock = asyncio.get_running_loop().time
         seen, looks = -1.0, 0
@@ -287,7 +292,7 @@ class Controller:
     async def _hear_of_the_open_step(self) -> None:
         """Give a step that is being finished the time that is reserved for a last checkpoint.
 
-        A trainer that has taken a step unknown to the books could save no version that they know.
+        A trainer that has taken a step unknown to the ledger could save no version that the ledger knows.
         """
         state, clock = self.state, asyncio.get_running_loop().time
         grace_s = _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
@@ -343,7 +348,10 @@ class Controller:
         return RunFailed(state.lifecycle.phase, state.step, state.ledger.trainer_version, causes)
 
     async def _keep_state(self) -> None:
-        """A run that was ended, or ends for want of engines, leaves a checkpoint: its trainer is well."""
+        """A run that was ended, or ends for want of engines, leaves a checkpoint.
+
+        Its trainer is well.
+        """
         match self._cause:
             case RunAborted():
                 within_s = self._keep_until - asyncio.get_running_loop().time()
@@ -356,7 +364,10 @@ class Controller:
                 pass
 
     async def _close(self) -> None:
-        """Close every actor, all at once. A failure is logged: it must not hide why the run ended."""
+        """Close every actor, all at once. A failure is logged.
+
+        It must not hide why the run ended.
+        """
         actors = (self._ports.rollouts, *self._ports.generators.values(), self._ports.trainer)
         async with asyncio.TaskGroup() as closing:
             for actor in actors:

@@ -6,7 +6,7 @@ K = TypeVar("K")
 MOST_REASONS: Final = 100
 """Distinct reasons that are counted apart; a reason may come from a user's code."""
 OTHER_REASON: Final = "other"
-"""What the reasons beyond those are counted as."""
+"""Key under which reasons beyond the limit are counted."""
 
 
 def count(counts: dict[K, int], key: K, change: int) -> None:

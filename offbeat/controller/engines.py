@@ -1,4 +1,4 @@
-"""One pump an engine: brings it up, brings it to the current weights, notices when it is lost.
+"""Runs one pump per engine: starts it, syncs it to the current weights, notices when it is lost.
 
     waits for                               woken by
     the engine's first answer               the engine
@@ -27,11 +27,11 @@ _PROBES_PER_S: Final = 200  # of the whole fleet at most: a probe costs the loop
 _RETRY_S: Final = 0.25
 _ASKED: Final = 5  # times, within the deadline of a start
 _SYNC_STRIKES: Final = 3  # failed catch-up syncs before the process is replaced
-_SYNC_TIMEOUTS: Final = 2  # syncs past their deadline, over its life, before it is replaced
+_SYNC_TIMEOUTS: Final = 2  # syncs past their deadline per incarnation, before it is replaced
 
 
 class EnginePump:
-    """Keeps one engine serving, or says why it cannot."""
+    """Keeps one engine serving, or raises when it cannot be recovered."""
 
     def __init__(self, state: RunState, generator: Generator, sync: WeightSync) -> None:
         self._state, self._generator, self._sync = state, generator, sync
@@ -61,7 +61,7 @@ class EnginePump:
             await self._restart()
 
     async def _join(self) -> bool:
-        """True once the engine has answered; it is STALE then. False: replace it.
+        """Return True once the engine has answered and is STALE; False when it has to be replaced.
 
         Raises:
             EngineNotStarted: It did not within ``generator.start_deadline_s``, and no other engine
@@ -95,7 +95,7 @@ class EnginePump:
             except (ActorLost, EngineUnavailable, TimeoutError):
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if self._state.fleet.heard(state):
+            if self._state.fleet.probe_answered(state):
                 self._state.joined("engine", self._name, state.incarnation)
                 self._state.engine_moved(self._name)
                 return
@@ -149,7 +149,7 @@ class EnginePump:
             pass  # the background probe timer
 
     async def _probe(self) -> bool:
-        """Ask the engine for its state; False when it is gone, broken, or silent for too long.
+        """Probe the engine's state; return False when it is gone, broken, or silent for too long.
 
         One that misses a single probe may be compiling or short of a CPU: it is given no work, and
         asked again. One that fails its requests as well is not asked again.
@@ -177,7 +177,7 @@ class EnginePump:
         return False
 
     async def _ask(self) -> None:
-        """One probe. Raises what the call raises."""
+        """Send one probe. Raises what the call raises."""
         state = self._state
         answer = await state.call(
             f"probe of {self._name}",
@@ -186,7 +186,7 @@ class EnginePump:
             reply=self._generator.state(state.fence),
             background=True,
         )
-        if state.fleet.heard(answer):
+        if state.fleet.probe_answered(answer):
             state.joined("engine", self._name, answer.incarnation)
         state.busy.engine_changed(state.fleet.engines[self._name])
         state.changed.notify()  # not ``moved``: a probe is no progress
@@ -194,7 +194,7 @@ class EnginePump:
     # --- the end of a process --------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Whatever this process still says is not listened to."""
+        """Mark the engine as dead; later messages of this process are ignored."""
         self._state.fleet.dead(self._name)
         self._sync.canaries.replaced(self._name)
         self._mark("lost", gone=self._gone)
@@ -204,7 +204,7 @@ class EnginePump:
         self._state.trace.mark(("engine", self._name), what, now, **facts)
 
     def _is_retired(self) -> bool:
-        """Whether the engine, given up, is not restarted any more.
+        """Return whether the dead engine stays down for good instead of being restarted.
 
         Raises:
             BudgetSpent: It may not be restarted, and cannot be spared either.
@@ -217,7 +217,7 @@ class EnginePump:
         return self._is_hopeless()
 
     def _is_hopeless(self) -> bool:
-        """It fails however often it is restarted, and the run can do without it."""
+        """Return whether the engine fails however often it is restarted, and can be spared."""
         fruitless = self._state.fleet.engines[self._name].fruitless
         return fruitless > self._config.retire_after and self._can_be_spared()
 
@@ -226,7 +226,7 @@ class EnginePump:
         return len(fleet.engines) - len(fleet.retired) > self._config.min_engines
 
     async def _retire(self) -> None:
-        """Go on without the engine; its process ends, and nobody starts another one."""
+        """Continue without the engine: its process ends and no other one is started."""
         state, fleet = self._state, self._state.fleet
         fleet.retire(self._name)
         self._sync.canaries.retired(self._name)

@@ -1,4 +1,4 @@
-"""How a run ends other than by finishing. All survive pickling across an actor boundary."""
+"""Defines the errors that end a run. All survive pickling across an actor boundary."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -7,11 +7,11 @@ from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 
 
 class RunAborted(OffbeatError):
-    """An operator or a signal asked for an immediate end."""
+    """Raised when an operator or a signal requests an immediate end."""
 
 
 class RunStalled(OffbeatError):
-    """Nothing moved for ``stall_timeout_s``, and no call is within its own deadline."""
+    """Raised when nothing moved for ``stall_timeout_s`` and no call is within its own deadline."""
 
     def __init__(self, quiet_s: float, where: str, waits: str) -> None:
         super().__init__(quiet_s, where, waits)
@@ -31,12 +31,12 @@ class BudgetSpent(OffbeatError):
     def __str__(self) -> str:
         return (
             f"more than {self.budget} {self.what}; the last one: {self.last.rstrip('.')}. "
-            f"Mend that, or raise {self.key}"
+            f"Fix that, or raise {self.key}"
         )
 
 
 class EveryCanaryFailed(OffbeatError):
-    """No engine computes from the released weights what the trainer computes."""
+    """Raised when no engine computes from the released weights what the trainer computes."""
 
     def __init__(self, engines: int, last: str) -> None:
         super().__init__(engines, last)
@@ -75,7 +75,10 @@ class EngineNotStarted(DeadlineExceeded):
 
 
 class TrainerLost(OffbeatError):
-    """A rank is gone, late, or no longer what the books say: the gang has to be replaced."""
+    """Raised when a rank is gone, late, or in another state than the ledger.
+
+    All ranks are replaced.
+    """
 
     def __init__(self, during: str, detail: str) -> None:
         super().__init__(during, detail)
@@ -116,7 +119,7 @@ class TrainerAhead(OffbeatError):
 
 
 class EmptyBatch(OffbeatError):
-    """Every prompt of a step was dropped: there is nothing to train."""
+    """Raised when every prompt of a step was dropped, so that there is nothing to train."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)

@@ -39,7 +39,7 @@ class EvaluationFailed(OffbeatError):
 
 
 class Evaluation:
-    """At most one at a time; one asked for while another goes on is scored after it."""
+    """Runs at most one evaluation at a time; a version requested meanwhile is scored after it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Evaluation:
             state.moved()
 
     async def _pinned(self, asked: int) -> EngineRecord:
-        """An engine that serves the version asked for, or a newer one, and keeps serving it."""
+        """Return an engine that serves the requested version or a newer one, pinned to it."""
         state, fleet = self._state, self._state.fleet
 
         def pinned() -> bool:

@@ -15,16 +15,19 @@ SCHEMA: Final = 3
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw_only=True):
-    """One record of the journal. It can be part of no cycle: the collector need not look at it."""
+    """Base class of journal records.
 
-    unix_s: float = 0.0  # when the journal took it, 0 where nobody says; the books do not read it
+    Instances are part of no cycle, so they are exempt from garbage collection.
+    """
+
+    unix_s: float = 0.0  # when the journal took it, 0 if unknown; the group table ignores it
 
 
-# --- lives of the controller -----------------------------------------------------------------------
+# --- incarnations of the controller ----------------------------------------------------------------------
 
 
 class Opened(Event, frozen=True):
-    """A controller began; the first record of each of its lives."""
+    """Starts each incarnation of the controller; it is its first record."""
 
     run_id: str
     incarnation: int
@@ -32,7 +35,7 @@ class Opened(Event, frozen=True):
 
 
 class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An applied step that a rewind undoes, with all that the books need to take it back."""
+    """Describes an applied step that a rewind undoes, with all that is needed to revert it."""
 
     version: int  # it made
     ordinals: tuple[int, ...]
@@ -43,11 +46,11 @@ class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Rewound(Event, frozen=True):
-    """The trainer was restored to an older version: a new lineage begins.
+    """Records that the trainer was restored to an older version: a new lineage begins.
 
     What was trained since goes back to admitted. So does a ready group with a token of an abandoned
     version: the number will mean other weights. The record says itself what it undoes, so that
-    neither the books nor a snapshot remember which groups each step has trained.
+    neither the group table nor a snapshot remembers which groups each step has trained.
 
     A long rewind is several of these records, newest steps first and all of one lineage, so that
     none of them takes the controller long. A controller that dies between them is followed by one
@@ -89,7 +92,7 @@ class Dispatched(Event, frozen=True):
 
 
 class Returned(Event, frozen=True):
-    """In flight or ready -> admitted: it will be rolled out again."""
+    """Moves a group from in flight or ready back to admitted: it will be rolled out again."""
 
     ordinal: int
     attempt: int
@@ -98,7 +101,7 @@ class Returned(Event, frozen=True):
 
 
 class Committed(Event, frozen=True):
-    """In flight -> ready."""
+    """Moves a group from in flight to ready."""
 
     receipt: Receipt
 
@@ -139,10 +142,12 @@ class StepIntent(Event, frozen=True):
 
 
 class StepApplied(Event, frozen=True):
-    """Binds step, version, trained groups and the frontier of the prompt source.
+    """Records an applied step.
 
-    It holds what a rewind needs to undo the step, and what a summary says of it: whoever reads it
-    needs no record before it.
+    Its version, its trained groups and the frontier of the prompt source.
+
+    It holds what a rewind needs to undo the step, and what a summary says of it; no
+    record before it is needed to read it.
     """
 
     step: int
@@ -214,7 +219,7 @@ class Joined(Event, frozen=True):
 
 
 class Retired(Event, frozen=True):
-    """An engine is given up: nobody starts another process until the run is resumed."""
+    """Records that an engine is retired: no process of it is started until the run is resumed."""
 
     engine: str
     reason: str  # its last failure
@@ -228,7 +233,10 @@ class TrainerReplaced(Event, frozen=True):
 
 
 class Spent(Event, frozen=True):
-    """Where the time since the last of these records of this life went; one per step."""
+    """Records where the time since the previous such record of this incarnation went.
+
+    One per step.
+    """
 
     trainer: dict[str, float]  # seconds by TrainerTime
     engines: dict[str, float]  # of all engines together, by GeneratorTime

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Failpoint(enum.StrEnum):
-    """Where the controller is when the point is reached."""
+    """Names the places in the controller at which a failpoint can strike."""
 
     ADMITTED = "admitted"  # a prompt is drawn, not yet dispatched
     DISPATCHED = "dispatched"  # in flight by the ledger, the call not yet sent
@@ -19,14 +19,14 @@ class Failpoint(enum.StrEnum):
     APPLIED = "applied"  # the ledger knows, not yet durable
     APPLIED_DURABLE = "applied_durable"  # payload still held
     CLEARED = "cleared"
-    PUBLISHING = "publishing"  # the snapshot is asked for
+    PUBLISHING = "publishing"  # the snapshot is requested
     PUBLISHED = "published"  # a release exists, no engine has it
     TRANSFERRING = "transferring"  # engines take it
     ACKED = "acked"  # the first engine serves it
     CHECKPOINTING = "checkpointing"
     CHECKPOINTED = "checkpointed"
     ABORTING = "aborting"  # a step failed on a living rank
-    REWINDING = "rewinding"  # the gang is about to be replaced
+    REWINDING = "rewinding"  # the trainer ranks are about to be replaced
     UNDOING = "undoing"  # a part of a rewind is in the ledger, the next one is not
     REWOUND = "rewound"  # the ledger is back, weights not yet served
     RECOVERED = "recovered"  # a new incarnation has sorted out its groups
@@ -36,4 +36,4 @@ Failpoints = Callable[[Failpoint], None]
 
 
 def no_failpoints(point: Failpoint) -> None:
-    """What production uses."""
+    """Do nothing; this is what production uses."""

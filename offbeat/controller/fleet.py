@@ -1,4 +1,7 @@
-"""Which engines may serve, and which one serves next. Pure: no I/O, no clock, no asyncio."""
+"""Decides which engines may serve, and which one serves next. Pure.
+
+No I/O, no clock, no asyncio.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -30,7 +33,7 @@ class NothingOutstanding(OffbeatError):
 
 @dataclass(slots=True)
 class EngineRecord:
-    """One engine, as the controller believes it to be. Only its fleet changes it."""
+    """The controller's belief about one engine. Only its fleet changes it."""
 
     name: str
     health: Health = Health.RESTARTING
@@ -50,12 +53,15 @@ class EngineRecord:
 
     @property
     def doubted(self) -> bool:
-        """It may not be given work, and its pump has something to find out."""
+        """Return whether the engine gets no work and its pump has something to find out."""
         return self.health is not Health.HEALTHY
 
     @property
     def is_on_trial(self) -> bool:
-        """Its last request failed, and another one is out: it gets no more until one is answered."""
+        """Return whether the last request failed and one is out.
+
+        No more is sent until it is answered.
+        """
         return self.strikes > 0 and self.outstanding > 0
 
     def account(self, state: EngineState | WeightsAck) -> None:
@@ -65,7 +71,7 @@ class EngineRecord:
         self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
 
     def reborn(self, incarnation: str) -> None:
-        """Another process answers under this name."""
+        """Take over another process that answers under this name."""
         if self.incarnation:
             self.former.add(self.incarnation)
         self.incarnation, self.version = incarnation, -1
@@ -116,11 +122,14 @@ class Fleet:
 
     @property
     def serving_count(self) -> int:
-        """How many engines are HEALTHY."""
+        """Return the number of HEALTHY engines."""
         return len(self._routed) + len(self._pinned)
 
     def is_another_alive(self, name: str) -> bool:
-        """Whether another engine has answered in its present incarnation. Looks at all of them."""
+        """Return whether another engine has answered in its present incarnation.
+
+        Looks at all of them.
+        """
         return any(e.health in _ALIVE for e in self.engines.values() if e.name != name)
 
     def pick(self, avoid: str = "") -> EngineRecord | None:
@@ -163,11 +172,11 @@ class Fleet:
 
     # --- news of one engine ----------------------------------------------------------------------
 
-    def heard(self, state: EngineState) -> bool:
-        """An engine answered a probe; False: the answer came too late and changed nothing.
+    def probe_answered(self, state: EngineState) -> bool:
+        """Take in an engine's answer to a probe; False when it came too late and changed nothing.
 
         A new incarnation is STALE whatever it says it serves. The same one is cleared of suspicion
-        if it still serves what it acked. An engine given up is not heard until ``restarting``, and
+        if it still serves what it acked. The answer of a dead engine is ignored until ``restarting``, and
         then only in a new incarnation.
         """
         engine = self.engines[state.name]
@@ -185,10 +194,10 @@ class Fleet:
         return True
 
     def acked(self, ack: WeightsAck) -> bool:
-        """An engine verified and serves a version, and is HEALTHY.
+        """Mark an engine as HEALTHY: it has verified and serves a version.
 
-        False, and nothing changes: the ack is of another process life, of an engine given up, or of
-        a version below one that this life has acked since the last rewind. A pin to another version
+        False, and nothing changes: the ack is of another incarnation, of a dead engine, or of a
+        version below one that this incarnation has acked since the last rewind. A pin to another version
         ends.
         """
         engine = self.engines[ack.engine]
@@ -207,13 +216,13 @@ class Fleet:
         return True
 
     def suspect(self, name: str) -> None:
-        """No work for this engine until a probe answers or a sync succeeds."""
+        """Give this engine no work until a probe answers or a sync succeeds."""
         engine = self.engines[name]
         if engine.health is Health.HEALTHY:
             self._become(engine, Health.SUSPECT)
 
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
-        """A request to this engine failed or was late. True: its process must be replaced.
+        """Count a failed or late request to this engine; True when its process must be replaced.
 
         That is so once ``request_strikes`` have failed in a row, however well its probes answer;
         ``is_failing`` says it as well. Requests to a former incarnation, or to an engine given up,
@@ -221,7 +230,7 @@ class Fleet:
 
         Args:
             name: The engine.
-            incarnation: Whom the request was sent to; the living one unless told.
+            incarnation: The incarnation that the request was sent to; default: the present one.
         """
         engine = self.engines[name]
         if engine.health not in _ALIVE or incarnation not in (None, engine.incarnation):
@@ -231,7 +240,10 @@ class Fleet:
         return self.is_failing(name)
 
     def is_failing(self, name: str) -> bool:
-        """Too many requests in a row have failed on the living process: it must be replaced."""
+        """Return whether too many requests in a row failed on the present incarnation.
+
+        It must be replaced.
+        """
         return self.engines[name].strikes >= self._request_strikes
 
     def request_answered(self, name: str, incarnation: str | None = None) -> None:
@@ -247,25 +259,28 @@ class Fleet:
             self._become(engine, Health.STALE)
 
     def sync_timed_out(self, name: str) -> None:
-        """A transfer to this engine passed its deadline: the next ones are its own until it acks."""
+        """A transfer to this engine passed its deadline.
+
+        The next ones are its own until it acks.
+        """
         engine = self.engines[name]
         engine.syncs_apart = True
         engine.sync_timeouts += 1
         self.stale(name)
 
     def took_former_release(self, name: str) -> None:
-        """A transfer to this engine ended well, of a release that is not the current one any more."""
+        """Record that a transfer of a superseded release to this engine succeeded."""
         self.engines[name].syncs_apart = False
         self.stale(name)
 
     def dead(self, name: str) -> None:
-        """This engine is given up, from whatever it was."""
+        """Mark this engine as DEAD, whatever its state was."""
         engine = self.engines[name]
         engine.fruitless += engine.health is not Health.DEAD
         self._become(engine, Health.DEAD)
 
     def retire(self, name: str) -> None:
-        """This engine is given up for good.
+        """Take this engine out of service for good.
 
         Raises:
             IllegalHealth: The engine is not DEAD: its groups would be lost unnoticed.
@@ -278,7 +293,7 @@ class Fleet:
         return [e.name for e in self.engines.values() if e.health is Health.RETIRED]
 
     def restarting(self, name: str) -> None:
-        """A new process life was asked for.
+        """Record that a new incarnation of the engine was requested.
 
         Raises:
             IllegalHealth: The engine is not DEAD: its groups would be lost unnoticed.
@@ -314,15 +329,18 @@ class Fleet:
                 self._become(engine, Health.STALE)
 
     def released(self, version: int) -> None:
-        """A version was published. An engine pinned below it will need a sync when it is unpinned."""
+        """A version was published.
+
+        An engine pinned below it will need a sync when it is unpinned.
+        """
         self._newest = max(self._newest, version)
 
     def rewound(self, to_version: int) -> None:
-        """The trainer is back at an older version: version numbers mean other weights from here on.
+        """Go back to an older version: version numbers mean other weights from here on.
 
         No engine serves until it acks a release anew, whatever it acked before; pins end.
         ``serving_version`` is ``to_version``. An ack of a release of before must not be handed in
-        any more: only its caller can tell.
+        any more; the caller has to see to that.
         """
         for engine in self.engines.values():
             if engine.health in _UP:

@@ -1,4 +1,7 @@
-"""Where every prompt group is, as the fold of the journal's events. Pure: no I/O, clock, asyncio."""
+"""Keeps the place of every prompt group: the fold of the journal's events. Pure.
+
+No I/O, clock, asyncio.
+"""
 
 import enum
 from collections import OrderedDict
@@ -79,7 +82,7 @@ class Totals(msgspec.Struct):
 
 
 class TableSnapshot(msgspec.Struct, frozen=True):
-    """The books at one moment, so that a fold need not begin at the first event.
+    """The group table at one moment, so that a fold need not begin at the first event.
 
     Its size depends on the groups outstanding, never on how many steps were taken: which groups a
     step has trained is in the journal's segments only.
@@ -167,9 +170,9 @@ class GroupTable:
         )
 
     def snapshot(self) -> TableSnapshot:
-        """Everything a fold needs to go on from here.
+        """Return everything that a fold needs to go on from here.
 
-        It shares parts with these books: encode it before they change again.
+        It shares parts with this table: encode it before the table changes again.
         """
         first = {**self.training, **self.ready}
         for dispatched in self.in_flight_at.values():
@@ -192,7 +195,7 @@ class GroupTable:
         )
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Take over a decoded snapshot; these books must be empty."""
+        """Take over a decoded snapshot; this table must be empty."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
@@ -230,7 +233,7 @@ class GroupTable:
             case Dropped():
                 self._dropped(event)
             case StepIntent():
-                self.intent = msgspec.structs.replace(event, unix_s=0.0)  # the books know no time
+                self.intent = msgspec.structs.replace(event, unix_s=0.0)  # the table keeps no times
             case StepApplied():
                 self._applied(event)
             case StepRefused():
@@ -327,7 +330,7 @@ class GroupTable:
     # --- indices ---------------------------------------------------------------------------------
 
     def _add(self, group: GroupRecord) -> None:
-        """A group enters the books, or comes back into them."""
+        """Add a group to the table, for the first time or again."""
         self.groups[group.ordinal] = group
         self._enter(group)
 

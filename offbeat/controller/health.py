@@ -1,4 +1,4 @@
-"""What the controller knows of an engine's health, and how that may change."""
+"""Defines an engine's health and its legal transitions."""
 
 import enum
 from collections.abc import Mapping
@@ -8,9 +8,12 @@ from offbeat.messages.failures import OffbeatError
 
 
 class Health(enum.StrEnum):
-    """What the controller knows of an engine. Only HEALTHY engines are given work."""
+    """The health of an engine as the controller believes it to be.
 
-    RESTARTING = "restarting"  # not heard of yet in this process life
+    Only HEALTHY engines are given work.
+    """
+
+    RESTARTING = "restarting"  # no answer yet from this incarnation
     STALE = "stale"  # alive, without verified weights of this run
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # a request failed: a probe decides

@@ -1,4 +1,4 @@
-"""What a journal says of the lives so far: the measures of a run that outlive its controllers."""
+"""Sums up the times and rates of all incarnations so far from a run's journal."""
 
 import msgspec
 
@@ -7,32 +7,32 @@ from offbeat.controller.run_costs import RunCosts
 
 
 class History(msgspec.Struct):
-    """The fold of a journal's events, as far as times and rates go. Part of the journal's snapshots.
+    """The fold of a journal's events into times and rates. Part of the journal's snapshots.
 
-    Its size does not grow with the run. Times are those of the journal; what passes between two lives
-    counts for nobody. An event without a time adds neither time nor what was trained in it.
+    Its size does not grow with the run. Times are those of the journal; what passes between two
+    incarnations is not counted. An event without a time adds neither time nor what was trained in it.
     """
 
     wall_s: float = 0.0
-    """From the first to the last event of each life, summed."""
+    """Time from the first to the last event of each incarnation, summed."""
     serving_s: float = 0.0
-    """The part of it since the life's first weights were served."""
+    """The part of ``wall_s`` since the first weights of each incarnation were served."""
     samples: int = 0
     """Trained in that time, also by steps that a rewind has undone."""
     tokens: int = 0
-    """The same, prompt and response tokens."""
+    """Prompt and response tokens of the groups trained in that time."""
     first_step_s: float | None = None
     """``wall_s`` at the end of the first step."""
     resumes: int = 0
-    """Lives that another process started than the one before."""
+    """Incarnations that were started by another driver than the one before."""
     driver: str | None = None
-    """The process that started the last life; None before any."""
+    """The process that started the last incarnation; None before any."""
     serving: bool = False
-    """The last life has served weights."""
+    """Whether the last incarnation has served weights."""
     at_s: float = 0.0
     """The time of day of the last event."""
     tally: RunCosts = msgspec.field(default_factory=RunCosts)
-    """What the lives so far have cost."""
+    """The costs of all incarnations so far."""
 
     def take(self, event: Event) -> None:
         """Take in the next event."""

@@ -1,4 +1,4 @@
-"""Where every prompt group is, and the only moves between the places. Pure: no I/O, clock, asyncio."""
+"""Checks and records every move of a prompt group. Pure: no I/O, clock, asyncio."""
 
 import statistics
 import sys
@@ -67,7 +67,7 @@ class CannotRewind(OffbeatError):
         return (
             f"the trainer holds no checkpoint between version {self.to_version} and "
             f"{self.trainer_version}, and {self.to_version} is older than the two checkpoints that the "
-            "journal vouches for. Mend the newest checkpoint (logs/trainer-rank0.log says which did not "
+            "journal vouches for. Repair the newest checkpoint (logs/trainer-rank0.log says which did not "
             "verify), or start a new run from an older one's model"
         )
 
@@ -98,10 +98,13 @@ class Ledger(GroupTable):
         return ledger
 
     def groups_at(self, place: Place) -> list[int]:
-        """Ordinals of the groups at a place, ascending. Looks at all of them: not for a hot path."""
+        """Ordinals of the groups at a place, ascending. Looks at all of them.
+
+        Not for a hot path.
+        """
         return sorted(ordinal for ordinal, group in self.groups.items() if group.place is place)
 
-    # --- lives of the controller, versions of the trainer ----------------------------------------
+    # --- incarnations of the controller, versions of the trainer ---------------------------------------
 
     def open(self, run_id: str, incarnation: int, driver: str = "") -> None:
         """A controller takes over; its first record."""
@@ -130,11 +133,11 @@ class Ledger(GroupTable):
     def rewind_in_parts(
         self, to_version: int, reason: str, after: StepsAfter, *, groups_per_part: int
     ) -> Iterator[list[int]]:
-        """Rewind as ``rewind`` does, part by part; yields the ordinals to be rolled out again.
+        """Rewind like ``rewind``, part by part; yields the prompts to be rolled out again.
 
-        After each part these books are those of a rewind to a version in between, so other tasks
+        After each part the ledger is in the state of a rewind to a version in between, so other tasks
         may run. Nobody may dispatch, claim or apply before the last one: the trainer holds
-        ``to_version``. The last life's rewind, where it was cut short, is continued.
+        ``to_version``. A rewind that the last incarnation left unfinished is continued.
 
         Args:
             to_version: What the trainer holds.
@@ -191,7 +194,7 @@ class Ledger(GroupTable):
         return group
 
     def recover(self, ordinal: int, reason: str) -> None:
-        """What a former controller had in flight or ready is lost; the group is admitted again."""
+        """Admit a group again that a former controller had in flight or ready and that is lost."""
         group = self._known("recover", ordinal)
         if group.place not in (Place.IN_FLIGHT, Place.READY):
             raise IllegalMove("recover", ordinal, group.place, group.attempt)
@@ -210,7 +213,10 @@ class Ledger(GroupTable):
         self._do(Returned(ordinal, group.attempt, "evicted", reason))
 
     def refuse(self, ordinal: int, kind: str, reason: str) -> GroupRecord:
-        """A ready group cannot be trained as it is; its prompt is admitted again. Counted by kind."""
+        """A ready group cannot be trained as it is; its prompt is admitted again.
+
+        Counted by kind.
+        """
         group = self._at("refuse", ordinal, Place.READY)
         self._do(Returned(ordinal, group.attempt, kind, reason))
         return group

@@ -10,7 +10,7 @@ log = structlog.stdlib.get_logger()
 
 
 class RunPhase(enum.StrEnum):
-    """Where a run is."""
+    """The phases of a run."""
 
     STARTING = "starting"
     RUNNING = "running"

@@ -22,7 +22,7 @@ class OutageBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the environment is taken to be out of service."""
+        """Return whether the environment is considered out of service."""
         return self._failures_in_row >= self._limits.outage_failures
 
     def answered(self) -> None:
@@ -50,11 +50,11 @@ class OutageBreaker:
         self._is_trying = self.is_open
 
     def returned(self) -> None:
-        """A group came back for a reason that says nothing about the environment."""
+        """Take in a group that came back for a reason that is unrelated to the environment."""
         self._is_trying = False
 
     def may_dispatch(self, now: float) -> bool:
-        """Whether one more group may be sent out."""
+        """Return whether one more group may be sent out."""
         return not self.is_open or (not self._is_trying and now >= self._not_before)
 
     def remaining_s(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Who waits for whom: every remote call in progress, its name and its deadline."""
+"""Keeps every remote call in progress with its waiter, its name and its deadline."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -25,7 +25,7 @@ class PendingWait:
     expired: bool = False
 
     def expire(self) -> None:
-        """Its deadline is over: the task that waits is cancelled, and told why when it looks."""
+        """Cancel the waiting task: its deadline is over; it finds the reason in this wait."""
         self.expired = True
         if self.task is not None:
             self.task.cancel()
@@ -62,13 +62,13 @@ class PendingWaits:
         try:
             answer = await reply
         except asyncio.CancelledError:
-            # Ours, unless somebody else has cancelled as well: as in asyncio.timeout, at half its cost.
+            # Ours, unless another task has cancelled as well: as in asyncio.timeout, at half its cost.
             if entry.expired and task is not None and task.uncancel() <= already:
                 raise DeadlineExceeded(who, on, deadline_s) from None
             raise
         except Exception as error:
             # The clean-up of a call that we cancelled failed: it is late all the same, and a cancel
-            # that stayed counted would be taken for somebody else's.
+            # that stayed counted would be taken for another task's.
             if entry.expired and task is not None and task.uncancel() <= already:
                 raise DeadlineExceeded(who, on, deadline_s) from error
             raise
@@ -108,13 +108,13 @@ class PendingWaits:
         return max(ends, default=-_NEVER)
 
     def oldest(self) -> str:
-        """The longest wait for somebody else, in a few words; empty when nobody waits."""
+        """Describe the longest wait for another party in a few words; empty when there is none."""
         remote = (entry for entry in self._open if entry.deadline != _NEVER)
         first = next((entry for entry in remote if not entry.background), None)
         return "" if first is None else f"{first.who}: {first.on}"
 
     def waits_of(self, who: str) -> str:
-        """What one pump waits for; empty when it waits for nothing."""
+        """Describe what one pump waits for; empty when it waits for nothing."""
         return next((f"{who}: {entry.on}" for entry in self._open if entry.who == who), "")
 
     def describe(self, now: float) -> str:
@@ -127,6 +127,6 @@ class PendingWaits:
 
 
 def is_cancelled() -> bool:
-    """The task that runs was cancelled, whatever the call it waited for made of that."""
+    """Return whether the running task was cancelled, however its call reacted to that."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class EngineLoad(Protocol):
-    """What a pool reads of an engine."""
+    """The properties of an engine that a pool reads."""
 
     @property
     def name(self) -> str: ...
@@ -20,7 +20,7 @@ M = TypeVar("M", bound=EngineLoad)
 
 
 class EnginePool(Generic[M]):
-    """Its members, ordered by load; those of one load in the order they came to it.
+    """Orders engines by load, and those of one load by the time they came to it.
 
     So equals take turns. A member is taken out before its load or version changes and put back
     after: each of that, and ``idlest``, costs the same with three members as with ten thousand.

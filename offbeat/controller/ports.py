@@ -1,8 +1,8 @@
-"""What the controller needs from the outside world, and nothing more.
+"""Defines the Protocols of everything that the controller calls.
 
 In production these are Ray actors behind thin adapters; in tests and in the simulator, fakes on a
-virtual clock. Whoever implements a port raises the failures of ``offbeat.messages.failures``,
-classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``TrainStepFailed``,
+virtual clock. An implementation of a port raises the failures of
+``offbeat.messages.failures``, classified: ``ActorLost`` for a process that is gone, ``RolloutFailed``, ``TrainStepFailed``,
 ``WeightSyncFailed`` for work that failed in a living one, ``UnfitGroup`` for a group that a trainer
 cannot read, ``PayloadLost`` and ``ReleaseLost`` for what died with the machine that held it while
 the callee is well. Anything else is a bug and ends the run.
@@ -35,7 +35,10 @@ class Prompts(Protocol):
     """The endless prompt order."""
 
     def prompt(self, ordinal: int) -> Prompt | None:
-        """The prompt at a place, always the same one; None past the end of the data. Pure."""
+        """Return the prompt at a place, always the same one; None past the end of the data.
+
+        Pure.
+        """
         ...
 
 
@@ -43,32 +46,56 @@ class Rollouts(Protocol):
     """All environment workers, seen as one."""
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        """A finished group: its receipt, and the opaque handle of its payload."""
+        """Roll out one group; return its receipt and the opaque handle of its payload.
+
+        Cancelling the call cancels the work on the other side.
+
+        Raises:
+            RolloutFailed: The group could not be rolled out; ``kind`` says whether a retry may help.
+            ActorLost: The worker that had the group is gone.
+        """
         ...
 
     async def close(self) -> None:
-        """Close all environment workers. A worker that is already gone is no failure."""
+        """Release the workers' resources. Nothing else is called afterwards.
+
+        A worker that is gone already is closed: that is no error.
+        """
         ...
 
 
 class Generator(Protocol):
-    """One inference engine, as far as weights and health go."""
+    """One inference engine, with regard to weights and health. Its name outlives its processes."""
 
     @property
     def name(self) -> str:
-        """Return the engine's name, one per run and the same in every incarnation."""
+        """Return the name under which tasks, pins and events refer to the engine."""
         ...
 
     async def state(self, fence: Fence) -> EngineState:
-        """Report incarnation, served weight version, digest and load, at the time of the call."""
+        """Return what the engine serves, its load and its incarnation. Changes nothing.
+
+        Raises:
+            ActorLost: The process is gone or not up yet.
+            EngineUnavailable: The process answers, but its engine is broken and stays so.
+            StartFailed: The process could not be set up, and no other one could be.
+        """
         ...
 
     async def load_weights(self, fence: Fence, epoch: int, release: WeightRelease) -> WeightsAck:
-        """Take, verify and serve a release: wholly, or raise and serve nothing new."""
+        """Receive, verify and serve a release; on any error go on serving what was served before.
+
+        Raises:
+            WeightSyncFailed: The engine could not take the release.
+            CanaryFailed: It took the release, and computes something else from it than the trainer.
+            ReleaseLost: The release died with the machine that held it; the engine is well.
+            ActorLost: The process is gone.
+            EngineUnavailable: The process answers, but its engine is broken.
+        """
         ...
 
     async def restart(self) -> None:
-        """Kill the process; whoever owns it starts a new one. Returns without waiting for that."""
+        """Kill the process; its owner starts a new one. Returns without waiting for that."""
         ...
 
     async def retire(self) -> None:
@@ -76,53 +103,109 @@ class Generator(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the engine. A process that is already gone is no failure."""
+        """Release the engine's resources. Nothing else is called afterwards.
+
+        An engine that is gone already is closed: that is no error.
+        """
         ...
 
 
 class Trainer(Protocol):
-    """All trainer ranks, seen as one. Calls of a step are served in the order they are made."""
+    """All trainer ranks, seen as one. Calls of a step are served in the order they are made.
+
+    Every call but ``restart`` and ``close`` raises ``ActorLost`` when a rank is gone or has lost the
+    others, and ``StaleFence`` for a fence below one that the ranks have seen. A call of a step with a
+    key that was answered before returns the same answer again and does nothing.
+    """
 
     async def state(self, fence: Fence) -> TrainerState:
-        """Report incarnation, weight version, digest and step counters of the ranks."""
+        """Return the version held, the last applied step and attempt, and the incarnation.
+
+        Raises:
+            ActorLost: The ranks are gone or not up yet.
+            StartFailed: A rank could not be set up, and another start would fail the same way.
+        """
         ...
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        """Compute the log-probabilities of ``chunk`` under the current weights; train nothing."""
+        """Compute the logprob columns that ``loss`` needs, of each group of the chunk.
+
+        The weights are those of the present version; no step has to be open.
+
+        Raises:
+            TrainStepFailed: A living rank could not compute them.
+            UnfitGroup: A group has columns that cannot be read.
+            PayloadLost: The columns of some groups are gone.
+        """
         ...
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        """Open the step ``key``. Its gradients are zero, and no other step is open."""
+        """Open a step: gradients are zero. It has to be the one after the present version.
+
+        Raises:
+            StepAlreadyOpen: Another step is open.
+            StepOutOfOrder: The ranks do not hold the version before this step.
+            TrainStepFailed: A living rank could not begin.
+        """
         ...
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        """Add the gradients of ``chunk`` to the open step. After a failure the step must be aborted."""
+        """Accumulate the gradient of a chunk's groups into the open step.
+
+        Raises:
+            StepOutOfOrder: The key is not the next one of the open step, or an earlier call failed.
+            TrainStepFailed: A living rank could not compute it; the step can only be aborted.
+            UnfitGroup: A group has columns that cannot be read; the step can only be aborted.
+            PayloadLost: The columns of some groups are gone; the step can only be aborted.
+        """
         ...
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        """Update the weights by the gradients of the open step and close it.
+        """Apply the open step's gradient once and close the step, wholly on all ranks or on none.
 
-        The result says whether the optimizer applied the step. A step that was not applied leaves
-        weights and version as they were.
+        The answer says whether it was applied; if not, the weights are as before the step.
+
+        Raises:
+            StepOutOfOrder: The key is not the next one of the open step, or an earlier call failed.
+            TrainStepFailed: A rank failed; whether others have stepped is not known.
         """
         ...
 
     async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
-        """Close the step ``key`` and discard its gradients; weights and version stay."""
+        """Close the open step and drop its gradients; weights and version stay.
+
+        Without one, nothing.
+
+        Raises:
+            TrainStepFailed: A living rank could not; what it holds of the step is not known.
+        """
         ...
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
-        """A snapshot of the weights as they are now; the trainer may go on at once."""
+        """Return a snapshot of the present weights; training may go on at once.
+
+        Raises:
+            TrainStepFailed: The ranks hold another version, or cannot send any more.
+        """
         ...
 
     async def save(self, fence: Fence, step: int) -> None:
-        """Write the model as it is after ``step`` into the run's checkpoints, whole or not at all."""
+        """Write the model as it is after ``step`` to the run's checkpoints, whole or not at all.
+
+        Raises:
+            CheckpointFailed: It could not be written; what was complete before still is.
+            TrainStepFailed: The ranks hold another version.
+        """
         ...
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
         """Write everything ``restore`` needs of this version to disk, whole or not at all.
 
         The answer comes once it is complete and durable. No step is open.
+
+        Raises:
+            CheckpointFailed: It could not be written; what was complete before still is.
+            TrainStepFailed: The ranks hold another version.
         """
         ...
 
@@ -130,44 +213,60 @@ class Trainer(Protocol):
         """Go back to the newest checkpoint that verifies, of version ``at_most`` or older.
 
         Without one the ranks hold the initial model: version 0. No step is open afterwards.
+
+        Raises:
+            CheckpointFailed: A checkpoint that verifies could not be loaded.
         """
         ...
 
     async def restart(self) -> None:
-        """Kill all ranks; whoever owns them starts new ones. Returns without waiting for that."""
+        """Kill all ranks; their owner starts new ones. Returns without waiting for that."""
         ...
 
     async def close(self) -> None:
-        """Close all ranks. A rank that is already gone is no failure."""
+        """Release the ranks' resources. Nothing else is called afterwards.
+
+        A rank that is gone already is closed: that is no error.
+        """
         ...
 
 
 class Journal(Protocol):
-    """Where the ledger's events go, in order."""
+    """Durable record of the ledger's events, in order."""
 
     def append(self, event: Event) -> None:
-        """Take an event. Never blocks the loop, never raises for a slow disk."""
+        """Queue an event. Never blocks the loop, never raises for a slow or failed disk."""
         ...
 
     async def barrier(self) -> None:
-        """Return once everything appended so far would survive a crash."""
+        """Return once everything appended so far would survive a crash.
+
+        Raises:
+            JournalFailed: The disk refused; so does every later barrier.
+            JournalTaken: A newer controller writes this journal.
+        """
         ...
 
     async def steps_after(self, version: int) -> StepsAfter:
-        """Find the steps that a rewind to ``version`` undoes. May read all of the journal."""
+        """Find the steps that a rewind to ``version`` undoes. May read all of the journal.
+
+        Raises:
+            JournalFailed: The disk refused.
+            JournalCorrupt: A segment is damaged or missing.
+        """
         ...
 
 
 class TelemetryPort(Protocol):
-    """Where measurements go. Never blocks, never raises."""
+    """Receives measurements. Never blocks, never raises."""
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        """Record ``metrics``, by name, at training step ``step`` and weight version ``version``."""
+        """Take the metrics of a step, under names of the metric table."""
         ...
 
 
 class Trace(Protocol):
-    """Where the run's timeline goes. Never blocks, never raises.
+    """Receives the run's timeline. Never blocks, never raises.
 
     A lane is ``(kind, name)``: a pump, an engine, a trainer rank, or a prompt group. Times are of the
     event loop's clock, in seconds. Spans of one lane may overlap.
@@ -176,31 +275,31 @@ class Trace(Protocol):
     def span(
         self, lane: Lane, name: str, start_s: float, end_s: float, **facts: str | float
     ) -> None:
-        """Something that took from ``start_s`` to ``end_s``."""
+        """Record something that took from ``start_s`` to ``end_s``."""
         ...
 
     def mark(self, lane: Lane, name: str, at_s: float, **facts: str | float) -> None:
-        """Something that happened at one moment: a fault, a served version."""
+        """Record something that happened at one moment: a fault, a served version."""
         ...
 
 
 class Payloads(Protocol):
-    """What is left of payloads whose process or machine died."""
+    """Payloads that outlived the process that held them."""
 
     def readable(self, receipt: Receipt) -> object | None:
-        """A handle of the payload that this very receipt vouches for; None when it is gone.
+        """Return a handle of the payload that this very receipt vouches for; None when it is gone.
 
         Ordinal and attempt alone do not name it: a dispatch that a crash forgot is made again.
         """
         ...
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Groups of these, by ordinal, with a payload that is known to be gone by now."""
+        """Return those of the given groups, by ordinal, whose payload is known to be gone."""
         ...
 
 
 class NoTrace:
-    """Keeps no timeline."""
+    """Discards the timeline."""
 
     def span(
         self, lane: Lane, name: str, start_s: float, end_s: float, **facts: str | float
@@ -209,7 +308,7 @@ class NoTrace:
 
 
 class NoPayloads:
-    """Payloads live and die with the controller that holds them."""
+    """Keeps no payload beyond the process that holds it."""
 
     def readable(self, receipt: Receipt) -> object | None:
         del receipt

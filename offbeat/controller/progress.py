@@ -1,4 +1,4 @@
-"""How the run goes, for people: the figures behind the display, the summary and the busy metrics."""
+"""Computes the figures behind the display, the summary and the utilization metrics."""
 
 import contextlib
 import platform
@@ -27,8 +27,8 @@ class Progress:
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
-        self._before = History()  # of the lives before this one
-        self._samples = self._tokens = 0  # trained, over all lives
+        self._before = History()  # of the incarnations before this one
+        self._samples = self._tokens = 0  # trained, over all incarnations
         self._pauses_s, self._transfers_s = Reservoir(), Reservoir()  # of syncs
         self._sync_bytes = 0  # of the last sync
         self._started_at = clock()
@@ -38,7 +38,7 @@ class Progress:
         self._verdict = ""
 
     def go_on_from(self, before: History) -> None:
-        """Take in what the journal says of the lives so far."""
+        """Take in the history of the incarnations so far."""
         self._before = before
         self._samples, self._tokens = before.samples, before.tokens
         self._first_step_s = before.first_step_s
@@ -79,7 +79,7 @@ class Progress:
         return busy_metrics(trainer, engines)
 
     def status(self) -> Status:
-        """Where the run is now."""
+        """Return the run's present status."""
         state, ledger, last = self._state, self._state.ledger, self._last
         shares = self._state.busy.shares()
         seen = {} if last is None else last.metrics()
@@ -107,9 +107,9 @@ class Progress:
         outcome: Literal["finished", "aborted", "failed"],
         error: str | None,
     ) -> Summary:
-        """What there is to say at the end, whatever the end is."""
+        """Return the run's summary, however it ended."""
         state, ledger = self._state, self._state.ledger
-        trainer, engines, held_up_by = self._whole_run()
+        trainer, engines, bottleneck = self._whole_run()
         restarts = state.tally.restarts
         staleness = ledger.steps.staleness
         return Summary(
@@ -133,7 +133,7 @@ class Progress:
             generator_busy_fraction=engines.pop(GeneratorTime.COMPUTE, 0.0),
             trainer_waits=trainer,
             generator_waits=engines,
-            verdict=held_up_by,
+            verdict=bottleneck,
             syncs=self._syncs(),
             restarts=restarts.get("engine", 0),
             worker_restarts=restarts.get("worker", 0),
@@ -147,7 +147,10 @@ class Progress:
         )
 
     def _whole_run(self) -> tuple[dict[str, float], dict[str, float], str]:
-        """Shares of trainer and engines over all lives, and the verdict; empty without a step."""
+        """Return the shares of trainer and engines over all incarnations, and the bottleneck.
+
+        Empty without a step.
+        """
         tally = self._state.tally
         steps = sum(tally.trainer_s.values())
         rest = self._state.busy.lap()  # since the last step
@@ -168,11 +171,11 @@ class Progress:
         return self._clock() if self._ended_at is None else self._ended_at
 
     def _wall_s(self) -> float:
-        """Of all lives."""
+        """Return the wall time of all incarnations."""
         return self._before.wall_s + self._now() - self._started_at
 
     def _rate(self, count: int) -> float | None:
-        """A second of all lives, each since its first weights were served."""
+        """Return ``count`` per second that an incarnation has served weights."""
         serving_s = self._before.serving_s
         if self._state.serving_since is not None:
             serving_s += self._now() - self._state.serving_since
@@ -180,7 +183,7 @@ class Progress:
 
 
 def _versions() -> dict[str, str]:
-    """What the run stood on, as far as it is installed."""
+    """Return the installed versions of the libraries that the run uses."""
     found = {"python": platform.python_version()}
     for name in ("offbeat", "ray", "torch", "transformers"):
         with contextlib.suppress(PackageNotFoundError):

@@ -8,11 +8,11 @@ from offbeat.messages.groups import Receipt, RolloutTask
 def refusal(  # noqa: C901, PLR0911 - one return a reason
     receipt: Receipt, task: RolloutTask, bound_version: int, trainer_version: int
 ) -> str | None:
-    """Why this receipt must not enter the buffer; None when it may.
+    """Return why this receipt must not enter the buffer; None when it may.
 
     Args:
         receipt: What the producer vouches for.
-        task: What was asked for.
+        task: The rollout that was requested.
         bound_version: Version its engine had acked at dispatch: no token can be older.
         trainer_version: No token can be newer.
     """

@@ -1,4 +1,4 @@
-"""How a controller finds its place: at a start, after a former controller's death, after a rewind.
+"""Finds a controller's place: at a start, after a former controller's death, after a rewind.
 
 The journal says what was meant and done, the trainer what it holds. Whether an intended step
 happened is asked, not guessed.
@@ -38,7 +38,7 @@ class Recovery:
     def __init__(
         self,
         state: RunState,
-        gang: TrainerClient,
+        trainer_client: TrainerClient,
         sync: WeightSync,
         rollouts: RolloutPump,
         payloads: Payloads,
@@ -46,19 +46,19 @@ class Recovery:
         on_taken: Callable[[Sequence[Receipt]], None],
         groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
-        """``on_taken`` gets the groups of a step whose end the trainer knows and the journal does not.
+        """``on_taken`` gets the groups of a step that only the trainer knows to have ended.
 
         ``groups_per_turn``: a run of millions of steps gives back no more of them at a time.
         """
         self._groups_per_turn = groups_per_turn
-        self._state, self._gang, self._sync = state, gang, sync
+        self._state, self._trainer_client, self._sync = state, trainer_client, sync
         self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
         self._sampling = sampling_identity(state.config)
         self._read_again = set[tuple[int, int]]()
         """Ordinal and attempt of ready groups whose columns were lost and read again."""
 
     async def start(self) -> None:
-        """Take over: from nothing, or from what the journal says of former controllers.
+        """Take over: from nothing, or from what the journal has of former controllers.
 
         Raises:
             TrainerAhead: The trainer has done what the journal never meant to do.
@@ -69,7 +69,7 @@ class Recovery:
         self._return(ledger.groups_at(Place.IN_FLIGHT), "controller_lost")
         self._readmit(self._take_payloads(), "payload_lost")
         await self._again(ledger.groups_at(Place.ADMITTED))
-        answer = await self._gang.first_answer()
+        answer = await self._trainer_client.first_answer()
         if state.fence.incarnation > 1 or answer.version:
             await self._sort_out_step(answer)
             if answer.version < ledger.trainer_version:
@@ -98,7 +98,7 @@ class Recovery:
         state, ledger = self._state, self._state.ledger
         self._sync.forget()
         self._rollouts.cancel_all("rewound")
-        restored = await self._gang.restore(ledger.trainer_version)
+        restored = await self._trainer_client.restore(ledger.trainer_version)
         known = ledger.checkpoint_digests.get(restored.version)
         if known not in (None, restored.digest):
             raise OtherWeights(restored.version, restored.digest, str(known))
@@ -212,14 +212,14 @@ class Recovery:
         state, ledger = self._state, self._state.ledger
         intent = ledger.intent
         if answer.version > ledger.trainer_version:
-            told = (answer.last_step, answer.last_attempt)
+            reported = (answer.last_step, answer.last_attempt)
             if (
                 answer.version != ledger.trainer_version + 1
                 or intent is None
-                or told != (intent.step, intent.attempt)
+                or reported != (intent.step, intent.attempt)
             ):
                 raise TrainerAhead(
-                    f"version {answer.version} (step {told[0]}, attempt {told[1]})",
+                    f"version {answer.version} (step {reported[0]}, attempt {reported[1]})",
                     f"version {ledger.trainer_version}, intending {intent}",
                 )
             groups = ledger.training.values()
@@ -229,7 +229,7 @@ class Recovery:
         # Also then: a controller that took this step over before may have begun the next one, and
         # died before its journal said so.
         key = StepKey(state.step, state.first_of_life, 0)
-        await self._gang.abort(key, state.config.trainer.step_deadline_s)
+        await self._trainer_client.abort(key, state.config.trainer.step_deadline_s)
         if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)
 

@@ -1,4 +1,7 @@
-"""What a failed rollout costs: another attempt, the prompt, or the run. Budgets by kind of failure."""
+"""Decides what a failed rollout costs: another attempt, the prompt, or the run.
+
+Budgets are per kind of failure.
+"""
 
 import asyncio
 import math
@@ -27,7 +30,7 @@ Failure = RolloutFailed | ActorLost | DeadlineExceeded
 
 
 class RetryPolicy:
-    """Decides, records the decision in the ledger, and says when to try again.
+    """Decides about failed rollouts, records the decision in the ledger, and returns when to retry.
 
     Infrastructure: another engine will do; each group and the run as a whole have a budget, waits
     grow exponentially with jitter. A group that has spent its own is dropped, within a budget. Data: this prompt cannot be rolled out; a few attempts at once,
@@ -41,19 +44,19 @@ class RetryPolicy:
         self._counted_with = set[tuple[int, int]]()
         """Ordinal and attempt of the groups that were in flight at the last count."""
 
-    def answered(self, task: RolloutTask, life: str) -> None:
-        """A rollout came back whole from this life of its engine."""
+    def answered(self, task: RolloutTask, incarnation: str) -> None:
+        """Record that a rollout came back whole from this incarnation of its engine."""
         self.outage.answered()
         self._failures_in_row = 0
-        self._state.fleet.request_answered(task.engine, life)
+        self._state.fleet.request_answered(task.engine, incarnation)
 
-    def after(self, task: RolloutTask, failure: Failure, life: str) -> float | None:
-        """Seconds until the group may be dispatched again; None when it was dropped.
+    def after(self, task: RolloutTask, failure: Failure, incarnation: str) -> float | None:
+        """Return the seconds until the group may be dispatched again; None when it was dropped.
 
         Args:
-            task: What was asked for.
+            task: The rollout that was requested.
             failure: What came of it.
-            life: Process life of the engine that was asked.
+            incarnation: The engine's incarnation that the task was sent to.
 
         Raises:
             BudgetSpent: One failure more than the recipe allows.
@@ -73,13 +76,16 @@ class RetryPolicy:
         if kind is FailureKind.DATA:
             wait_s = self._after_data(group, reason, failure) if counts else 0.0
             return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
-        self._blame(task, failure, life)
+        self._blame(task, failure, incarnation)
         self._count(task)
         wait_s = self._after_infrastructure(group, reason, failure)
         return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
-        """The same for a ready group that the trainer cannot read: a failure of its data."""
+        """Decide as ``after`` does about a ready group that the trainer cannot read.
+
+        Its data failed.
+        """
         kind, reason = FailureKind.DATA, "unfit_for_trainer"
         group = self._state.ledger.refuse(unfit.ordinal, kind, reason)
         failure = RolloutFailed(kind, unfit.ordinal, group.attempt, reason, unfit.problem)
@@ -87,7 +93,9 @@ class RetryPolicy:
         return self._after_data(group, reason, failure)
 
     def after_loss(self, ordinal: int, lost: PayloadLost) -> bool:
-        """Whether a ready group whose columns are gone is rolled out again; False: it was dropped.
+        """Return whether a ready group whose columns are gone is rolled out again; False.
+
+        It was dropped.
 
         A machine failed, no engine is to blame.
 
@@ -116,7 +124,7 @@ class RetryPolicy:
         return None
 
     def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
-        """False once the group has spent its retries: it was dropped."""
+        """Return False once the group has spent its retries: it was dropped."""
         retries = self._state.config.rollout.infrastructure_retries
         if group.failures[FailureKind.INFRASTRUCTURE] <= retries:
             return True
@@ -125,7 +133,10 @@ class RetryPolicy:
         return False
 
     def _check_infrastructure_drops(self, group: GroupRecord, failure: Failure) -> None:
-        """One prompt may hang, or kill, every engine it is sent to: the budget is one of prompts."""
+        """Check the budget of dropped prompts.
+
+        One prompt may hang, or kill, every engine it is sent to.
+        """
         limits = self._state.config.rollout
         budget = limits.infrastructure_drop_budget
         if budget is None:
@@ -156,8 +167,8 @@ class RetryPolicy:
             ) from failure
         return None
 
-    def _blame(self, task: RolloutTask, failure: Failure, life: str) -> None:
-        """Hold the failure against the engine, unless it says that another party is at fault.
+    def _blame(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
+        """Count the failure against the engine, unless another party is at fault.
 
         Each is a strike, whatever its reason: a process that is gone answers no probe, but one that
         is there and fails every request may answer all of them. A worker that reported nothing
@@ -165,9 +176,10 @@ class RetryPolicy:
         """
         fleet = self._state.fleet
         if _is_of_engine(failure, task.engine):
-            fleet.request_failed(task.engine, life)
+            fleet.request_failed(task.engine, incarnation)
         elif (
-            isinstance(failure, DeadlineExceeded) and fleet.engines[task.engine].incarnation == life
+            isinstance(failure, DeadlineExceeded)
+            and fleet.engines[task.engine].incarnation == incarnation
         ):
             fleet.suspect(task.engine)
         else:
@@ -175,7 +187,7 @@ class RetryPolicy:
         self._state.engine_moved(task.engine)
 
     def _count(self, task: RolloutTask) -> None:
-        """One failure more in a row, unless it tells of what was counted already.
+        """Count one more failure in a row, unless its cause was counted already.
 
         A process that dies takes all its groups with it, however many those are.
         """
@@ -223,7 +235,7 @@ class RetryPolicy:
 
 
 def _is_of_engine(failure: Failure, engine: str) -> bool:
-    """Whether an infrastructure failure is the engine's fault."""
+    """Return whether an infrastructure failure is the engine's fault."""
     match failure:
         case RolloutFailed():
             return failure.source is FailureSource.ENGINE

@@ -42,11 +42,11 @@ from offbeat.sampler.policy import NEVER
 
 log = structlog.stdlib.get_logger()
 _REPORT_S: Final = 5.0
-"""For the worker to report that a rollout is past its deadline: it knows what that waits for."""
+"""Time for the worker to report that a rollout is past its deadline, and what it waited for."""
 
 
 class _Turn(enum.Enum):
-    """Where the next group to dispatch comes from."""
+    """The source of the next group to dispatch."""
 
     WAITING = enum.auto()  # one that comes again
     FRESH = enum.auto()  # a prompt not drawn yet
@@ -55,7 +55,7 @@ class _Turn(enum.Enum):
 class _Running(NamedTuple):
     task: "asyncio.Task[None]"
     engine: str
-    incarnation: str  # the process life that was asked
+    incarnation: str  # the incarnation that the task was sent to
 
 
 class RolloutPump:
@@ -241,19 +241,19 @@ class RolloutPump:
             if is_cancelled():  # what failed is its clean-up; the group may be out again already
                 log.warning("rollout.cleanup_failed", group=task.group_id, error=str(failure))
                 return
-            life = self._settled(task.ordinal)
+            incarnation = self._release_engine(task.ordinal)
             self._trace(task, since, "failed")
-            await self._failed(task, failure, life)
+            await self._failed(task, failure, incarnation)
         else:
             if is_cancelled():  # answered all the same, and too late
                 return
             state.reached(Failpoint.ANSWERED)
-            life = self._settled(task.ordinal)
+            incarnation = self._release_engine(task.ordinal)
             self._trace(task, since, "answered")
-            await self._commit(task, receipt, payload, life)
+            await self._commit(task, receipt, payload, incarnation)
 
-    def _settled(self, ordinal: int) -> str:
-        """The engine is done with this group, one way or another; returns the life that was asked."""
+    def _release_engine(self, ordinal: int) -> str:
+        """Release the engine from this group; return the incarnation it was sent to."""
         running = self._running.pop(ordinal)
         self._state.fleet.gave_back(running.engine)
         self._state.busy.engine_changed(self._state.fleet.engines[running.engine])
@@ -265,25 +265,27 @@ class RolloutPump:
         trace.span(("engine", task.engine), task.group_id, since, now, attempt=task.attempt)
 
     async def _commit(
-        self, task: RolloutTask, receipt: Receipt, payload: object, life: str
+        self, task: RolloutTask, receipt: Receipt, payload: object, incarnation: str
     ) -> None:
         state = self._state
         group = state.ledger.groups[task.ordinal]
-        if receipt.engine_incarnation != life:  # it has acked nothing: whose weights were they?
-            other = f"answered by {receipt.engine_incarnation}, asked of {life}"
+        if (
+            receipt.engine_incarnation != incarnation
+        ):  # it has acked nothing: whose weights were they?
+            other = f"answered by {receipt.engine_incarnation}, sent to {incarnation}"
             failure = RolloutFailed(
                 FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "engine_lost", other
             )
-            await self._failed(task, failure, life)
+            await self._failed(task, failure, incarnation)
             return
         problem = refusal(receipt, task, group.bound_version, state.ledger.trainer_version)
         if problem:
             failure = RolloutFailed(
                 FailureKind.DATA, task.ordinal, task.attempt, "refused_at_commit", problem
             )
-            await self._failed(task, failure, life)
+            await self._failed(task, failure, incarnation)
             return
-        self._retries.answered(task, life)
+        self._retries.answered(task, incarnation)
         unwanted = self._filter.refusal(receipt, max(group.stamp, state.step))
         if unwanted:
             state.ledger.drop(task.ordinal, unwanted, filtered=True)
@@ -297,14 +299,20 @@ class RolloutPump:
         state.moved()
 
     async def _failed(
-        self, task: RolloutTask, failure: RolloutFailed | ActorLost | DeadlineExceeded, life: str
+        self,
+        task: RolloutTask,
+        failure: RolloutFailed | ActorLost | DeadlineExceeded,
+        incarnation: str,
     ) -> None:
-        """Retry at once, retry after a back-off, or drop: the policy says which, or ends the run."""
+        """Retry at once, retry after a back-off, or drop, as the policy decides.
+
+        It may also end the run.
+        """
         state = self._state
-        wait_s = self._retries.after(task, failure, life)
+        wait_s = self._retries.after(task, failure, incarnation)
         state.moved()
         if wait_s is None:
-            # Whoever waits for the next trial of an environment that is out of service is woken.
+            # A task that waits for the next trial of an environment that is out of service is woken.
             if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
                 trial = f"a trial of the environment after {task.group_id}"
                 await state.awaits.pause(trial, on="its back-off", for_s=rest_s)
@@ -322,7 +330,7 @@ class RolloutPump:
     # --- what grew too old -----------------------------------------------------------------------
 
     def sweep(self, *, foreseen: bool) -> None:
-        """After a new version: what can no longer be trained in time is rolled out again.
+        """After a new version, admit again what can no longer be trained in time.
 
         Ready groups leave the buffer; groups in flight are cancelled, not burned to their end.
         ``foreseen`` cancels also those that will be too old when it is their turn.
@@ -336,7 +344,7 @@ class RolloutPump:
             self.cancel(late, "stale")
 
     def make_room(self) -> None:
-        """Return ready groups of later steps while the buffer cannot hold a whole step beside them."""
+        """Give up places of later steps while the buffer cannot hold a whole step beside them."""
         state, groups, nbytes = self._state, self._capacity_groups, self._capacity_bytes
         for ordinal in groups_without_room(state, groups, nbytes, self._max_group_bytes):
             state.queue.clear((ordinal,))
@@ -344,7 +352,10 @@ class RolloutPump:
             self.again(ordinal)
 
     def refused(self, unfit: UnfitGroup) -> None:
-        """The trainer cannot read a ready group: it is rolled out again, or dropped within the budget."""
+        """The trainer cannot read a ready group.
+
+        It is rolled out again, or dropped within the budget.
+        """
         state = self._state
         state.queue.clear((unfit.ordinal,))
         if self._retries.after_refusal(unfit) is not None:
@@ -352,7 +363,10 @@ class RolloutPump:
         state.moved()
 
     def lost(self, ordinals: Iterable[int], failure: PayloadLost) -> None:
-        """The columns of these ready groups are gone for good: they are rolled out again, or dropped."""
+        """The columns of these ready groups are gone for good.
+
+        They are rolled out again, or dropped.
+        """
         for ordinal in ordinals:
             self._state.queue.clear((ordinal,))
             if self._retries.after_loss(ordinal, failure):
@@ -379,7 +393,7 @@ class RolloutPump:
             self._state.moved()
 
     def _drop_in_flight(self, ordinals: Iterable[int]) -> None:
-        """Stop these groups in flight and give their prompts up, as the recipe asks."""
+        """Cancel these groups in flight and drop their prompts, as the recipe asks."""
         for ordinal in ordinals:
             self._stop(ordinal)
             self._state.ledger.drop(ordinal, "stale", filtered=True)
@@ -387,7 +401,7 @@ class RolloutPump:
 
     def _stop(self, ordinal: int) -> None:
         self._running[ordinal].task.cancel()
-        self._settled(ordinal)
+        self._release_engine(ordinal)
         self._retries.outage.returned()
 
     def cancel_all(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Which ready groups give their places in the buffer to those that have to be trained before them."""
+"""Finds ready groups that make room in the buffer for those that are trained before them."""
 
 from offbeat.controller.state import RunState
 
@@ -6,7 +6,7 @@ from offbeat.controller.state import RunState
 def groups_without_room(
     state: RunState, capacity_groups: int, capacity_bytes: int, max_group_bytes: int
 ) -> list[int]:
-    """Return ready groups of later steps beyond what fits beside a whole step of the largest groups.
+    """Return ready groups of later steps that do not fit beside a whole step of the largest groups.
 
     After a rewind or a take-over the groups of the step in progress may have to be rolled out again.
     Those that would be trained last are returned first.

@@ -1,6 +1,6 @@
-"""What a run has cost over all lives of its controller: processes replaced, time spent. Pure.
+"""Sums up what a run has cost over all incarnations: processes replaced, time spent. Pure.
 
-The journal tells it, so a controller that is killed keeps what it counted up to its last record.
+It is folded from the journal, so a killed controller loses nothing counted up to its last record.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class RunCosts(msgspec.Struct):
     """The fold of a journal's events as far as costs go. Its size does not grow with the run."""
 
     processes: dict[str, str] = {}
-    """Incarnation of each engine, worker and trainer that answered last, of the actors that live now."""
+    """Incarnation of each present engine, worker and trainer that answered last."""
     restarts: dict[str, int] = {}
     """Processes that took the place of a lost one, by component; the trainer's ranks are one."""
     trainer_s: dict[str, float] = {}
@@ -28,11 +28,11 @@ class RunCosts(msgspec.Struct):
     generate_s: float = 0.0
     """Time of a group in its engine, a mean of each step, summed."""
     reward_s: float = 0.0
-    """The same in environment and reward."""
+    """Time in environment and reward."""
     syncs: int = 0
     """Weight syncs that an engine took."""
     retired: dict[str, str] = {}
-    """Engines given up since the run was started, or resumed last, with the last failure of each."""
+    """Engines retired since the run was last started or resumed, with the last failure of each."""
 
     def take(self, event: Event) -> None:
         """Take in the next event."""
@@ -54,11 +54,14 @@ class RunCosts(msgspec.Struct):
                 pass
 
     def forget_processes(self) -> None:
-        """All actors are new: what answers next replaces nobody, and no engine is retired."""
+        """Forget all processes, because all actors are new.
+
+        None of them replaces one, and no engine is retired.
+        """
         self.processes, self.retired = {}, {}
 
     def is_new(self, name: str, incarnation: str) -> bool:
-        """Another process answered under this name last, or none."""
+        """Return whether this is not the process that last answered under this name."""
         return self.processes.get(name) != incarnation
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -69,7 +72,7 @@ class RunCosts(msgspec.Struct):
         return fractions(trainer), fractions(engines)
 
     def verdict(self) -> str:
-        """What held the run up."""
+        """Return the bottleneck of the run."""
         trainer, engines = self.shares()
         return verdict(trainer, engines, generate_s=self.generate_s, reward_s=self.reward_s)
 

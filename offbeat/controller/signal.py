@@ -1,4 +1,4 @@
-"""Wakes whoever waits for a change. There is no lock: one thread owns all the state."""
+"""Wakes the tasks that wait for a change. There is no lock: one thread owns all the state."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,10 @@ class Signal:
         self._look_is_due = False
 
     async def wait_for(self, predicate: Callable[[], bool]) -> None:
-        """Return once ``predicate`` holds; at once, if it holds now. What it raises is raised here."""
+        """Return once ``predicate`` holds; at once, if it holds now.
+
+        What it raises is raised here.
+        """
         while not predicate():
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[waiter] = predicate
@@ -28,7 +31,10 @@ class Signal:
                 del self._waiters[waiter]
 
     def notify(self) -> None:
-        """Have every waiter looked at again. Call after the change, from the event loop."""
+        """Have every waiter check its predicate again.
+
+        Call it after the change, from the event loop.
+        """
         if self._waiters and not self._look_is_due:
             self._look_is_due = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -43,5 +49,5 @@ class Signal:
 def _calls_for_attention(predicate: Callable[[], bool]) -> bool:
     try:
         return predicate()
-    except Exception:  # noqa: BLE001 - whoever waits asks again, and raises it in its own task
+    except Exception:  # noqa: BLE001 - the waiting task evaluates it again and raises it there
         return True

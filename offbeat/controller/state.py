@@ -29,7 +29,7 @@ _LANES: Final = ("rollout pump", "train pump", "sync pump", "evaluation pump")
 
 @dataclass(slots=True)
 class RunState:
-    """Everything that changes while a run goes on.
+    """The state that changes while a run goes on.
 
     It changes between two awaits only, by plain calls; ``moved`` follows every change. A reply and
     the ledger entry it causes are never apart, so a cancel finds every group in its place.
@@ -57,7 +57,9 @@ class RunState:
     gate_open: bool = True  # rollouts may be dispatched
     trainer_lost: TrainerLost | None = None  # found by another pump than the train pump
     serving_since: float | None = None  # event loop's clock at the first served weights
-    tally: RunCosts = field(default_factory=RunCosts)  # what all lives of the controller have cost
+    tally: RunCosts = field(
+        default_factory=RunCosts
+    )  # what all incarnations of the controller have cost
     view: LedgerView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +80,9 @@ class RunState:
 
     @property
     def first_of_life(self) -> int:
-        """Where this incarnation's step attempts and sync epochs begin: above all former ones.
+        """Return where this incarnation's step attempts and sync epochs begin.
+
+        Above all former ones.
 
         Room for 4e9 of them, and for 2e6 incarnations within the integers that JSON keeps exactly.
         """
@@ -101,7 +105,7 @@ class RunState:
             self.count(Joined(component=component, name=name, incarnation=incarnation))
 
     def count(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
-        """Count what the run costs, in this life and for the lives after it."""
+        """Count what the run costs, in this incarnation and for those after it."""
         self.tally.take(event)
         self.ledger.note(event)
 

@@ -1,4 +1,7 @@
-"""What one optimizer step was like: timers, rewards, staleness, lengths. Pure but for the clock."""
+"""Computes the metrics of one optimizer step: timers, rewards, staleness, lengths.
+
+Pure but for the clock.
+"""
 
 import asyncio
 import math
@@ -107,7 +110,7 @@ class StepMetricsBuilder:
         return self.wall_s - self.timers["wait_groups"] - self.timers["sync"]
 
     def metrics(self) -> dict[str, float]:
-        """Every number of this step, under the names of the metric table."""
+        """Return every number of this step, under the names of the metric table."""
         rewards = self.rewards
         responses = [n for receipt in self.receipts for n in receipt.response_tokens]
         reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
@@ -150,7 +153,7 @@ class StepMetricsBuilder:
 
 
 def _served_versions(fleet: Fleet) -> dict[str, float]:
-    """Nothing while no engine serves."""
+    """Return the metrics of served versions; empty while no engine serves."""
     versions = [engine.version for engine in fleet.serving]
     if not versions:
         return {}
@@ -158,6 +161,9 @@ def _served_versions(fleet: Fleet) -> dict[str, float]:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Of the whole population. ``statistics.pstdev`` is exact in rationals, and a hundred times slower."""
+    """Return the population's standard deviation.
+
+    ``statistics.pstdev`` is exact in rationals, and a hundred times slower.
+    """
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -1,4 +1,4 @@
-"""Which applied steps a rewind undoes, found in the journal's events. Pure."""
+"""Finds the applied steps that a rewind undoes in the journal's events. Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -50,7 +50,7 @@ _LEFT_BEHIND = (ActorLost, DeadlineExceeded, EngineUnavailable, WeightSyncFailed
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What one sync did. The pause is apart from the transfer."""
+    """Outcome of one sync. The pause is apart from the transfer."""
 
     nbytes: int
     pause_s: float  # longest over the engines
@@ -69,10 +69,10 @@ class WeightSync:
     def __init__(
         self,
         state: RunState,
-        gang: TrainerClient,
+        trainer_client: TrainerClient,
         generators: Mapping[str, Generator],
     ) -> None:
-        self._state, self._gang, self._generators = state, gang, generators
+        self._state, self._trainer_client, self._generators = state, trainer_client, generators
         self._lock = asyncio.Lock()
         self._epoch = state.first_of_life  # an engine refuses those of former controllers
         self._asked: int | None = None  # version to publish; None once its snapshot is made
@@ -81,7 +81,7 @@ class WeightSync:
         self.release: WeightRelease | None = None
         self.is_lost = False  # the release can no longer be fetched
         self._republished = 0  # since an engine last acked one
-        self._report: SyncReport | None = None  # of the last sync, until somebody takes it
+        self._report: SyncReport | None = None  # of the last sync, until ``take_report``
         self.unchanged, self.canaries = UnchangedReleases(), CanaryWatch(generators)
 
     # --- what the train pump calls ---------------------------------------------------------------
@@ -106,13 +106,13 @@ class WeightSync:
         await self._until("the snapshot of the last step", lambda: self._asked is None)
 
     async def settled(self) -> None:
-        """Return once every living engine was offered the release, and took it or was left behind."""
+        """Return once every living engine has taken the release or was left behind."""
         await self._until(
             "the weight sync", lambda: not (self._asked is not None or self._busy or self.is_lost)
         )
 
     def take_report(self) -> SyncReport | None:
-        """What the last sync did, once; None when none has ended since."""
+        """Return the report of the last sync, once; None when none has ended since."""
         report, self._report = self._report, None
         return report
 
@@ -155,12 +155,15 @@ class WeightSync:
             state.moved()
 
     def _may_publish(self) -> bool:
-        """A version is asked for, or a lost one is wanted again and the weights stay as they are."""
+        """Return whether a release is due and may be made while the weights stay as they are."""
         return self._asked is not None or (self.is_lost and self._state.ledger.intent is None)
 
     async def _publish(self, version: int) -> WeightRelease | None:
-        """Have the trainer make a release. None: it could not, and the train pump is told."""
-        state, trainer = self._state, self._gang.trainer
+        """Have the trainer make a release.
+
+        None when it could not, which the train pump then sees.
+        """
+        state, trainer = self._state, self._trainer_client.trainer
         self._busy = True
         if state.lifecycle.phase is RunPhase.RUNNING:
             state.enter(RunPhase.SYNCING)
@@ -170,7 +173,7 @@ class WeightSync:
         lineage = state.ledger.lineage
         try:
             with state.busy.publishing():
-                release = await self._gang.call(
+                release = await self._trainer_client.call(
                     who,
                     lambda: trainer.publish_weights(state.fence, version),
                     state.config.sync.deadline_s,
@@ -180,7 +183,7 @@ class WeightSync:
                 lost = failure if isinstance(failure, TrainerLost) else None
                 state.trainer_lost = lost or TrainerLost(who, str(failure))
                 self._asked = None
-            return None  # since a rewind, another version may be asked for: that one is next
+            return None  # after a rewind another version may be requested: that one is next
         if self._asked is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
         self.unchanged.released(self.release, release)
@@ -202,7 +205,7 @@ class WeightSync:
         return self.release is not None and not self.is_lost
 
     def is_behind(self, engine: EngineRecord) -> bool:
-        """It serves an older release, and no sync is on its way to it."""
+        """Return whether the engine serves an older release and no sync of it is in progress."""
         release = self.release
         return (
             release is not None
@@ -249,7 +252,7 @@ class WeightSync:
         return [task.result() for task in tasks]
 
     async def _sync_one(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
-        """One engine's part; None when it is left behind as STALE."""
+        """Sync one engine; None when it is left behind as STALE."""
         state, clock = self._state, asyncio.get_running_loop().time
         since = clock()
         try:
@@ -295,7 +298,7 @@ class WeightSync:
         return ack
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:
-        """Have a release published again; what the engine serves, it goes on serving."""
+        """Have a lost release published again; what the engine serves, it goes on serving."""
         state = self._state
         if release is not self.release:
             return  # another one is on its way already
@@ -319,7 +322,7 @@ def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:
 
 
 def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport | None:
-    """None when no engine took the release."""
+    """Return the report of a sync; None when no engine took the release."""
     done = [ack for ack in acks if ack is not None]
     if not done:
         return None

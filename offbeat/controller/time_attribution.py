@@ -1,4 +1,4 @@
-"""Who was busy and who waited for what: every moment of trainer and engines is attributed.
+"""Attributes every moment of trainer and engines to the work or the wait it was spent on.
 
 What the controller sees is attributed at once; how long an actor really computed is its own word.
 So the time of an open call splits into compute and calls, and the time in which an engine had
@@ -28,7 +28,7 @@ _INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
 @dataclass(slots=True)
 class _Seen:
-    """One engine, as far as its time goes. Seconds of the controller's clock."""
+    """The time attribution of one engine. Times are seconds of the controller's clock."""
 
     category: GeneratorTime | None  # None while it is without work: the fleet knows for what
     since: float
@@ -68,7 +68,7 @@ class TimeAttribution:
     # --- the trainer -----------------------------------------------------------------------------
 
     def trainer_waits(self, category: TrainerTime) -> None:
-        """What the trainer waits for while no call to it is open.
+        """Set what the trainer waits for while no call to it is open.
 
         Until the first call of this, it is starting.
         """
@@ -84,7 +84,7 @@ class TimeAttribution:
         self._judge()
 
     def computed(self, compute_s: float) -> None:
-        """The trainer says how long it computed in a step."""
+        """Add the time that the trainer reports to have computed in a step."""
         self._trainer_compute_s += compute_s
 
     @contextmanager
@@ -111,7 +111,7 @@ class TimeAttribution:
 
     @contextmanager
     def incident(self) -> Generator[None, None, None]:
-        """Something is being repaired while the block runs, whatever the trainer does in it."""
+        """Count the time of the block as an incident, whatever the trainer does in it."""
         self._incidents += 1
         self._judge()
         try:
@@ -150,7 +150,7 @@ class TimeAttribution:
     # --- engines ---------------------------------------------------------------------------------
 
     def engine_changed(self, engine: EngineRecord) -> None:
-        """Its health, its outstanding groups, its pin, or what it reports may have changed."""
+        """Take in a change of its health, its outstanding groups, its pin, or what it reports."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
         if engine.busy_s != seen.busy_s:
@@ -159,9 +159,9 @@ class TimeAttribution:
         self._enter(seen, _category(engine, seen))
 
     def engines_wait(self, category: GeneratorTime) -> None:
-        """What engines that serve and have no groups out wait for, from now on.
+        """Set what engines that serve and have no groups out wait for, from now on.
 
-        Unless told otherwise, the gate. While a sync drains the fleet, for weights.
+        The default is the gate; while a sync drains the fleet, it is weights.
         """
         if category is not self._engines_wait:
             self._fleet.switch(self._engines_wait, category, self._without_work)
@@ -182,14 +182,14 @@ class TimeAttribution:
             self.engine_changed(engine)
 
     def paused(self, pause_s: float) -> None:
-        """An engine says how long it stood still for a weight sync.
+        """Add the time that an engine reports to have paused for a weight sync.
 
         Of time in ``syncing`` that it had groups out. Without groups all of that is sync already.
         """
         self._paused_s += pause_s
 
     def engine_seconds(self) -> dict[str, float]:
-        """Of all engines together."""
+        """Return the seconds of all engines together, by category."""
         seconds = self._fleet.seconds()
         out_s = seconds.get(_OUT, 0.0)
         compute_s = min(out_s, self._engine_compute_s)
@@ -250,7 +250,10 @@ class TimeAttribution:
         )
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Of trainer and engines, since the first weights were served; each sums to 1."""
+        """Return the shares of trainer and engines since the first weights were served.
+
+        Each sums to 1.
+        """
         trainer, engines = self.trainer_seconds(), self.engine_seconds()
         trainer.pop(TrainerTime.STARTING, None)
         engines.pop(GeneratorTime.STARTING, None)
@@ -258,13 +261,13 @@ class TimeAttribution:
 
 
 def _unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-    """What is left of a time by its account; nothing, where that is only rounding."""
+    """Return the time that an account leaves unattributed; empty where that is only rounding."""
     left_s = elapsed_s - sum(seconds.values())
     return {GeneratorTime.OTHER: left_s} if left_s > _ROUNDING * elapsed_s else {}
 
 
 def _category(engine: EngineRecord, seen: _Seen) -> GeneratorTime | None:
-    """What the engine's time counts for; None: it serves and is without work."""
+    """Return the category of the engine's time; None when it serves and is without work."""
     if not seen.served:
         return GeneratorTime.STARTING
     if engine.health in _INCIDENTS:

@@ -1,4 +1,4 @@
-"""One optimizer step: ready groups are streamed into the trainer's split step as they come.
+"""Trains one optimizer step: ready groups are streamed into the trainer's split step as they come.
 
     waits for                              woken by
     a chunk of ready groups                a committed group, a dropped one, the end of the prompts
@@ -39,18 +39,18 @@ _QUEUED_CALLS: Final = 3  # unanswered trainer calls at most: one running, the r
 
 
 class TrainStep:
-    """Makes attempts at a step; whoever calls retries, or replaces the trainer."""
+    """Makes attempts at a step; the caller retries, or replaces the trainer."""
 
     def __init__(
         self,
         state: RunState,
-        gang: TrainerClient,
+        trainer_client: TrainerClient,
         sync: WeightSync,
         *,
         advantages: Advantages,
         loss: LossSpec,
     ) -> None:
-        self._state, self._gang, self._sync = state, gang, sync
+        self._state, self._trainer_client, self._sync = state, trainer_client, sync
         self._advantages, self._loss = advantages, loss
         trainer = state.config.trainer
         self._min_tokens = (
@@ -71,7 +71,7 @@ class TrainStep:
         Raises:
             BaseExceptionGroup: Of what its calls raised; the step is then still open.
         """
-        state, trainer, begun = self._state, self._gang.trainer, False
+        state, trainer, begun = self._state, self._trainer_client.trainer, False
         async with asyncio.TaskGroup() as calls:
             while ordinals := await self._next_chunk(measures):
                 groups = state.ledger.claim(ordinals, key.step, key.attempt)
@@ -103,7 +103,7 @@ class TrainStep:
         state.reached(Failpoint.INTENDED)
         await state.durable(f"intent of step {key.step}")
         state.reached(Failpoint.INTENT_DURABLE)
-        call = partial(self._gang.trainer.finish_train_step, state.fence, key)
+        call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
         return await self._queue(calls, f"finish of step {key.step}", call)
 
     async def _queue(
@@ -123,7 +123,9 @@ class TrainStep:
             self._queued += 1  # here: a task that is cancelled before it begins gives nothing back
             try:
                 one_s = state.config.trainer.step_deadline_s
-                return await self._gang.call(who, call, one_s * self._queued)  # those before it too
+                return await self._trainer_client.call(
+                    who, call, one_s * self._queued
+                )  # those before it too
             finally:
                 self._queued -= 1
                 state.moved()
@@ -144,7 +146,7 @@ class TrainStep:
         return self._selected
 
     def _chunk_or_end(self) -> bool:
-        """True when ``_selected`` holds the next chunk, or is empty for good."""
+        """Return whether ``_selected`` holds the next chunk, or is empty for good."""
         state, ledger = self._state, self._state.ledger
         state.check_trainer()
         self._selected, self._is_cut_short = [], False
@@ -208,9 +210,9 @@ class TrainStep:
         state = self._state
         state.queue.drop_added(receipt.ordinal for receipt in receipts)
         chunk = self._chunk(receipts, ())
-        prepared = await self._gang.call(
+        prepared = await self._trainer_client.call(
             f"prepare_logprobs of step {state.step}",
-            partial(self._gang.trainer.prepare_logprobs, state.fence, chunk, self._loss),
+            partial(self._trainer_client.trainer.prepare_logprobs, state.fence, chunk, self._loss),
             state.config.trainer.step_deadline_s,
         )
         for receipt, nbytes, payload in zip(
@@ -234,7 +236,7 @@ class TrainStep:
     # --- the end of a step -----------------------------------------------------------------------
 
     async def _conclude(self, key: StepKey, result: StepResult) -> StepResult:
-        """Enter the step into the books, directly after the trainer's answer.
+        """Enter the step into the ledger, directly after the trainer's answer.
 
         What the step held is let go once the journal would remember that it was applied.
         """

@@ -21,7 +21,10 @@ _ASKED: Final = 5  # times, within the deadline of a start
 
 
 class TrainerClient:
-    """Every call to the trainer goes through here, so that a lost rank has one name: TrainerLost."""
+    """Client of all trainer ranks.
+
+    Every call goes through it and reports a lost rank as ``TrainerLost``.
+    """
 
     def __init__(self, state: RunState, trainer: Trainer) -> None:
         self._state, self.trainer = state, trainer
@@ -98,10 +101,12 @@ class TrainerClient:
 
 
 def lost_step(failures: list[BaseException]) -> TrainerLost | None:
-    """The reason why an open step can only be undone by replacing the gang; None if there is none.
+    """Return why an open step can only be undone by replacing the ranks.
+
+    None if there is no reason.
 
     A failed ``finish`` is one: whether the optimizer has stepped, on every rank, is not known. So is
-    a trainer that knows nothing of the step: it has begun a new life unasked.
+    a trainer that knows nothing of the step: it was restarted without the controller's doing.
     """
     for failure in failures:
         if isinstance(failure, TrainerLost):

@@ -1,11 +1,11 @@
-"""The train pump: one optimizer step after another, until the last one or the end of the prompts.
+"""Runs the train pump: one optimizer step after another, until the last or the end of the prompts.
 
     waits for                              woken by
     what the step waits for                see offbeat.controller.train_step
     the acks of the release before last    the engines, through the sync pump
     a trainer to be replaced               the cluster
 
-A lost rank takes the whole gang with it: all ranks are replaced and restored from the last
+A lost rank costs all ranks: all ranks are replaced and restored from the last
 checkpoint, and what was trained since is rolled out and trained again: a rewind.
 """
 
@@ -42,7 +42,7 @@ from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
 Repairable = TrainStepFailed | UnfitGroup | PayloadLost
-"""What an abort heals, and another attempt at the step."""
+"""Failures that an abort heals, and another attempt at the step."""
 
 
 class TrainPump:
@@ -51,7 +51,7 @@ class TrainPump:
     def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
         self,
         state: RunState,
-        gang: TrainerClient,
+        trainer_client: TrainerClient,
         step: TrainStep,
         sync: WeightSync,
         rollouts: RolloutPump,
@@ -61,7 +61,12 @@ class TrainPump:
         evaluation: Evaluation,
         on_step: Callable[[StepMetricsBuilder], None],
     ) -> None:
-        self._state, self._gang, self._one_step, self._sync = state, gang, step, sync
+        self._state, self._trainer_client, self._one_step, self._sync = (
+            state,
+            trainer_client,
+            step,
+            sync,
+        )
         self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
         self._rollouts, self._on_step = rollouts, on_step
         self._logprob_gap = LogprobGapGuard(state.config)
@@ -85,7 +90,7 @@ class TrainPump:
                 return
 
     async def keep_state(self, within_s: float) -> None:
-        """After the end: have a living trainer save the last version, unless that is saved already.
+        """At the end, have a living trainer save the last version, unless that is saved already.
 
         What fails here is logged: it must not hide why the run ended.
         """
@@ -96,17 +101,17 @@ class TrainPump:
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + within_s
         try:
-            await self._gang.abort(key, within_s)
-            await self._gang.call(
+            await self._trainer_client.abort(key, within_s)
+            await self._trainer_client.call(
                 f"last checkpoint, version {version}",
-                partial(self._gang.trainer.save_checkpoint, state.fence, version),
+                partial(self._trainer_client.trainer.save_checkpoint, state.fence, version),
                 give_up_at - clock(),
             )
         except OffbeatError as failure:
             log.warning("checkpoint.failed", version=version, error=str(failure))
 
     def _is_unsaved(self, version: int) -> bool:
-        """There is something that a resumed run would have to train again."""
+        """Return whether a resumed run would have to train anything again."""
         state = self._state
         interval = state.config.checkpoint.interval
         return bool(interval and version) and version not in state.ledger.checkpoints
@@ -211,7 +216,7 @@ class TrainPump:
         state = self._state
         state.reached(Failpoint.ABORTING)
         with state.busy.incident():
-            await self._gang.abort(key, state.config.trainer.step_deadline_s)
+            await self._trainer_client.abort(key, state.config.trainer.step_deadline_s)
         state.ledger.unclaim(key.step, key.attempt)
         if isinstance(failure, UnfitGroup):
             self._rollouts.refused(failure)
@@ -221,7 +226,7 @@ class TrainPump:
         state.moved()
 
     def _counted(self, result: StepResult) -> StepResult:
-        """Let a step pass that was not applied, but not too many in a row."""
+        """Count a step that was not applied; raise after too many in a row."""
         self._not_applied_in_row = 0 if result.applied else self._not_applied_in_row + 1
         limit = self._state.config.trainer.max_steps_not_applied
         if self._not_applied_in_row >= limit:
@@ -237,7 +242,7 @@ class TrainPump:
     # --- rewind ----------------------------------------------------------------------------------
 
     async def _rewind(self, lost: TrainerLost) -> None:
-        """Replace the gang, restore it, and take the run back to what it holds then."""
+        """Replace the ranks, restore them, and take the run back to the version they hold then."""
         state, budget = self._state, self._state.config.trainer.restart_budget
         self._replaced += 1
         if self._replaced > budget:
@@ -249,7 +254,7 @@ class TrainPump:
         state.enter(RunPhase.REWINDING)
         with state.busy.incident():
             try:
-                await self._gang.replace()
+                await self._trainer_client.replace()
                 await self._recovery.rewind(str(lost))
                 state.trainer_lost = None
                 await self._serve()
@@ -266,10 +271,12 @@ class TrainPump:
 
 
 def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairable | None:
-    """The failure an abort and a retry may heal; None when anything else went wrong too.
+    """Return the failure that an abort and a retry may heal.
+
+    None when another failure is among them.
 
     Raises:
-        TrainerLost: Only a new gang can heal it.
+        TrainerLost: Only new ranks can heal it.
     """
     failures = list(leaves(group))
     if any(not isinstance(each, Repairable | StepOutOfOrder | TrainerLost) for each in failures):

@@ -1,4 +1,4 @@
-"""Checks on what the weights mean, beside the digests that prove their bytes. Pure.
+"""Checks what the weights mean, beside the digests that prove their bytes. Pure.
 
 A digest proves that the engines hold what the trainer packed. It says neither that the trainer's
 steps change what is packed, nor that engine and trainer compute the same policy from it.
@@ -31,11 +31,14 @@ class UnchangedReleases:
     """
 
     def __init__(self) -> None:
-        self.count = 0  # over this life of the controller
+        self.count = 0  # over this incarnation of the controller
         self._in_row = 0
 
     def released(self, before: WeightRelease | None, release: WeightRelease) -> None:
-        """Take in a release; ``before``: the one it follows, None at the start or after a rewind."""
+        """Take in a release; ``before``.
+
+        The one it follows, None at the start or after a rewind.
+        """
         same = before is not None and before.version < release.version
         if before is None or not same or before.digest != release.digest:
             self._in_row = 0
@@ -80,7 +83,7 @@ class CanaryWatch:
         return self._strikes[engine] >= STRIKES_OF_A_CANARY
 
     def replaced(self, engine: str) -> None:
-        """The process of this engine is given up, for whatever reason.
+        """Take in that the process of this engine is marked dead, for whatever reason.
 
         Raises:
             EveryCanaryFailed: A canary is the reason, as it was with all others.

@@ -20,7 +20,7 @@ def ack(name: str, version: int, incarnation: str = "a") -> WeightsAck:
 def serving(*names: str) -> Fleet:
     fleet = Fleet(names)
     for name in names:
-        assert fleet.heard(state_of(name))
+        assert fleet.probe_answered(state_of(name))
         assert fleet.acked(ack(name, 0))
     return fleet
 
@@ -28,7 +28,7 @@ def serving(*names: str) -> Fleet:
 def test_a_dead_engine_ignores_successful_probes() -> None:
     fleet = serving("g0", "g1")
     fleet.dead("g1")
-    assert not any(fleet.heard(state_of("g1", version=0)) for _ in range(5))
+    assert not any(fleet.probe_answered(state_of("g1", version=0)) for _ in range(5))
 
 
 def test_only_a_sync_of_the_living_process_restores_service() -> None:
@@ -36,7 +36,7 @@ def test_only_a_sync_of_the_living_process_restores_service() -> None:
     fleet.dead("g1")
     fleet.restarting("g1")
     for _ in range(5):
-        assert fleet.heard(state_of("g1", "b", version=0))
+        assert fleet.probe_answered(state_of("g1", "b", version=0))
         assert fleet.engines["g1"].health is Health.STALE
     assert not fleet.acked(ack("g1", 3, "a"))
     assert [engine.name for engine in fleet.serving] == ["g0"]
@@ -50,7 +50,7 @@ def test_a_replacement_inherits_no_failures_of_the_process_before_it() -> None:
     fleet.request_failed("g1")
     fleet.dead("g1")
     fleet.restarting("g1")
-    fleet.heard(state_of("g1", "b"))
+    fleet.probe_answered(state_of("g1", "b"))
     assert fleet.acked(ack("g1", 0, "b"))
     assert fleet.engines["g1"].health is Health.HEALTHY
     assert not fleet.request_failed("g1")

@@ -1,9 +1,9 @@
-"""The ledger's events on disk: what a new controller, ``replay`` and ``why`` know of a run.
+"""Stores the ledger's events on disk, for the next controller, ``replay`` and ``why``.
 
 file_journal   appends on the event loop, barriers         frames   the bytes of a record
 files          segments and snapshots, off the loop        disk     system calls, one by one
 reading        all events; the ledger they add up to       errors   what can be wrong
-legality       which event can follow which books
+legality       which event can follow in which state of the group table
 """
 
 from offbeat.controller.journal.errors import (

@@ -1,4 +1,4 @@
-"""What the journal asks of a file system, call by call: a test can fail, or crash, at each."""
+"""Wraps the file system calls of the journal, one by one: a test can fail, or crash, at each."""
 
 import os
 from pathlib import Path
@@ -13,15 +13,15 @@ class JournalDisk(Protocol):
         ...
 
     def write(self, file: int, data: bytes) -> None:
-        """All of it, at the end of the file."""
+        """Write all of ``data`` at the end of the file."""
         ...
 
     def sync(self, file: int) -> None:
-        """What was written survives a power cut, once the name of the file does."""
+        """Make the file's content survive a power cut, once its name does."""
         ...
 
     def sync_path(self, path: Path) -> None:
-        """The same for a file that another process wrote, or for the names in a directory."""
+        """Sync a file that another process wrote, or the names in a directory."""
         ...
 
     def rename(self, old: Path, new: Path) -> None: ...

@@ -1,4 +1,4 @@
-"""What can be wrong with a journal. Each error names the file, the values, and what to do."""
+"""Defines the errors of a journal. Each names the file, the values, and the fix."""
 
 from offbeat.messages.failures import OffbeatError
 
@@ -18,7 +18,10 @@ class JournalFailed(OffbeatError):
 
 
 class JournalTaken(OffbeatError):
-    """Another controller writes this journal; the newer one goes on, the other must end."""
+    """Raised when another controller writes this journal.
+
+    The newer one goes on, the other must end.
+    """
 
     def __init__(self, file: str) -> None:
         super().__init__(file)

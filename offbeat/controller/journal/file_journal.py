@@ -48,10 +48,10 @@ def open_journal(
     disk: JournalDisk = SYSTEM_DISK,
     unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
-    """Begin a new life of the controller: the state so far, and the journal it goes on with.
+    """Begin a new incarnation: return the state so far, and the journal that goes on from it.
 
     Every event of the ledger is recorded in the journal. From here on no barrier of a former
-    life's journal succeeds. Blocks until everything before is read.
+    incarnation's journal succeeds. Blocks until everything before is read.
 
     Args:
         directory: Of the journal; made when it is not there.
@@ -82,7 +82,7 @@ def open_journal(
 
 
 class FileJournal:
-    """Takes the events of one life, in order. Made by ``open_journal``.
+    """Records the events of one incarnation, in order. Created by ``open_journal``.
 
     What ``barrier`` has waited for survives any crash; so does everything before it. Of the rest a
     crash leaves the beginning. Once the disk has refused, ``failure`` says so and every barrier
@@ -92,7 +92,7 @@ class FileJournal:
     def __init__(
         self,
         segments: Segments,
-        books: GroupTable,
+        table: GroupTable,
         run_blocking: RunBlocking,
         *,
         history: History,
@@ -100,13 +100,13 @@ class FileJournal:
         records: int,
         unix_s: Callable[[], float],
     ) -> None:
-        """``books`` have taken in every event before it is appended; snapshots are made of them.
+        """Create the journal of ``table``, which takes in every event before it is appended.
 
-        ``history`` is of the lives before; it goes on with each event, and the snapshots hold it.
+        ``history`` covers the incarnations before; each event updates it, and the snapshots hold it.
         """
-        self._segments, self._books, self._run_blocking = segments, books, run_blocking
+        self._segments, self._table, self._run_blocking = segments, table, run_blocking
         self.past = copy.deepcopy(history)
-        """Times and rates of the lives before this one."""
+        """Times and rates of the incarnations before this one."""
         self._history = history
         self._snapshot_records, self._records = snapshot_records, records
         self._unix_s = unix_s
@@ -119,7 +119,7 @@ class FileJournal:
         self.failure: JournalFailed | JournalTaken | None = None
 
     def append(self, event: Event) -> None:
-        """Take an event. Costs microseconds, whatever the disk does."""
+        """Queue an event for writing. Costs microseconds, whatever the disk does."""
         event = msgspec.structs.replace(event, unix_s=self._unix_s())
         self._history.take(event)
         payload = self._encode(event)
@@ -127,7 +127,7 @@ class FileJournal:
         self._appended += 1
         self._records += 1
         self._queued_bytes += len(payload)
-        outstanding = len(self._books.groups) - _CHEAP
+        outstanding = len(self._table.groups) - _CHEAP
         if self._records >= max(self._snapshot_records, _PER_GROUP * outstanding):
             self.snapshot()
         elif self._queued_bytes >= FLUSH_BYTES:
@@ -174,20 +174,22 @@ class FileJournal:
         return found
 
     def snapshot(self) -> None:
-        """Begin a new segment, with the state so far before it; done by itself in time.
+        """Begin a new segment behind a snapshot of the state so far; also runs by itself in time.
 
-        Encodes the books now, which takes the longer the more groups are outstanding.
+        Encodes the group table now; the cost grows with the number of outstanding groups.
         """
         self._records = 0
         if self.failure is None:
-            state = SavedState(self._books.snapshot(), self._history)
+            state = SavedState(self._table.snapshot(), self._history)
             self._put(Rotation(self._encode(state)))
             self._begin_sync()
 
     def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:
-        """Write and fsync on this thread: the end is near. False: not everything is durable.
+        """Write and fsync on this thread before the process ends.
 
-        Raises nothing; ``failure`` tells why, or None if another thread was still writing after
+        False when not everything is durable.
+
+        Raises nothing; ``failure`` says why, or None if another thread was still writing after
         ``patience_s``. What this thread writes takes as long as the disk does.
         """
         try:
@@ -197,13 +199,16 @@ class FileJournal:
         return self.failure is None and self._durable == self._appended
 
     def close(self, patience_s: float = _PATIENCE_S) -> bool:
-        """``flush_now``, then give the file back; what is appended later is lost, and told so."""
+        """Flush as ``flush_now`` does and close the file.
+
+        Events appended later are lost, with a log line.
+        """
         durable = self.flush_now(patience_s)
         self._segments.close(patience_s)
         return durable
 
     def _begin_sync(self) -> None:
-        """If none is under way: that one's end begins the next."""
+        """Start a sync unless one is under way: the end of that one starts the next."""
         if self._sync is None and self.failure is None:
             self._queued_bytes = 0
             self._sync = asyncio.ensure_future(self._run_blocking(self._segments.sync))

@@ -37,7 +37,7 @@ class Rotation:
 
 
 class Segments:
-    """What one life of a controller writes.
+    """The journal files that one incarnation of a controller writes.
 
     Encoded records and rotations are put into ``queue`` by one thread; ``sync`` takes them out, in
     order, in any thread. After a failure nothing is written any more.
@@ -55,10 +55,10 @@ class Segments:
 
     @classmethod
     def begin(cls, directory: Path, disk: JournalDisk) -> tuple[Self, FoldedJournal]:
-        """A new life: its own segment, and what came before that.
+        """Begin a new incarnation: return its own segment and the state before it.
 
         The segment is claimed first and the others are read then: from here on no barrier of a
-        former life succeeds.
+        former incarnation succeeds.
 
         Raises:
             JournalTaken: Another controller began at the same moment.
@@ -88,7 +88,9 @@ class Segments:
         return segments, folded
 
     def sync(self, patience_s: float = -1) -> int:
-        """Write and fsync what is queued as this begins; the records of this life durable then.
+        """Write and fsync what is queued now.
+
+        Return how many records of this incarnation are durable.
 
         Args:
             patience_s: How long to wait for another thread that is at it, then do nothing; -1: as
@@ -161,7 +163,10 @@ class Segments:
         self._size += len(data)
 
     def _rotate(self, rotation: Rotation) -> None:
-        """All of this segment is durable. A crash from here on finds the older snapshot."""
+        """Switch to the next segment once all of this one is durable.
+
+        A crash from here on finds the older snapshot.
+        """
         follows, follows_bytes = self._number, self._size
         file = _claim(self._disk, self.directory, follows + 1)
         former, self._file = self._file, file
@@ -171,7 +176,7 @@ class Segments:
         try:
             self._write_snapshot(rotation.snapshot)
         except OSError as error:
-            # All segments are kept: the next life only reads more of them.
+            # All segments are kept: the next incarnation only reads more of them.
             log.warning("journal.snapshot_failed", segment=self._number, error=str(error))
 
     def _begin_segment(self, follows: int, follows_bytes: int) -> None:
@@ -190,7 +195,9 @@ class Segments:
                 self._disk.close(file)
             self._disk.rename(unfinished, final)
         except OSError:
-            with contextlib.suppress(OSError):  # the first error is told; it only takes room
+            with contextlib.suppress(
+                OSError
+            ):  # the first error is reported; a leftover file only takes room
                 self._disk.remove(unfinished)
             raise
         self._disk.sync_path(self.directory)

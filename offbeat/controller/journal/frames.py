@@ -41,7 +41,7 @@ def header(kind: bytes, follows: int = 0, follows_bytes: int = 0) -> bytes:
 
 
 def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
-    """None: a crash tore the header, so that nothing else is in the file.
+    """Return the header, or None when a crash tore it, so that the file holds nothing else.
 
     Args:
         file: Its name, for errors.
@@ -103,7 +103,10 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
 
 
 def _frame_end(view: memoryview, offset: int) -> int | None:
-    """None: no whole frame begins here. Zeros, as a crash may leave, are none."""
+    """Return the end of the frame at ``offset``; None when no whole frame begins there.
+
+    Zeros, as a crash may leave, are none.
+    """
     start = offset + _FRAME.size
     if start > len(view):
         return None
@@ -115,6 +118,6 @@ def _frame_end(view: memoryview, offset: int) -> int | None:
 
 
 def _next_frame(view: memoryview, offset: int) -> int | None:
-    """Where the next whole frame begins. A length may be what is damaged, so every byte is tried."""
+    """Return where the next whole frame begins. A length may be damaged, so every byte is tried."""
     places = range(offset, len(view) - _FRAME.size)
     return next((place for place in places if _frame_end(view, place) is not None), None)

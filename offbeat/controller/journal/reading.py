@@ -1,4 +1,4 @@
-"""Reading a journal: all its events, or the state they lead to.
+"""Reads a journal: all its events, or the state they lead to.
 
 Segments are chained: the header of each names the one before it and how much of that counts. So the
 order is total, whatever a controller that was replaced still wrote. Reading takes no lock, and a
@@ -48,15 +48,15 @@ def snapshot_path(directory: Path, number: int) -> Path:
 
 
 def numbers(directory: Path, kind: str) -> list[int]:
-    """Of the files of a kind, ``events`` or ``snapshot``, rising."""
+    """Return the numbers of the files of a kind, ``events`` or ``snapshot``, rising."""
     named = (_NAME.fullmatch(path.name) for path in directory.iterdir())
     return sorted(int(name[2]) for name in named if name and name[1] == kind)
 
 
 def read_journal(directory: Path) -> Iterator[AnyEvent]:
-    """Every event of the run, oldest first, over all lives of its controller.
+    """Yield every event of the run, oldest first, over all incarnations of its controller.
 
-    What a crash tore at the end of a segment is left out: nobody was told that it is durable.
+    What a crash tore at the end of a segment is left out: no barrier has confirmed it as durable.
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
@@ -70,7 +70,9 @@ def read_journal(directory: Path) -> Iterator[AnyEvent]:
 
 
 def recover(directory: Path) -> Ledger:
-    """Where every group is by the journal: the newest good snapshot and what came after it.
+    """Return the ledger that the journal leads to.
+
+    The newest good snapshot and the events after it.
 
     It records nowhere. The directory may be empty. Raises what ``read_journal`` raises.
     """
@@ -78,13 +80,15 @@ def recover(directory: Path) -> Ledger:
 
 
 def recover_with_history(directory: Path) -> tuple[Ledger, History]:
-    """What ``recover`` says, and the times and rates of the lives so far."""
+    """Return what ``recover`` returns, and the times and rates of the incarnations so far."""
     folded = fold(directory)
     return folded.ledger, folded.history
 
 
 def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
-    """Find the steps that a rewind to ``version`` undoes; reads the segments from the last one back.
+    """Find the steps that a rewind to ``version`` undoes.
+
+    Reads the segments from the last one back.
 
     Raises what ``read_journal`` raises.
     """
@@ -92,7 +96,7 @@ def journalled_steps_after(directory: Path, version: int) -> StepsAfter:
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """What a snapshot file holds: all that the records before it add up to."""
+    """The content of a snapshot file: the state that all records before it add up to."""
 
     books: TableSnapshot
     history: History
@@ -110,7 +114,10 @@ class FoldedJournal:
 
 
 def fold(directory: Path, before: int | None = None) -> FoldedJournal:
-    """What ``recover`` says, with where it ends. ``before``: ignore segments from this one on."""
+    """Return the state of ``recover`` with the place where it ends. ``before``.
+
+    Ignore segments from this one on.
+    """
     segments = [n for n in numbers(directory, "events") if before is None or n < before]
     last = _newest(directory, segments)
     if last is None:
@@ -134,7 +141,7 @@ def fold(directory: Path, before: int | None = None) -> FoldedJournal:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One segment, as far as it counts."""
+    """One segment, up to the point where it counts."""
 
     number: int
     path: Path
@@ -142,7 +149,10 @@ class _Part:
     limit: int | None = None  # bytes of it that the next one follows; None: it is the last one
 
     def events(self, kinds: tuple[bytes, ...] = ()) -> Iterator[tuple[AnyEvent, int]]:
-        """With where their frames end. ``kinds``: of these only, as ``_kind`` writes them; empty: all."""
+        """Yield events with the ends of their frames. ``kinds``.
+
+        Only these, as ``_kind`` writes them; empty: all.
+        """
         decode = msgspec.msgpack.Decoder(AnyEvent).decode
         for payload, end in frames(str(self.path), self.path.read_bytes(), self.limit):
             if kinds and not _is_any(payload, kinds):
@@ -218,7 +228,10 @@ def _begun(directory: Path, number: int, limit: int | None = None) -> _Part | No
 
 
 def _newest_snapshot(directory: Path, at_most: int) -> tuple[int, SavedState | None]:
-    """With the number of the segment that goes on from it; 1 and None: begin at the beginning."""
+    """Return the newest good snapshot and the segment that goes on from it.
+
+    1 and None when there is none.
+    """
     for number in reversed(numbers(directory, "snapshot")):
         if number <= at_most:
             path = snapshot_path(directory, number)

@@ -24,7 +24,7 @@ def synced(*versions: int) -> Fleet:
     names = [f"generator-{place}" for place in range(len(versions))]
     fleet = Fleet(names)
     for name, version in zip(names, versions, strict=True):
-        fleet.heard(state(name, 1))
+        fleet.probe_answered(state(name, 1))
         assert fleet.acked(ack(name, 1, version))
     return fleet
 
@@ -101,13 +101,13 @@ def test_a_suspect_that_serves_something_else_than_it_acked_has_to_sync_again(
 ) -> None:
     fleet = synced(1)
     fleet.suspect("generator-0")
-    fleet.heard(state("generator-0", 1, says))
+    fleet.probe_answered(state("generator-0", 1, says))
     assert fleet.engines["generator-0"].health is Health.STALE
 
 
 def test_a_new_life_is_stale_whatever_it_says_and_counts_as_a_restart() -> None:
     fleet = synced(1)
-    fleet.heard(state("generator-0", 2, version=1))
+    fleet.probe_answered(state("generator-0", 2, version=1))
     assert fleet.engines["generator-0"].health is Health.STALE
     assert fleet.restarts == 1
     assert not fleet.acked(ack("generator-0", 1, 2)), "the ack of the life before comes too late"
@@ -115,9 +115,9 @@ def test_a_new_life_is_stale_whatever_it_says_and_counts_as_a_restart() -> None:
 
 def test_a_late_answer_of_a_former_life_does_not_bring_it_back() -> None:
     fleet = synced(1)
-    fleet.heard(state("generator-0", 2))
+    fleet.probe_answered(state("generator-0", 2))
     fleet.acked(ack("generator-0", 2, 1))
-    assert not fleet.heard(state("generator-0", 1, version=1))
+    assert not fleet.probe_answered(state("generator-0", 1, version=1))
     assert fleet.engines["generator-0"].incarnation == "generator-0-life-2"
     assert fleet.engines["generator-0"].health is Health.HEALTHY
 
@@ -125,10 +125,10 @@ def test_a_late_answer_of_a_former_life_does_not_bring_it_back() -> None:
 def test_an_engine_given_up_is_not_heard_until_its_next_life() -> None:
     fleet = synced(1)
     fleet.dead("generator-0")
-    assert not fleet.heard(state("generator-0", 1, version=1))
+    assert not fleet.probe_answered(state("generator-0", 1, version=1))
     fleet.restarting("generator-0")
-    assert not fleet.heard(state("generator-0", 1, version=1)), "the process that was given up"
-    assert fleet.heard(state("generator-0", 2))
+    assert not fleet.probe_answered(state("generator-0", 1, version=1)), "the process that was given up"
+    assert fleet.probe_answered(state("generator-0", 2))
     assert fleet.engines["generator-0"].health is Health.STALE
 
 
@@ -153,7 +153,7 @@ def test_an_ack_of_an_older_version_than_one_acked_before_is_refused() -> None:
 def test_what_an_engine_did_adds_up_over_its_lives() -> None:
     fleet = Fleet(["generator-0"])
     for life, tokens in ((1, 10), (1, 25), (2, 5), (2, 5)):
-        fleet.heard(state("generator-0", life, tokens=tokens))
+        fleet.probe_answered(state("generator-0", life, tokens=tokens))
     assert fleet.engines["generator-0"].tokens == 30
     assert fleet.engines["generator-0"].busy_s == pytest.approx(3.0)
 
@@ -166,7 +166,7 @@ def test_requests_that_fail_in_a_row_cost_an_engine_its_process_though_its_probe
     for last in (False, False, True):
         assert fleet.request_failed("generator-0") is last
         assert fleet.engines["generator-0"].doubted
-        fleet.heard(state("generator-0", 1, version=1))
+        fleet.probe_answered(state("generator-0", 1, version=1))
         assert fleet.pick() is not None, "a probe clears suspicion, and no strike"
 
 
@@ -182,7 +182,7 @@ def test_requests_that_a_dead_process_took_with_it_are_no_strikes_against_the_ne
     fleet.dead("generator-0")
     assert not any(fleet.request_failed("generator-0") for _ in range(9))
     fleet.restarting("generator-0")
-    fleet.heard(state("generator-0", 2))
+    fleet.probe_answered(state("generator-0", 2))
     fleet.acked(ack("generator-0", 2, 1))
     late = [fleet.request_failed("generator-0", "generator-0-life-1") for _ in range(9)]
     assert not any(late)

@@ -89,7 +89,7 @@ class FleetMoves(RuleBasedStateMachine):
         late = was == "dead" or life < known.heard or (was == "restarting" and life == known.heard)
         before = str(engine), engine.incarnation
         answer = EngineState(name, incarnation(name, life), says, None, 0, 0, 0.0, 0)
-        assert self.fleet.heard(answer) is not late
+        assert self.fleet.probe_answered(answer) is not late
         if late:
             assert (str(engine), engine.incarnation) == before
         elif life > known.heard:
