@@ -1,4 +1,4 @@
-"""Everything that is a Ray actor or lives in one, and the adapters that make actors look like ports.
+"""Contains all Ray actor classes and the adapters that satisfy the controller's ports.
 
 Actors satisfy the Protocols of ``offbeat.controller.ports`` by shape; the two never import each
 other.

@@ -44,7 +44,10 @@ _EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 
 
 class RemoteBug(OffbeatError):
-    """An actor raised what nobody expected. Unknown is a bug: the run ends, and says where."""
+    """Raised when an actor raises an unexpected error.
+
+    That is a bug, so the run ends with its location.
+    """
 
     def __init__(self, actor: str, during: str, kind: str, detail: str) -> None:
         super().__init__(actor, during, kind, detail)
@@ -55,9 +58,9 @@ class RemoteBug(OffbeatError):
 
 
 class ArgumentLost(ActorLost):
-    """An argument of a call died with the machine that held it, and the call was not made.
+    """Raised when an argument died with the machine that held it, so that the call was not made.
 
-    The actor itself lives. Whoever passes references handles this apart; to everybody else it is a
+    The actor itself is alive. Callers that pass references handle this apart; to all others it is a
     call that did not reach the actor.
     """
 
@@ -71,7 +74,7 @@ class ArgumentLost(ActorLost):
 
 
 async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
-    """The value of a remote call.
+    """Return the value of a remote call.
 
     Cancelling this await cancels the call in the actor too: by itself it would run to its end.
 
@@ -117,7 +120,7 @@ def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
 
 
 def _cause_of_death(error: BaseException) -> str:
-    """Why a process is gone, in one line: Ray says it far behind its first."""
+    """Return why a process is gone, in one line; Ray's message has it far behind its first line."""
     if isinstance(error, OutOfMemoryError):
         return _OUT_OF_MEMORY
     if isinstance(error, ActorUnavailableError):
@@ -131,7 +134,7 @@ def _cause_of_death(error: BaseException) -> str:
 
 
 def _how_lost(error: ObjectLostError) -> str:
-    """Why an object is gone, in one line."""
+    """Return why an object is gone, in one line."""
     if isinstance(error, OwnerDiedError):
         return "the process that owned it died"
     if isinstance(error, ObjectFreedError):

@@ -1,4 +1,4 @@
-"""Many small calls between two actors, carried by few remote ones.
+"""Batches many small calls between two actors into few remote ones.
 
 A remote call costs about a millisecond of CPU whatever it carries, and a rollout of a small model
 costs less than that. So what is asked within one turn of the event loop travels in one ``exchange``,
@@ -29,7 +29,7 @@ A = TypeVar("A")
 
 
 class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
-    """To the question of this id: a value, or the failure that ``call`` raises."""
+    """The reply to the question of this id: a value, or the failure that ``call`` raises."""
 
     id: int
     value: A | None
@@ -40,7 +40,7 @@ Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence
 
 
 class CallBatcher(Generic[Q, A]):
-    """The calling end, for one callee.
+    """Batches the calls to one callee; this is the caller's end.
 
     A cancelled ``call`` cancels its work in the callee. When an exchange fails, for whatever
     reason, every call that was open when it began raises that: its answers may have been in it.
@@ -102,7 +102,7 @@ class CallBatcher(Generic[Q, A]):
     async def _carry(
         self, asked: list[tuple[int, Q]], cancelled: list[int], before: int, *, alone: bool
     ) -> None:
-        """One exchange; ids from ``before`` on are no business of it.
+        """Carry out one exchange; calls with ids from ``before`` on do not belong to it.
 
         ``alone``: no other was on its way when it began. Exchanges may overtake each other, so only
         one that was alone all the time knows that nobody took over from it.
@@ -132,7 +132,10 @@ class CallBatcher(Generic[Q, A]):
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
     def _fail(self, before: int, failure: Exception) -> None:
-        """Every call asked until then raises; a callee that lives hears of it in the next exchange."""
+        """Fail every call made until then.
+
+        A callee that is alive learns of it in the next exchange.
+        """
         for id_ in self._owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)
@@ -143,9 +146,9 @@ class CallBatcher(Generic[Q, A]):
 
 @dataclass(slots=True)
 class _Client(Generic[A]):
-    """What is owed to one caller."""
+    """The replies that one caller is owed."""
 
-    life: str
+    incarnation: str
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     answers: deque[BatchedReply[A]] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
@@ -167,9 +170,10 @@ class _Client(Generic[A]):
 
 
 class ReplyBatcher(Generic[Q, A]):
-    """The answering end, for any number of callers.
+    """Answers batched calls; this is the callee's end, for any number of callers.
 
-    A caller is named; when it comes back with another life, what its former one asked is cancelled.
+    A caller has a name; when it comes back as another incarnation, the calls of the former one are
+    cancelled.
     """
 
     def __init__(
@@ -193,13 +197,13 @@ class ReplyBatcher(Generic[Q, A]):
         self._clients: dict[str, _Client[A]] = {}
 
     async def exchange(
-        self, name: str, life: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
+        self, name: str, incarnation: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
     ) -> list[BatchedReply[A]]:
         """Take questions; return the answers that are there.
 
         Without any, a newer exchange took over, or this caller is owed nothing.
         """
-        client = self._client(name, life)
+        client = self._client(name, incarnation)
         for id_ in cancelled:
             if task := client.tasks.get(id_):
                 task.cancel()
@@ -215,7 +219,7 @@ class ReplyBatcher(Generic[Q, A]):
         return self._taken(client)
 
     def cancel_all(self) -> None:
-        """Give up on all work. Who waits for it is told that it is lost."""
+        """Cancel all work; its callers receive that it is lost."""
         for client in self._clients.values():
             client.cancel_all()
 
@@ -227,12 +231,12 @@ class ReplyBatcher(Generic[Q, A]):
         ]:
             await asyncio.wait(going_on)
 
-    def _client(self, name: str, life: str) -> _Client[A]:
+    def _client(self, name: str, incarnation: str) -> _Client[A]:
         client = self._clients.get(name)
-        if client is None or client.life != life:
+        if client is None or client.incarnation != incarnation:
             if client is not None:
                 client.cancel_all()
-            client = self._clients[name] = _Client(life)
+            client = self._clients[name] = _Client(incarnation)
         return client
 
     async def _answer(self, client: _Client[A], id_: int, question: Q) -> None:

@@ -1,4 +1,4 @@
-"""The Ray actor that hosts the controller. It is built by whoever knows both: the launcher."""
+"""Hosts the controller in a Ray actor. The launcher builds it, since it knows both."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -10,7 +10,7 @@ class HostedController(Protocol):
     """A run as its host sees it."""
 
     async def run(self) -> bytes:
-        """Go to the end, whatever it is; the run's summary as JSON."""
+        """Run to the end and return the run's summary as JSON."""
         ...
 
     def status(self) -> bytes:
@@ -19,12 +19,14 @@ class HostedController(Protocol):
 
     def abort(self, reason: str) -> None: ...
     def control(self, command: bytes) -> None:
-        """Hand on what an operator asks, as JSON."""
+        """Pass on an operator's command, given as JSON."""
         ...
 
 
 class ControllerActor:
-    """An async actor: ``status`` and ``abort`` are answered while ``run`` goes on.
+    """Async actor of the controller.
+
+    ``status`` and ``abort`` are answered while ``run`` is in progress.
 
     Nobody but the driver calls it; the actors it calls never call back.
     """
@@ -46,7 +48,7 @@ class ControllerActor:
         return await self._hosted.run()
 
     async def status(self) -> bytes | None:
-        """None before the run was built."""
+        """Return the run's status as JSON; None before the run was built."""
         return None if self._hosted is None else self._hosted.status()
 
     async def abort(self, reason: str) -> None:
@@ -56,7 +58,10 @@ class ControllerActor:
             self._hosted.abort(reason)
 
     async def control(self, command: bytes) -> None:
-        """Pause, resume, stop or abort. A command that comes before the run is built begins with it."""
+        """Pause, resume, stop or abort.
+
+        A command that comes before the run is built begins with it.
+        """
         if self._hosted is None:
             self._early_commands.append(command)
         else:

@@ -7,7 +7,7 @@ import time
 import torch
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.actors.process import incarnation
+from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.generators.engine_loop import EngineLoop
@@ -32,11 +32,11 @@ class EmbeddedEngineActor(EngineActor):
             config.device,
             trust_remote_code=spec.model.trust_remote_code,
         )
-        life = incarnation(spec.name)
+        incarnation = new_incarnation(spec.name)
         engine = EmbeddedEngine(
             model,
             name=spec.name,
-            incarnation=life,
+            incarnation=incarnation,
             eos_token_ids=_end_tokens(model.generation_config.eos_token_id),
             max_sequences=config.max_sequences,
             max_model_len=config.max_model_len,
@@ -47,7 +47,7 @@ class EmbeddedEngineActor(EngineActor):
         self._loop = EngineLoop(engine)
         self._module = engine.model
         self._receiver: ModuleReceiver | None = None  # of the last transfer; it knows what fits
-        super().__init__(spec, self._loop, life)
+        super().__init__(spec, self._loop, incarnation)
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]

@@ -1,4 +1,4 @@
-"""What every engine actor does: fence, weights, health. One actor is one engine.
+"""Implements what all engine actors share: fence, weights, health. One actor is one engine.
 
 An engine serves no version until a release was received, verified and committed; its ack carries
 the version and the digest it then serves.
@@ -30,7 +30,7 @@ from offbeat.weight_sync.transports.messages import Route
 
 
 class ServedEngine(Protocol):
-    """What all kinds of engine have in common."""
+    """Interface that all kinds of engine share."""
 
     @property
     def running(self) -> int: ...
@@ -46,7 +46,7 @@ class ServedEngine(Protocol):
 
 
 class TakenRelease(NamedTuple):
-    """What became of a release that was taken."""
+    """Outcome of receiving a release."""
 
     pause_s: float  # decoding stood still, the canary included
     canary_gap: float | None  # nats; None: the release has no canary
@@ -55,8 +55,8 @@ class TakenRelease(NamedTuple):
 class EngineActor:
     """Fence, state and acks; the kinds differ in how they take weights. An async actor."""
 
-    def __init__(self, spec: EngineSpec, served: ServedEngine, life: str) -> None:
-        self._name, self._served, self._life = spec.name, served, life
+    def __init__(self, spec: EngineSpec, served: ServedEngine, incarnation: str) -> None:
+        self._name, self._served, self._incarnation = spec.name, served, incarnation
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
         self._epoch = 0  # of the newest transfer begun
@@ -67,25 +67,25 @@ class EngineActor:
     async def exchange(
         self,
         worker: str,
-        life: str,
+        incarnation: str,
         asked: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
     ) -> list[BatchedReply[GenerateResult]]:
         """Generate for an environment worker; see ``offbeat.actors.call_batching``."""
-        return await self._requests.exchange(worker, life, asked, cancelled)
+        return await self._requests.exchange(worker, incarnation, asked, cancelled)
 
     async def state(self, fence: Fence) -> EngineState:
-        """How it is.
+        """Return the engine's state.
 
         Raises:
-            EngineUnavailable: The process lives, the engine in it does not.
+            EngineUnavailable: The process is alive, the engine in it is not.
         """
         self._guard.check(fence)
         self._served.check_usable("say how it is")
         served = self._served
         return EngineState(
             name=self._name,
-            incarnation=self._life,
+            incarnation=self._incarnation,
             version=self._version,
             digest=self._digest,
             running=served.running,
@@ -123,7 +123,7 @@ class EngineActor:
         route: Route,
         members: tuple[str, ...],
     ) -> WeightsAck:
-        """As ``load_weights``, of a release that is broadcast to ``members`` together.
+        """Do as ``load_weights`` does with a release that is broadcast to ``members`` together.
 
         Raises:
             WeightSyncFailed: The sender is gone, this engine was too slow, or as there.
@@ -162,7 +162,7 @@ class EngineActor:
         took_s = time.perf_counter() - started_s
         return WeightsAck(
             engine=self._name,
-            incarnation=self._life,
+            incarnation=self._incarnation,
             epoch=epoch,
             version=version,
             digest=digest,
@@ -178,7 +178,10 @@ class EngineActor:
         await self._served.close()
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
-        """Only with weights of this run: a process started anew holds those it was made with."""
+        """Generate, but only with weights of this run.
+
+        A restarted process holds those it was created with.
+        """
         if self._version is None:
             problem = "it holds no weights of this run"
             raise EngineUnavailable(self._name, "generate", problem, "Sync it first")

@@ -14,7 +14,7 @@ from offbeat.actors.call import RemoteBug, reply_of
 from offbeat.actors.call_batching import BatchedReply, CallBatcher, Exchange, ReplyBatcher
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
-from offbeat.actors.process import incarnation
+from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
@@ -36,12 +36,18 @@ from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
 COALESCED_BYTES: Final = 64 * 1024
-"""Payload of small groups that travels in one reply; a larger group travels, and is freed, alone."""
+"""Payload of small groups that travels in one reply.
+
+A larger group travels, and is freed, alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Everything a worker is made from; picklable, so that a restart makes the same one."""
+    """Everything that a worker is created from.
+
+    Picklable, so that a restart creates the same one.
+    """
 
     name: str
     config: RunConfig
@@ -53,14 +59,14 @@ class EnvironmentSpec:
 
 
 class EnvironmentActor:
-    """One environment worker. An async actor."""
+    """Async actor of one environment worker."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         place = prepared(spec.name, spec.run_dir, spec.sharing, spec.config)
         self._spec = spec
-        self._life = life = incarnation(spec.name)
+        self._incarnation = incarnation = new_incarnation(spec.name)
         self._engines: dict[str, CallBatcher[GenerateRequest, GenerateResult]] = {}
-        self._requests = UniqueRequests(life)
+        self._requests = UniqueRequests(incarnation)
         self._groups = ReplyBatcher(
             self._roll_out,
             _as_failure,
@@ -79,13 +85,13 @@ class EnvironmentActor:
         self._environment = make_environment(
             spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
         )
-        self._log = RolloutLog(place.directory / "rollouts", life, files=place.files)
+        self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         self._spooling: Spooling | None = None
         # What no controller could read, nobody would remove either.
         if spec.config.transfer_queue.spool == "ready" and place.files is None:
             spool = place.directory / FOLDER
             self._spooling = Spooling(
-                SpoolWriter(spool, spec.name, life.removeprefix(f"{spec.name}-"))
+                SpoolWriter(spool, spec.name, incarnation.removeprefix(f"{spec.name}-"))
             )
         self._started: asyncio.Task[None] | None = None
 
@@ -104,10 +110,10 @@ class EnvironmentActor:
             happened.
         """
         self._guard.check(fence)
-        life = f"{fence.run_id}/{fence.incarnation}"
+        incarnation = f"{fence.run_id}/{fence.incarnation}"
         if self._spooling is not None:
-            self._spooling.begin(life)
-        answers = await self._groups.exchange("controller", life, asked, cancelled)
+            self._spooling.begin(incarnation)
+        answers = await self._groups.exchange("controller", incarnation, asked, cancelled)
         receipts = [
             BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
             for each in answers
@@ -142,7 +148,9 @@ class EnvironmentActor:
         return receipt, columns
 
     def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
-        """The engine of that name, looked up at its first request: one that is retired has no actor.
+        """The engine of that name, looked up at its first request.
+
+        One that is retired has no actor.
 
         Raises:
             ActorLost: No actor has the name.
@@ -153,13 +161,13 @@ class EnvironmentActor:
                 handle = ray.get_actor(self._spec.engines[name])
             except ValueError as error:
                 raise ActorLost(name, "look-up", first_line(error)) from error
-            exchange = _exchange_with(name, handle, self._spec.name, self._life)
+            exchange = _exchange_with(name, handle, self._spec.name, self._incarnation)
             engine = self._engines[name] = CallBatcher(exchange)
         return engine
 
     async def ping(self) -> str:
-        """Return the name of this process, which says that it goes on."""
-        return self._life
+        """Return the name of this incarnation; an answer shows that its process is alive."""
+        return self._incarnation
 
     async def close(self) -> None:
         await self._groups.close()
@@ -188,26 +196,29 @@ def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
 
 
 def _exchange_with(
-    engine: str, handle: Handle, worker: str, life: str
+    engine: str, handle: Handle, worker: str, incarnation: str
 ) -> Exchange[GenerateRequest, GenerateResult]:
     async def exchange(
         asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
     ) -> Sequence[BatchedReply[GenerateResult]]:
-        ref = handle.exchange.remote(worker, life, asked, cancelled)
+        ref = handle.exchange.remote(worker, incarnation, asked, cancelled)
         return await reply_of(ref, engine, "generate")
 
     return exchange
 
 
 def _as_failure(error: Exception) -> OffbeatError:
-    """What ``_roll_out`` raises is typed already; anything else is a bug of this module."""
+    """Return an error of ``_roll_out``, which is typed already.
+
+    Anything else is a bug of this module.
+    """
     if isinstance(error, OffbeatError):
         return error
     return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))
 
 
 def classified(error: Exception, task: RolloutTask) -> RolloutFailed:
-    """What an error of a rollout says about trying again. Unknown is a bug."""
+    """Classify an error of a rollout by whether a retry may help. An unknown one is a bug."""
     match error:
         case ActorLost():
             kind, reason = FailureKind.INFRASTRUCTURE, "engine_lost"

@@ -12,7 +12,7 @@ class FenceGuard:
         self._held: Fence | None = None
 
     def check(self, fence: Fence) -> None:
-        """Let a call pass, or refuse it.
+        """Accept a call or refuse it.
 
         Raises:
             StaleFence: The caller is of another run or of an older incarnation.

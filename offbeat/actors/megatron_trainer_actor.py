@@ -14,12 +14,12 @@ from offbeat.weight_sync.transport import Source
 
 
 class MegatronTrainerActor(TrainerActor):
-    """One share of a model that tensor, pipeline, data and expert parallelism have cut."""
+    """One rank of a model that tensor, pipeline, data and expert parallelism have divided."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         trainer = spec.config.trainer
         torch.set_num_threads(trainer.threads)
-        self._stands_in = ExitStack()  # for the life of this process
+        self._stands_in = ExitStack()  # for the incarnation of this process
         if trainer.device == "cpu":
             self._stands_in.enter_context(cpu_stands_in(trainer.device))
         super().__init__(spec, lambda peers: make(spec, peers))

@@ -1,4 +1,4 @@
-"""What every actor process sets up before it works."""
+"""Sets up every actor process before it works."""
 
 import atexit
 import faulthandler
@@ -28,6 +28,6 @@ def dump_stacks_on_signal() -> None:
     faulthandler.register(signal.SIGUSR1)
 
 
-def incarnation(name: str) -> str:
-    """A name for this process life: no other one has it."""
+def new_incarnation(name: str) -> str:
+    """Return a name for this incarnation that no other one has."""
     return f"{name}-{os.getpid()}-{os.urandom(4).hex()}"

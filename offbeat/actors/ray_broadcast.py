@@ -1,4 +1,6 @@
-"""The generator's port where a release is broadcast: engines that are asked together take it together.
+"""The generator's port where a release is broadcast.
+
+Engines that are asked together take it together.
 
 Nothing but the members of a broadcast is decided here: who is asked in the same turn of the event
 loop for the same epoch. The trainer sends to them, they answer one by one, as without a broadcast.
@@ -23,14 +25,14 @@ def generators_for(transport: str, engines: Mapping[str, Handle]) -> dict[str, R
 
 
 class BroadcastBarrier:
-    """Who takes part in which transfer."""
+    """Collects the engines that take part in the same transfer."""
 
     def __init__(self) -> None:
         self._asked: dict[int, list[str]] = {}
         self._closed: dict[int, asyncio.Future[tuple[str, ...]]] = {}
 
     async def members(self, epoch: int, name: str) -> tuple[str, ...]:
-        """Everybody who asks for this epoch in this turn of the event loop, in the order asked."""
+        """Return all engines that join this epoch in this turn of the event loop, in that order."""
         if epoch not in self._asked:
             loop = asyncio.get_running_loop()
             self._asked[epoch], self._closed[epoch] = [], loop.create_future()
@@ -43,7 +45,7 @@ class BroadcastBarrier:
 
 
 class BroadcastGenerator(RayGenerator):
-    """One engine actor that takes releases together with others."""
+    """One engine actor that receives releases together with others."""
 
     def __init__(self, name: str, engine: Handle, gathering: BroadcastBarrier) -> None:
         super().__init__(name, engine)

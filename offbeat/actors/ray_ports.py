@@ -25,7 +25,7 @@ from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.transfer_queue.schema import Columns
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
-"""For each group, where its columns are: ``(object, index in it)``, in the order written."""
+"""For each group, the places of its columns: ``(object, index in it)``, in the order written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PayloadHandle:
 
 
 class RayRollouts:
-    """All environment worker actors, in turn; tasks to the same one are coalesced.
+    """All environment worker actors, in turn; tasks to the same one are batched.
 
     Those that are gone are passed over, unless all are: then a group waits for one to come back.
     """
@@ -49,7 +49,10 @@ class RayRollouts:
     def __init__(
         self, workers: Sequence[Handle], hold: Callable[[Receipt], object] = lambda _: None
     ) -> None:
-        """``hold`` is asked for each group answered; what it returns lives as long as the payload."""
+        """Create the port. ``hold`` is called for each group answered.
+
+        Its result is kept as long as the payload.
+        """
         self._workers = [
             RayWorker(f"environment-{index}", handle) for index, handle in enumerate(workers)
         ]
@@ -74,7 +77,7 @@ class RayRollouts:
             raise
 
     def report_joined(self, on_joined: OnJoined) -> None:
-        """Have ``on_joined`` called for each process of a worker that answers for the first time."""
+        """Set the callback for each worker process that answers for the first time."""
         for worker in self._workers:
             worker.on_joined = on_joined
 
@@ -117,7 +120,7 @@ class RayRollouts:
 
 
 class RayGenerator:
-    """One engine actor."""
+    """Adapter of one engine actor."""
 
     def __init__(self, name: str, engine: Handle) -> None:
         self.name = name
@@ -147,7 +150,7 @@ class RayGenerator:
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
-    """Every object of a chunk once, and for each group where its columns are in them."""
+    """Return every object of a chunk once, and for each group the places of its columns in them."""
     refs: dict[Any, int] = {}
     places = tuple(
         tuple((refs.setdefault(handle.ref, len(refs)), handle.index) for handle in handles)

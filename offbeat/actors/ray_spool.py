@@ -1,4 +1,7 @@
-"""The controller's side of the spool: groups whose owner or machine died become payloads of this one."""
+"""The controller's side of the spool.
+
+Groups whose owner or machine died become payloads of this one.
+"""
 
 import asyncio
 import contextlib
@@ -21,9 +24,9 @@ log = structlog.stdlib.get_logger()
 
 
 class RaySpool:
-    """Reads what is left of a former controller, and removes what nobody needs any more.
+    """Reads the groups that a former controller left on disk, and removes those no longer needed.
 
-    A group's copy stays on disk for as long as its payload handle lives. All methods belong to one
+    A group's copy stays on disk for as long as its payload handle exists. All methods belong to one
     event loop; files are removed beside it. On a machine that does not see the producers' disk
     nothing is readable, and groups are rolled out again.
     """
@@ -37,7 +40,10 @@ class RaySpool:
         sweep(directory, needed)
 
     def readable(self, receipt: Receipt) -> PayloadHandle | None:
-        """The columns this receipt vouches for, owned by this process now; None when they are gone."""
+        """The columns this receipt vouches for, owned by this process now.
+
+        None when they are gone.
+        """
         place = receipt.spooled
         if place is None:
             return None
@@ -49,12 +55,12 @@ class RaySpool:
         return PayloadHandle(ray.put([columns]), 0, self._holds.inherit(place))
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Groups of these with an object of which the owner, this process, knows that it is gone."""
+        """Return the groups with an object that its owner, this process, knows to be gone."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, _lost, payloads)
 
     def hold(self, receipt: Receipt) -> Hold | None:
-        """What keeps the copy of a group that has just been answered."""
+        """Return a hold that keeps the copy of a group that has just been answered."""
         place = receipt.spooled
         if place is None:
             return None
@@ -66,7 +72,7 @@ class RaySpool:
         return hold
 
     def close(self, needed: Iterable[str]) -> None:
-        """Nobody holds anything any more: leave only what the next controller needs. Blocks."""
+        """Release everything and leave only what the next controller needs. Blocks."""
         self._thread.shutdown()
         sweep(self._directory, set(needed))
 
@@ -82,7 +88,10 @@ class RaySpool:
 
 
 def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-    """Groups with a lost object. Each object is looked at once: what is not here is not waited for."""
+    """Groups with a lost object. Each object is looked at once.
+
+    What is not here is not waited for.
+    """
     lost: dict[Any, bool] = {}
     gone = set[int]()
     for ordinal, handles in payloads.items():

@@ -41,13 +41,13 @@ from offbeat.trainers.spec import WorldRendezvous
 
 T = TypeVar("T")
 _GRACE_S: Final = 5.0
-"""How long others are waited for after one rank has failed, at most. Healthy ones hear of it at once."""
+"""Longest wait for the other ranks after one has failed. Healthy ones notice it at once."""
 _PATIENCE: Final = 0.7
-"""Of ``step_deadline_s``: what a rank waits for another one. So it gives up before the controller."""
+"""Share of ``step_deadline_s`` that ranks wait for each other: less than the controller does."""
 
 
 class RayTrainer:
-    """The ranks of the trainer, as one.
+    """Presents all trainer ranks as one trainer.
 
     A rank that was killed comes back by itself, with the initial model. Until all are up, every call
     raises ``ActorLost``; the first ``state`` that answers says they are. One that is being killed may
@@ -66,7 +66,7 @@ class RayTrainer:
         self._timeout_s = _PATIENCE * config.step_deadline_s
         self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
         self._chunks = 0  # of a release; learnt from the first state
-        self._lives, self._killed = list[str](), set[str]()  # names of process lives
+        self._incarnations, self._killed = list[str](), set[str]()  # names of incarnations
         self._numbers = itertools.count(1)  # of the calls whose columns are sent ahead
 
     # --- start and end ---------------------------------------------------------------------------
@@ -74,12 +74,12 @@ class RayTrainer:
     async def state(self, fence: Fence) -> TrainerState:
         """The ranks' state; they are brought together first, if need be."""
         standings = await self._all(lambda rank: rank.standing.remote(fence), "start")
-        lives = [life for life, _ in standings]
-        if dying := self._killed.intersection(lives):
+        incarnations = [incarnation for incarnation, _ in standings]
+        if dying := self._killed.intersection(incarnations):
             raise ActorLost("trainer", "start", f"{', '.join(sorted(dying))} is being killed")
-        self._lives = lives
+        self._incarnations = incarnations
         worlds = {world for _, world in standings}
-        if len(worlds) > 1:  # one has begun a new life, the others wait for the old one
+        if len(worlds) > 1:  # one was restarted, the others wait for its former incarnation
             await self.restart()
             raise ActorLost("trainer", "start", "its ranks are not of one world")
         if worlds == {""}:
@@ -88,14 +88,14 @@ class RayTrainer:
         return (await self._all(lambda rank: rank.state.remote(fence), "start"))[0]
 
     async def _meet(self, fence: Fence) -> None:
-        """Have the ranks join a new world."""
+        """Have the ranks join a new process group."""
         listen = self._ranks[0].listen.remote(fence)
         store = await self._reply(0, listen, "start")
-        at = WorldRendezvous(self._lives[0], store, len(self._ranks), self._timeout_s)
+        at = WorldRendezvous(self._incarnations[0], store, len(self._ranks), self._timeout_s)
         await self._all(lambda rank: rank.join.remote(fence, at), "start")
 
     async def restart(self) -> None:
-        self._killed.update(self._lives)
+        self._killed.update(self._incarnations)
         for rank in self._ranks:
             ray.kill(rank, no_restart=False)
 
@@ -195,7 +195,7 @@ class RayTrainer:
         chunk: Chunk,
         sent: list["_Sent"],
     ) -> tuple[Places, list[Any]]:
-        """Where a rank's groups are in the columns it is sent, and the arguments that bring those.
+        """Return the places of a rank's groups in its columns, and the arguments that carry these.
 
         One rank is given them with the call. Several compute together: a rank whose columns are lost
         has to say so inside the call, so they are sent ahead of it.
@@ -233,7 +233,7 @@ class RayTrainer:
             raise payload_lost(chunk, await self._losses(sent)) from missing
 
     async def _losses(self, sent: Sequence["_Sent"]) -> list[ArgumentLost]:
-        """What was lost of the columns that were sent ahead of a call.
+        """Return the losses among the columns that were sent ahead of a call.
 
         Raises:
             OffbeatError: They did not arrive for another reason.
@@ -267,7 +267,7 @@ class RayTrainer:
         ]
         try:
             _, late = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            if late:  # somebody failed
+            if late:  # a rank failed
                 await asyncio.wait(late, timeout=self._grace_s)
             failures = {
                 rank: failure
@@ -308,7 +308,7 @@ def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | 
 
 
 def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:
-    """The one failure that stands for those of all ranks: the one that says most."""
+    """Return the one failure that stands for those of all ranks: the most specific one."""
     for kind in (StartFailed, ActorLost):
         if gone := next((each for each in failures.values() if isinstance(each, kind)), None):
             return gone
@@ -332,7 +332,7 @@ def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
 
 
 def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
-    """What one rank a replica did, as one: counts are added, the slowest says how long it took."""
+    """Combine the results of one rank per replica: counts are added, the slowest gives the time."""
     return ChunkResult(
         tokens=sum(each.tokens for each in replies),
         sequences=sum(each.sequences for each in replies),

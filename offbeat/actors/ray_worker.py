@@ -1,4 +1,4 @@
-"""An environment worker as its caller sees it: whether its process is there, hangs, or comes back.
+"""Tracks an environment worker for its caller: its process is up, hangs, or is being restarted.
 
     starting --it answered--> up --lost, or killed--> gone --it answered--> up
        |                                                |
@@ -64,7 +64,7 @@ class RayProcess:
 
 
 class RayWorker:
-    """One worker, whose actor Ray starts again whenever it is lost."""
+    """One worker, whose actor Ray restarts whenever it is lost."""
 
     def __init__(self, name: str, handle: Handle, process: WorkerProcess | None = None) -> None:
         """``process`` None: the one of the actor ``handle``."""
@@ -77,7 +77,7 @@ class RayWorker:
 
     @property
     def gone(self) -> bool:
-        """Its process was lost, and no other one has answered yet."""
+        """Return whether its process was lost and no other one has answered yet."""
         return self._standing == "gone"
 
     async def answer(self, ref: "ray.ObjectRef[tuple[str, T]]", during: str) -> T:
@@ -108,7 +108,7 @@ class RayWorker:
             raise ActorLost(self.name, "start", late) from None
 
     def introduce(self) -> None:
-        """Before a call: find out which process bears the name, if none has answered yet."""
+        """Find out before a call which process has the name, if none has answered yet."""
         if self._standing == "starting" and self._probe is None:
             self._begin(self._until_answered())
 
@@ -165,7 +165,7 @@ class RayWorker:
         except TimeoutError:
             self._replace(silent_s)
         except (ActorLost, StartFailed):
-            pass  # calls that are under way hear of it
+            pass  # calls in progress fail with it
         self._probe = None
 
     def _replace(self, silent_s: float) -> None:

@@ -3,7 +3,7 @@
 import time
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.actors.process import incarnation
+from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine
@@ -16,9 +16,9 @@ class StubEngineActor(EngineActor):
 
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
-        life = incarnation(spec.name)
-        self._stub = StubEngine(spec.stub, name=spec.name, incarnation=life, seed=spec.seed)
-        super().__init__(spec, self._stub, life)
+        incarnation = new_incarnation(spec.name)
+        self._stub = StubEngine(spec.stub, name=spec.name, incarnation=incarnation, seed=spec.seed)
+        super().__init__(spec, self._stub, incarnation)
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]

@@ -28,7 +28,7 @@ class StubSource:
 
 
 class StubTrainerActor(TrainerActor):
-    """One stub rank; it stands in for all ranks of the recipe."""
+    """Async actor of one stub rank; it stands in for all ranks of the recipe."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         config = spec.config

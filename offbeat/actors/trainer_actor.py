@@ -1,4 +1,4 @@
-"""What every trainer rank does: fence, classified failures, its own log of what it trained.
+"""Implements what all trainer ranks share: fence, classified failures, a log of what it trained.
 
 A sync actor with one call at a time (``max_concurrency=1``, Ray's default for it): calls are served
 in the order the controller makes them, which the split step relies on.
@@ -15,7 +15,7 @@ import msgspec
 import ray
 
 from offbeat.actors.fence_guard import FenceGuard
-from offbeat.actors.process import incarnation
+from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
 from offbeat.messages.failures import (
     ActorLost,
@@ -57,8 +57,8 @@ class TrainerActor:
     raises (``TrainStepFailed`` during finish) may leave weights that are of no version: no retry helps,
     only a restore.
 
-    A rank of several can do nothing before all have met: the first one is told to ``listen``, then
-    all of them to ``join``. They are given the same calls in the same order, each with its share of
+    Several ranks can do nothing before they form a process group: the first one gets ``listen``, then
+    all of them ``join``. They are given the same calls in the same order, each with its share of
     the groups, and work on each call together. ``WorldBroken`` says that they have lost each other:
     then only new processes can go on.
     """
@@ -75,22 +75,22 @@ class TrainerActor:
         self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
         self._held, self._canaries = HeldColumns(), Canaries(spec.config)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
-        self._life = incarnation(name)
+        self._incarnation = new_incarnation(name)
         self._world = ""  # of the ranks that it works with; empty before they have met
         self._store_server: Any = None  # its module loads torch
         self._peers: Peers = SingleRank()
         if spec.ranks == 1:
-            self._enter(self._life, SingleRank())
+            self._enter(self._incarnation, SingleRank())
 
     # --- several ranks ---------------------------------------------------------------------------
 
     def standing(self, fence: Fence) -> tuple[str, str]:
-        """Names of this process life and of the world it has joined, empty before."""
+        """Return the names of this incarnation and of its process group, empty before it joins."""
         self._guard.check(fence)
-        return self._life, self._world
+        return self._incarnation, self._world
 
     def listen(self, fence: Fence) -> StoreAddress:
-        """Return where this rank, the first one, waits for the others of a new world, and the key."""
+        """Return where this first rank waits for the others of a new world, and the key."""
         self._guard.check(fence)
         from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
             open_rendezvous,
@@ -115,7 +115,7 @@ class TrainerActor:
         self._enter(at.world, peers)
 
     def _own_address(self) -> str:
-        """The address that Ray knows this machine by.
+        """Return the address under which Ray knows this machine.
 
         Raises:
             StartFailed: No network interface here has it, so nobody could be met at it.
@@ -130,7 +130,7 @@ class TrainerActor:
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers
         self._split, source = self._make(peers)
-        self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._life)
+        self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._incarnation)
         keep, identity = spec.config.checkpoint.keep, self._split.identity
         store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
         files = self._place.files
@@ -140,7 +140,7 @@ class TrainerActor:
         self._world = world
 
     def _admit(self, fence: Fence) -> None:
-        """Let a call through: it is of the present controller, and there is somebody to serve it."""
+        """Accept a call of the present controller; raise if the ranks have not joined yet."""
         self._guard.check(fence)
         if not self._world:
             raise ActorLost(f"trainer rank {self._rank}", "a call", "it has not met the others")
@@ -160,13 +160,13 @@ class TrainerActor:
             last_attempt=last.attempt,
             parameters=self._split.parameters,
             digest=self._split.weights_digest(),
-            incarnation=self._life,
+            incarnation=self._incarnation,
         )
 
     def about(self, fence: Fence) -> tuple[str, int]:
-        """A name for this process life, and the handles that ``publish_weights`` returns at its end."""
+        """Return this incarnation's name, and how many handles end the answer of ``publish_weights``."""
         self._admit(fence)
-        return self._life, self._sender.handles
+        return self._incarnation, self._sender.handles
 
     def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
         """``((manifest, digest), handle, handle, ...)``: a snapshot; training may go on at once."""
@@ -198,7 +198,7 @@ class TrainerActor:
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, held: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """``(column names, bytes of each group)``, and the columns written, a group each.
+        """``(column names, bytes of each group)``, and the columns written, per group.
 
         Of no group at all there are no names.
 
@@ -243,7 +243,7 @@ class TrainerActor:
         held: int,
         *payloads: Sequence[Columns],
     ) -> ChunkResult:
-        """This rank's share of a chunk.
+        """Train this rank's share of a chunk.
 
         Args:
             fence: The controller's.
@@ -299,7 +299,7 @@ class TrainerActor:
             remove(model)
 
     def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        """All that ``restore`` needs, complete and durable. Training waits meanwhile.
+        """Save all that ``restore`` needs, complete and durable. Training waits meanwhile.
 
         Raises:
             CheckpointFailed: The disk refused.
@@ -319,7 +319,7 @@ class TrainerActor:
         return Checkpoint(version, digest, nbytes, time.perf_counter() - started)
 
     def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        """Take up the newest checkpoint that verifies, or the initial model; newer ones are set aside.
+        """Load the newest checkpoint that verifies, or the initial model; newer ones are set aside.
 
         An open step is dropped. The next begin may be of any step, its attempt a new one.
 
@@ -361,14 +361,17 @@ class TrainerActor:
     def _groups(
         self, during: str, places: Places, held: int, payloads: Sequence[Sequence[Columns]]
     ) -> Sequence[Columns]:
-        """The columns of each group; missing ones raise when they are read, beside the other ranks."""
+        """The columns of each group.
+
+        Missing ones raise when they are read, beside the other ranks.
+        """
         brought = self._held.take(held) if held else payloads
         if brought is None:
             return MissingColumns(self._rank, during)
         return merged(places, brought)
 
     def _together(self, during: str, work: Callable[[], T]) -> T:
-        """Run ``work``, which all ranks do; a rank that is left alone in it says so."""
+        """Run ``work``, which all ranks do; a rank that is left alone in it raises that."""
         try:
             with self._memory.during(during):
                 return work()

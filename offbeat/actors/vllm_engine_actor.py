@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.actors.process import incarnation
+from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.spec import EngineSpec
@@ -37,7 +37,7 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 log = structlog.stdlib.get_logger()
 
 Started = tuple[Library, Any]
-"""What is used of vLLM, and an ``AsyncLLM``."""
+"""The parts of vLLM in use, and an ``AsyncLLM``."""
 
 
 class VllmEngineActor(EngineActor):
@@ -47,12 +47,12 @@ class VllmEngineActor(EngineActor):
         """``started``: processes that run already, taken over as they are; tests share them."""
         prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
-        life, config = incarnation(spec.name), spec.generator
+        incarnation, config = new_incarnation(spec.name), spec.generator
         self._vllm = VllmEngine(
             library,
             llm,
             name=spec.name,
-            incarnation=life,
+            incarnation=incarnation,
             end_ids=end_ids_of(spec.model_path),
             limits=RequestLimits(
                 config.max_sequences, config.max_model_len, llm.model_config.get_vocab_size()
@@ -68,13 +68,13 @@ class VllmEngineActor(EngineActor):
             vllm_version=vllm_version(),
         )
         self._warm_up: asyncio.Future[None] | None = None
-        super().__init__(spec, self._vllm, life)
+        super().__init__(spec, self._vllm, incarnation)
 
     async def state(self, fence: Fence) -> EngineState:
-        """How it is. The first answer waits for the warm-up.
+        """Return the engine's state. The first answer waits for the warm-up.
 
         Raises:
-            EngineUnavailable: The process lives, the engine in it does not.
+            EngineUnavailable: The process is alive, the engine in it is not.
         """
         self._guard.check(fence)
         await self._warmed_up()

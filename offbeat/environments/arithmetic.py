@@ -38,7 +38,7 @@ class Arithmetic(SingleTurn):
 
 
 def _surfaces(tokenizer: Tokenizer) -> list[str | None]:
-    """What each token adds to a text of digits, so that scoring needs no call of the tokenizer.
+    """Return what each token adds to a text of digits, so that scoring needs no tokenizer.
 
     None where that depends on the tokens beside it (space markers, byte tokens, empty text).
     """

@@ -1,4 +1,4 @@
-"""From the config sections to a prompt source and an environment."""
+"""Builds a prompt source and an environment from the config sections."""
 
 from pathlib import Path
 from typing import Final
@@ -58,7 +58,7 @@ def make_prompts(config: RunConfig) -> PromptSource:
     data, name = config.data, config.environment.name
     shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
     if name == "gsm8k":
-        _gsm8k_options(config.environment)  # a mistake in them is told before anything starts
+        _gsm8k_options(config.environment)  # a mistake in them is reported before anything starts
     if data.path is not None:
         return _file_prompts(config, data.path, shuffle=shuffle, epochs=epochs)
     if name == "stub":

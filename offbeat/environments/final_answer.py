@@ -1,4 +1,4 @@
-"""The number a response comes to, as text, and when two of them are the same number.
+"""Extracts the final number of a response as text, and compares two such numbers.
 
 Everything here is text in, text out, in time linear in the text, whatever the text is: a model
 writes millions of digits, half a tag, or no language at all, and none of it may hang a worker.
@@ -78,7 +78,7 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _canonical(digits: str, *, negative: bool) -> str:
-    """By text alone: ``int`` takes quadratic time, and refuses more than 4300 digits."""
+    """Normalise digits as text: ``int`` takes quadratic time, and refuses more than 4300 digits."""
     whole, _, fraction = digits.replace(",", "").partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     number = f"{whole}.{fraction}" if fraction else whole

@@ -1,4 +1,4 @@
-"""What a reward child and its parent say to each other: length-prefixed JSON, never pickle.
+"""Defines the messages of a reward child and its parent: length-prefixed JSON, never pickle.
 
 Parent: ``Hello`` once, then one ``RewardCall`` a group. Child: ``Ready`` or ``Refused`` once, then one
 ``RewardReply`` a sample. JSON rather than MessagePack, for a row may hold integers of any size.
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What the child is to import, and under which limits."""
+    """First message to a child: the function to import, and its limits."""
 
     target: str
     working_dir: str
@@ -50,7 +50,7 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
 
 PREFIX_BYTES: Final = 4
 LONGEST_ANSWER_BYTES: Final = 1 << 20
-"""What a child says is a number or a bounded text: more is none of it."""
+"""Largest answer of a child: a number or a bounded text. Anything longer is refused."""
 
 
 def framed(message: msgspec.Struct) -> bytes:

@@ -1,4 +1,6 @@
-"""A plain Python function as reward: ``reward(prompt: dict, response: str, **options) -> float``.
+"""Uses a plain Python function as reward: ``reward(prompt: dict, response.
+
+Str, **options) -> float``.
 
 ``prompt`` is the row of the data file, ``response`` the decoded text without special tokens. The
 function may be async; then the samples of a group are scored at once. It runs in child processes

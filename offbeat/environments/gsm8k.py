@@ -28,13 +28,16 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     correct: _Reward = 1.0
-    """For the row's number as final answer: the last behind ``####``, else the last at all."""
+    """Reward for the row's number as final answer.
+
+    The last behind ``####``, else the last number.
+    """
 
     format: _Reward = 0.0
-    """For a final answer that stands behind ``####``, right or wrong."""
+    """Reward for a final answer that stands behind ``####``, right or wrong."""
 
     strict: bool = False
-    """Only a number behind ``####`` counts as an answer."""
+    """Whether only a number behind ``####`` counts as an answer."""
 
     instruction: str = "Think step by step. End with #### and the answer, a number alone."
     """Stands below every question; empty: the question alone."""
@@ -110,7 +113,7 @@ def row_answer(row: Mapping[str, Any]) -> str | None:
 
 
 def row_problem(row: Mapping[str, object]) -> str | None:
-    """What keeps a row from being a question with a number as answer; None when nothing does."""
+    """Return why a row is not a question with a number as answer; None when it is."""
     if missing := [key for key in ("question", "answer") if key not in row]:
         keys = ", ".join(row)
         return f"has no {' and no '.join(map(repr, missing))} (keys: {keys}); give both"

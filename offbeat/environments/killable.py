@@ -39,7 +39,7 @@ _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply)
 
 
 class RewardFailed(OffbeatError):
-    """No rewards for a group; ``reason`` is the failure's counter."""
+    """Raised when a group gets no rewards; ``reason`` is the failure's counter."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -51,7 +51,7 @@ class RewardFailed(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class RewardTarget:
-    """What each child runs, and its limits."""
+    """The function that each child runs, and its limits."""
 
     target: str  # module:name
     working_dir: Path
@@ -62,7 +62,7 @@ class RewardTarget:
 
 @dataclass(slots=True)
 class RewardChild:
-    """One child process and the socket to it. One call at a time."""
+    """One child process and the socket to it. Serves one call at a time."""
 
     target: RewardTarget
     process: Process
@@ -95,7 +95,7 @@ class RewardChild:
         return child
 
     async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
-        """One reward a response. After any error the child is no longer fit for use.
+        """Return one reward per response. After any error the child is no longer fit for use.
 
         The deadline is that of one sample's call: of each in turn for a plain function, of all
         together for an async one, whose calls run at once.
@@ -193,7 +193,7 @@ class RewardPool:
             raise
 
     async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
-        """One reward a response.
+        """Return one reward per response.
 
         A child whose call ended in any error, or was cancelled, is killed and replaced.
 

@@ -1,4 +1,4 @@
-"""Where prompts come from: a pure function from a place in the endless order to a prompt.
+"""Provides prompts: a pure function from a place in the endless order to a prompt.
 
 There is no cursor. A run that resumes asks for the ordinals it still needs and gets the very same
 prompts, so nothing is skipped and nothing repeated.
@@ -46,7 +46,7 @@ class PromptFileError(OffbeatError):
 
 
 RowCheck = Callable[[Mapping[str, object]], str | None]
-"""What is wrong with a row of a prompt file; None when nothing is."""
+"""Returns why a row of a prompt file cannot be used; None when it can."""
 
 
 class RowPrompts(abc.ABC):
@@ -99,7 +99,10 @@ class JsonlPrompts(RowPrompts):
 
 
 class ArithmeticPrompts(RowPrompts):
-    """``a+b=`` for all pairs ``low <= a, b < high``; row ``(a - low) * (high - low) + (b - low)``."""
+    """``a+b=`` for all pairs ``low <= a, b < high``.
+
+    Row ``(a - low) * (high - low) + (b - low)``.
+    """
 
     def __init__(
         self, low: int, high: int, *, seed: int, shuffle: bool = True, epochs: int | None = None
@@ -149,7 +152,7 @@ def _problem(line: bytes, problem_of: RowCheck) -> str | None:
 
 
 def row_problem(fields: Mapping[str, object]) -> str | None:
-    """What keeps a row from being a prompt; None when nothing does."""
+    """Return why a row is not a prompt; None when it is."""
     if ("prompt" in fields) == ("messages" in fields):
         both = "both" if "prompt" in fields else "neither"
         return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); give one"

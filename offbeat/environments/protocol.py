@@ -1,4 +1,4 @@
-"""What an environment is: one object a worker, asked for observations and rewards.
+"""Defines an environment: one object per worker that gives observations and rewards.
 
 An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
 at once: a method that waits is async, a method that computes long belongs in a child process
@@ -26,7 +26,7 @@ class EnvironmentUnavailable(Exception):
 
 
 class Environment(abc.ABC):
-    """What both forms share."""
+    """Base class of both forms of environment."""
 
     async def start(self) -> None:  # noqa: B027 - most environments hold nothing
         """Called once, before anything else."""
@@ -40,16 +40,16 @@ class Environment(abc.ABC):
 
 
 class SingleTurn(Environment):
-    """One model call a sample; all samples of a group are scored in one call."""
+    """Environment with one model call per sample; all samples of a group are scored in one call."""
 
     @abc.abstractmethod
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
-        """One finite reward a sample, in the order of ``result``."""
+        """Return one finite reward per sample, in the order of ``result``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the model said in one turn."""
+    """The model's output in one turn."""
 
     token_ids: tuple[int, ...]  # the stop token that ended it is kept
     finish_reason: str  # stop | length

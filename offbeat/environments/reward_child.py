@@ -1,6 +1,6 @@
-"""The process that runs a user's reward function: ``python -m offbeat.environments.reward_child FD PID``.
+"""Runs a user's reward function: ``python -m offbeat.environments.reward_child FD PID``.
 
-It speaks over the socket ``FD`` alone, so that nothing user code prints can disturb the protocol;
+It communicates over the socket ``FD`` alone, so that nothing user code prints can disturb the protocol;
 both standard streams of user code lead to the worker's standard error. Its address space is
 limited, and it dies with the process ``PID`` that started it.
 """

@@ -1,4 +1,4 @@
-"""What counts as a reward."""
+"""Defines which values count as a reward."""
 
 import math
 import numbers
@@ -8,14 +8,17 @@ _LARGEST = 3.4e38  # rewards travel as float32
 
 
 class BadReward(NamedTuple):
-    """Why a value is no reward: a counter's name, and one line for a person."""
+    """Explains why a value is no reward: a counter's name, and one line for a person."""
 
     reason: str
     detail: str
 
 
 def reward_of(value: object) -> float | BadReward:
-    """``value`` as a reward: a real number, finite as float32. Anything else is told, not mended."""
+    """Return ``value`` as a reward: a real number, finite as float32.
+
+    Anything else is reported, not corrected.
+    """
     if value is None:
         return BadReward("reward_none", "the reward is None; return a float on every path")
     if not isinstance(value, float) and not _is_other_real(value):

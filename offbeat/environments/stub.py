@@ -19,7 +19,7 @@ class StubEnvironment(SingleTurn):
     """Scores any prompt with seeded noise around a level that rises with the weight version."""
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """One token for four bytes of the row; the same row always gives the same tokens."""
+        """Return one token per four bytes of the row; the same row always gives the same tokens."""
         return tuple(msgspec.json.encode(prompt.data)[::_BYTES_PER_TOKEN])
 
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:

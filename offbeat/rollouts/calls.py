@@ -88,7 +88,7 @@ def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> Ro
 
 @contextmanager
 def environment_code(task: RolloutTask) -> Iterator[None]:
-    """Turn whatever an environment raises into a failure of the group, and log it.
+    """Turn any exception of an environment into a failure of the group, and log it.
 
     The one broad ``except`` of the worker: environments are other people's code.
     """
@@ -138,7 +138,7 @@ def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, .
 
 
 def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:
-    """The values as rewards, one a sample.
+    """Return the values as rewards, one per sample.
 
     Raises:
         RolloutFailed: At the first value that is none, or when their number is wrong.
@@ -171,7 +171,7 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
         or not samples == len(lengths) == len(result.finish_reasons)
     ):
         detail = (
-            f"{result.engine} answered {result.request_id} out of shape: asked for {samples} "
+            f"{result.engine} answered {result.request_id} out of shape: requested were {samples}  "
             f"samples, got lengths {lengths}, spans of {counted}, arrays of {arrays}"
         )
         raise failed(task, FailureKind.INFRASTRUCTURE, "engine_answer", detail)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def within_deadline(
     task: RolloutTask, generate: Generate, roll_out: Callable[[Generate], Awaitable[T]]
 ) -> T:
-    """Run a rollout; past the task's deadline it is cancelled.
+    """Run a rollout and cancel it at the task's deadline.
 
     A rollout that is late says nothing about its engine, unless it waits for the engine: an
     environment that hangs must not cost a healthy engine its process.

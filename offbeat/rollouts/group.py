@@ -18,7 +18,7 @@ async def run_group(
     max_turns: int,
     max_model_len: int,
 ) -> tuple[Receipt, Columns]:
-    """All samples of one prompt, generated, rewarded and packed.
+    """Generate, reward and pack all samples of one prompt.
 
     The columns are those of ``transfer_queue.schema``, checked; the receipt vouches for them.
     Cancelling cancels every open ``generate``. What ``generate`` raises passes through as it is.

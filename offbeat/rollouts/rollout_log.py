@@ -1,4 +1,4 @@
-"""Every finished group on disk, for people: prompt, responses, rewards, weight versions.
+"""Logs every finished group to disk for people: prompt, responses, rewards, weight versions.
 
 Parquet files of a few hundred groups or some megabytes each, written whole beside the loop and moved
 into place, so that a reader never sees a torn one. A worker that is killed takes its unfinished file
@@ -37,18 +37,20 @@ class RolloutLog:
     def __init__(
         self,
         directory: Path,
-        life: str,
+        incarnation: str,
         *,
         groups_per_file: int = GROUPS_PER_FILE,
         file_bytes: int = FILE_BYTES,
         held_bytes: int = HELD_BYTES,
         files: Files | None = None,
     ) -> None:
-        """``life`` names this process and no other, in a resumed run either: files begin with it.
+        """Create the log. ``incarnation`` is unique to this process, also in a resumed run.
+
+        File names begin with it.
 
         With ``files`` they go to the run directory of another machine, and none stays in this one.
         """
-        self._directory, self._life, self._files_of_run = directory, life, files
+        self._directory, self._incarnation, self._files_of_run = directory, incarnation, files
         self._groups_per_file = groups_per_file
         self._file_bytes, self._held_limit = file_bytes, held_bytes
         self._rows = list[_Row]()
@@ -63,7 +65,10 @@ class RolloutLog:
         self._writing = list[asyncio.Future[None]]()
 
     def add(self, task: RolloutTask, receipt: Receipt, columns: Columns) -> None:
-        """Take a group, unless the disk is too far behind; a full file is written in the background."""
+        """Take a group, unless the disk is too far behind.
+
+        A full file is written in the background.
+        """
         nbytes = _bytes_of(task, receipt, columns)
         if self.held_bytes and self.held_bytes + nbytes > self._held_limit:
             self.not_logged += 1
@@ -89,7 +94,7 @@ class RolloutLog:
     def _start_writing(self) -> None:
         rows, self._rows = self._rows, []
         nbytes, self._rows_bytes = self._rows_bytes, 0
-        name = f"{self._life}-{self._files:05d}.parquet"
+        name = f"{self._incarnation}-{self._files:05d}.parquet"
         self._files += 1
         loop = asyncio.get_running_loop()
         path = self._directory / name
@@ -146,7 +151,10 @@ def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
 
 
 def table(rows: list[_Row]) -> pa.Table:
-    """One row a sample. ``response_ids`` are tokens; the prompt is text where the row has text."""
+    """Return a table with one row per sample. ``response_ids`` are tokens.
+
+    The prompt is text where the row has text.
+    """
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for task, receipt, packed in rows:
         offsets = packed[RESPONSE_OFFSETS].tolist()

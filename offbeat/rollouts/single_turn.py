@@ -1,4 +1,4 @@
-"""One model call for the whole group, one call to score it."""
+"""Rolls out a group with one model call, and scores it with one call."""
 
 import time
 

@@ -21,7 +21,7 @@ _Waiting = list[tuple[_Columns, "asyncio.Future[Spooled | None]"]]
 
 
 class Spooling:
-    """Has each group written before it is answered; all methods belong to one event loop.
+    """Writes each group to disk before it is answered; all methods belong to one event loop.
 
     What finishes while others are being written is written in one go. A disk that refuses or hangs
     costs the copy, never the group: that is said once, and once more when it takes groups again.
@@ -34,7 +34,7 @@ class Spooling:
         self._writing: asyncio.Task[None] | None = None
         self._hangs = False  # what is being written takes longer than anybody waits
         self._without = 0  # groups in a row that got no copy
-        self._life = ""
+        self._incarnation = ""
 
     async def spooled(self, receipt: Receipt, columns: _Columns) -> Receipt:
         """The receipt, naming the copy on disk if there is one now.
@@ -57,13 +57,13 @@ class Spooling:
             return receipt
         return receipt if place is None else msgspec.structs.replace(receipt, spooled=place)
 
-    def begin(self, life: str) -> None:
-        """Groups are asked for by this life of a controller; another one gets segments of its own.
+    def begin(self, incarnation: str) -> None:
+        """Start segments of their own for the groups that this controller incarnation requests.
 
         It knows nothing of what the one before it was sent, and removes what it does not need.
         """
-        if life != self._life:
-            self._life = life
+        if incarnation != self._incarnation:
+            self._incarnation = incarnation
             self._thread.submit(self._writer.rotate)
 
     async def close(self) -> None:

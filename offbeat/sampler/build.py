@@ -1,4 +1,4 @@
-"""From the recipe's sampler section to a policy."""
+"""Builds the staleness policy from the recipe's sampler section."""
 
 from pathlib import Path
 from typing import assert_never

@@ -1,4 +1,4 @@
-"""A watch over a staleness policy that somebody else wrote: its word is checked before it counts."""
+"""Wraps a user's staleness policy and checks each of its answers before it is used."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SamplerBroken(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class CheckedSampler:
-    """The policy ``inner``, every answer of which is legal, or ``SamplerBroken`` is raised.
+    """Wraps the policy ``inner`` and raises ``SamplerBroken`` for any answer that is not legal.
 
     The bound is the recipe's, whatever the policy thinks of it: no group past ``max_staleness`` is
     ever selected. That a policy admits enough, and selects in the end, cannot be checked.

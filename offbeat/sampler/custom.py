@@ -10,7 +10,10 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
 METHODS: Final = ("admit", "may_dispatch", "select", "stale", "doomed")
-"""What a policy has to have. ``reach`` may be missing: it is then what the bound can train."""
+"""Methods that a policy must have. ``reach`` is optional.
+
+Its default is what the bound can train.
+"""
 
 
 class SamplerNotLoaded(OffbeatError):

@@ -14,7 +14,7 @@ _STEPS_WORTH: Final = 10
 
 
 class GroupFilter:
-    """Refuses groups as the recipe asks, but not without end: each step has a limit.
+    """Refuses groups as the recipe requests, up to a limit per step.
 
     A prompt set on which every group is refused would keep the trainer waiting forever; beyond
     ``filters.max_per_step`` a step takes what comes. Counts live as long as the controller.
@@ -30,7 +30,7 @@ class GroupFilter:
         return self._filtered.get(step, 0)
 
     def refusal(self, receipt: Receipt, step: int) -> str | None:
-        """Why this group is not to be trained, as a counter's name; None: it is.
+        """Return the reason why this group is not trained, as a counter's name; None when it is.
 
         Asked once a finished group, because a refusal counts for ``step``: the one it was stamped
         for, or the one in progress. A group that is both truncated and without variance is

@@ -7,7 +7,7 @@ from offbeat.sampler.policy import NEVER, OutstandingGroup, View, doomed_in_flig
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """As many groups as there are places for them before they grow too old.
+    """Admits as many groups as can be trained before they grow too old.
 
     A group sampled at version o may be trained while the trainer is at o + ``max_staleness``, its
     *expiry*, or before. All groups can be trained in time if and only if, for every version w from
@@ -30,7 +30,10 @@ class Paced:
         return NEVER if view.outstanding < self._room(view) else None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
-        """After a rewind more groups wait than there are places; those that wait hold none."""
+        """Return whether a waiting group has a place.
+
+        After a rewind more groups wait than there are places.
+        """
         del group
         return view.outstanding - view.waiting < self._room(view)
 
@@ -38,7 +41,10 @@ class Paced:
         return past_bound(view, self.max_staleness)
 
     def doomed(self, view: View, *, foreseen: bool) -> list[int]:
-        """Every group has its place, so there is nothing to foresee."""
+        """Return groups past the bound.
+
+        Every other group has its place, so there is nothing to predict.
+        """
         del foreseen
         return doomed_in_flight(view, self.max_staleness)
 

@@ -1,4 +1,4 @@
-"""What a staleness policy sees, and what it may say."""
+"""Defines what a staleness policy reads and what it decides."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
@@ -29,7 +29,7 @@ class OutstandingGroup(Protocol):
 
 
 Groups = Mapping[int, OutstandingGroup]
-"""By ordinal, in the order they came into this mapping."""
+"""Groups by ordinal, in the order they came into this mapping."""
 
 
 class View(Protocol):
@@ -78,7 +78,7 @@ class View(Protocol):
 
     @property
     def ready(self) -> Groups:
-        """In arrival order."""
+        """Return the ready groups in arrival order."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class View(Protocol):
 
 
 class Sampler(Protocol):
-    """A staleness policy.
+    """Protocol of a staleness policy.
 
     Its promise: if every admitted group is either claimed as ``select`` says or leaves by a failure,
     every token trained is at most ``max_staleness`` versions old.
@@ -109,7 +109,7 @@ class Sampler(Protocol):
 
     @property
     def reach(self) -> int:
-        """Most groups that can be admitted and not yet trained."""
+        """Return the most groups that can be admitted and not yet trained."""
         ...
 
     def admit(self, view: View) -> int | None:
@@ -144,7 +144,7 @@ class Sampler(Protocol):
 
 
 def past_bound(view: View, max_staleness: int) -> list[int]:
-    """Ready groups whose oldest token is more than ``max_staleness`` versions behind the trainer."""
+    """Return ready groups whose oldest token is past ``max_staleness``."""
     return _older_than(view.ready_at, view.trainer_version - max_staleness)
 
 

@@ -1,4 +1,4 @@
-"""``ready_first``: whatever is ready trains first, and nothing is ever too old to train."""
+"""Implements ``ready_first``: ready groups train first, and no group ever gets too old to train."""
 
 import heapq
 from collections.abc import Iterator

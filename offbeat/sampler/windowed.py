@@ -67,7 +67,7 @@ class Windowed:
         return late + too_late
 
     def _has_room(self, view: View, groups: int) -> bool:
-        """For one more than ``groups``, besides those that the open step has claimed."""
+        """Return whether one more group fits beside ``groups`` and those claimed by the open step."""
         claimed = self.groups_per_step - view.quota
         in_window = view.serving_version + self.max_staleness >= view.trainer_version
         return in_window and groups + claimed < self.reach

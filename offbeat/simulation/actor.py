@@ -1,4 +1,4 @@
-"""One actor: a name, the process that bears it now, and an owner who replaces a dead one."""
+"""Models an actor: a name, the process that has it now, and an owner who replaces a dead one."""
 
 from collections.abc import Callable
 from typing import Final
@@ -16,7 +16,7 @@ LATE_START_S: Final = (20.0, 60.0)
 
 
 class Actor:
-    """Base of the fakes. A life begins with ``born`` and ends with ``die``."""
+    """Base class of the fake actors. An incarnation begins with ``born`` and ends with ``die``."""
 
     in_order = False
 
@@ -32,7 +32,7 @@ class Actor:
         self.life += 1
         self.process = Process(f"{self.name} life {self.life}")
         self._guard = FenceGuard(self.name)
-        self._highest = 0  # incarnation heard of, counted apart from the guard
+        self._highest = 0  # incarnation seen, counted apart from the guard
         self.born()
 
     def born(self) -> None:
@@ -76,12 +76,12 @@ class Actor:
             self.die()
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: object) -> None:
-        """Run it in this process, if it still lives by then."""
+        """Run the callback in this process later, if the process is still alive then."""
         loop = self.around.loop
         loop.at(loop.time() + delay_s, self.process, callback, *args)
 
     def check_fence(self, call: SimulatedCall) -> None:
-        """Let a call pass.
+        """Accept a call or refuse it.
 
         Raises:
             StaleFence: Its controller was replaced.
@@ -99,4 +99,4 @@ class Actor:
             self.superseded(got)
 
     def superseded(self, incarnation: int) -> None:
-        """A new controller speaks for the first time."""
+        """Take in the first call of a new controller."""

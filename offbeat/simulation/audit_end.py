@@ -1,4 +1,4 @@
-"""How an episode may end: I3 and I8 at rest, I9, I14, I15, I16."""
+"""Checks how an episode ends: I3 and I8 at rest, I9, I14, I15, I16."""
 
 import builtins
 import re
@@ -21,7 +21,7 @@ from offbeat.simulation.records import ControllerEnd, Ended
 
 OUTCOMES: Final = ("finished", "failed", "aborted")
 STOPPED: Final = "stop"
-"""Kind of the fault record that says: an operator asked the run to end after the step."""
+"""Kind of the fault record for an operator's request to end the run after the step."""
 
 OWN_MISTAKES: Final = frozenset(
     {
@@ -62,7 +62,7 @@ class End:
         self._world, self._findings = world, findings
 
     def check(self) -> None:
-        """Everything about the end."""
+        """Check everything about the end."""
         ended = self._world.ended
         for life in self._world.lives:
             self._findings.current = life
@@ -85,14 +85,14 @@ class End:
         if not cause or cause in OWN_MISTAKES or hasattr(builtins, cause):
             add("I9", f"the run failed by its own mistake: {cause or 'no cause'}: {life.error}")
         elif cause == "RunStalled" and not self._excused_stall(life):
-            add("I9", f"the run stalled although no fault held it up: {life.error}")
+            add("I9", f"the run stalled although no fault delayed it: {life.error}")
         elif cause == "EmptyBatch" and not self._groups.counts[DROPPED]:
             add("I9", f"no group was left to train although none was dropped: {life.error}")
         if not (_STEP.search(life.error) and _VERSION.search(life.error) and cause in life.error):
             add("I16", f"the error does not name step, version and cause {cause!r}: {life.error!r}")
 
     def _excused_stall(self, life: ControllerEnd) -> bool:
-        """It waited as long as it was told to, and a fault fired within twice that time.
+        """Return whether the stall took its configured time, and a fault fired within twice that.
 
         A shorter silence is a deadlock: the controller found that nobody could ever act.
         """
@@ -107,12 +107,12 @@ class End:
             add("I9", f"the episode ended {ended.outcome!r}")
         if ended.running:
             add("I8", f"{ended.running} rollouts still run after the end")
-        # Whoever adopts a step, or loses the trainer right after one, has no measures of it.
+        # A controller that adopts a step, or loses the trainer right after one, has no metrics of it.
         excused = max(0, len(self._world.lives) - 1) + self._steps.rewinds
         if ended.telemetry_lost > excused:
             add("I14", f"the metrics of {ended.telemetry_lost} steps are lost")
         if ended.unclosed:
-            add("I15", f"never told to close: {', '.join(ended.unclosed)}")
+            add("I15", f"never closed: {', '.join(ended.unclosed)}")
 
     def _check_sums(self) -> None:
         """A finished run trained what it drew."""

@@ -1,4 +1,4 @@
-"""What the journal says of weights and engines, held against the engines' own word: I5, I6."""
+"""Compares the journal's account of weights and engines with the engines' own records: I5, I6."""
 
 from offbeat.controller.events import (
     Committed,
@@ -15,7 +15,7 @@ from offbeat.simulation.audit_world import World
 
 
 class Engines:
-    """Which engine may be given work in this life of the controller and this lineage."""
+    """Tracks which engines may be given work in this incarnation and lineage."""
 
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
         self._groups, self._world, self._findings = groups, world, findings
@@ -44,7 +44,7 @@ class Engines:
             self._findings.add("I9", f"retired, and the journal does not know: {names}")
 
     def _forget(self) -> None:
-        """Whatever an engine served before: it has to ack again before it is given work."""
+        """Forget what every engine served: it has to ack again before it is given work."""
         self._served.clear()
         self._lives.clear()
 

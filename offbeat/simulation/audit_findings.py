@@ -1,4 +1,4 @@
-"""What the auditor found wrong, and where."""
+"""Defines the auditor's findings and their places."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,7 @@
-"""The auditor's own table of prompt groups, told by the journal alone: I1, and what it implies.
+"""Keeps the auditor's own table of prompt groups, from the journal alone: I1, and what it implies.
 
 Naive on purpose: one row a group, every move checked against the row. An illegal move is reported
-and then made all the same, so that one broken rule is not told as ten.
+and then made all the same, so that one broken rule is not reported ten times.
 """
 
 import math
@@ -40,7 +40,7 @@ LEAVES_FROM: Final = {
     "evicted": (READY,),
     "recovered": (IN_FLIGHT, READY),
 }
-"""Where a group is that returns to be rolled out again, by kind."""
+"""Places from which a group returns to be rolled out again, by kind."""
 
 DROP_REASONS: Final = frozenset(
     {
@@ -72,7 +72,7 @@ DROP_REASONS: Final = frozenset(
         "zero_variance",
     }
 )
-"""Why a prompt may be given up."""
+"""Reasons for which a prompt may be dropped."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class AuditedGroup:
     attempt: int = 0  # of the last dispatch
     engine: str = ""
     version: int = -1  # its engine's, by the dispatch
-    life: int = 0  # of the controller that dispatched it
+    life: int = 0  # incarnation of the controller that dispatched it
     receipt: Receipt | None = None
     oldest: int = -1  # version of its oldest token
     newest: int = -1
@@ -93,18 +93,20 @@ class AuditedGroup:
 
 
 class AuditedGroups:
-    """Every group that was ever drawn, and how many are where."""
+    """All groups that were ever drawn, with counts per place."""
 
     def __init__(self, config: RunConfig, prompts: int | None, findings: Findings) -> None:
         self._config, self.prompts, self._findings = config, prompts, findings
         self.rows: dict[int, AuditedGroup] = {}
         self.drawn = 0
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
-        self.version = 0  # of the trainer, by the books
+        self.version = 0  # of the trainer, by the ledger
         self.shrunk: dict[int, int] = {}  # groups that a step goes without, by step
         self.failed = 0  # prompts dropped for a failure of their data
         self.failed_infrastructure = 0  # prompts dropped for want of infrastructure
-        self._life = self._incarnation = 0  # lives of the controller so far; the last one's number
+        self._life = self._incarnation = (
+            0  # how many incarnations of the controller; the last one's number
+        )
         custom = isinstance(config.sampler, CustomSamplerConfig)
         # A policy of the user's own may reach further, and have its own reasons to evict.
         self._reach = ENDLESS if custom else sampler_reach(config)
@@ -120,14 +122,14 @@ class AuditedGroups:
         return counts[ADMITTED] + counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
 
     def rewound(self, version: int) -> None:
-        """What is outstanding now may be more than the policy would ever admit."""
+        """Take in a rewind: more may be outstanding now than the policy would ever admit."""
         self.version = version
         for row in self.rows.values():
             row.brought_back = row.place not in (TRAINED, DROPPED)
 
     @property
     def source_is_empty(self) -> bool:
-        """Every prompt there is has been drawn."""
+        """Return whether every available prompt has been drawn."""
         return self.prompts is not None and self.drawn >= self.prompts
 
     def move(self, ordinal: int, place: str) -> AuditedGroup:
@@ -233,7 +235,7 @@ class AuditedGroups:
             self._findings.add(
                 "I1",
                 f"attempt {receipt.attempt} of group {receipt.ordinal} was committed; attempt "
-                f"{row.attempt} of controller life {row.life} was out, and this is life {self._life}",
+                f"{row.attempt} of controller incarnation {row.life} was out, and this is incarnation {self._life}",
             )
         if receipt.samples != self._config.samples_per_group or not all(
             map(math.isfinite, receipt.rewards)
@@ -280,7 +282,7 @@ class AuditedGroups:
             self._findings.add("I3", f"group {ordinal} was dropped for {reason!r}: no known reason")
 
     def check_age(self, ordinal: int, row: AuditedGroup) -> None:
-        """Its tokens may be trained now."""
+        """Check the age of a group whose tokens may be trained now."""
         if row.receipt is None:
             return
         if self.version - row.oldest > self._bound or row.newest > self.version:

@@ -1,4 +1,4 @@
-"""What a machine that died may cost: I17.
+"""Checks the cost of a dead machine: I17.
 
 Only groups whose payload was on it, and nowhere else, are rolled out again.
 """

@@ -1,4 +1,4 @@
-"""What a prompt that hangs on its engines, or kills them, may cost: its own retries, I3."""
+"""Checks the cost of a prompt that hangs its engines or kills them: only its own retries, I3."""
 
 from collections import Counter
 

@@ -32,7 +32,7 @@ from offbeat.simulation.audit_world import AuditedStep, Trained, World
 
 
 class Intent(NamedTuple):
-    """What the books knew when a step was about to be finished."""
+    """State of the ledger when a step was about to be finished."""
 
     ordinals: tuple[int, ...]
     receipts: dict[int, Receipt | None]
@@ -40,7 +40,7 @@ class Intent(NamedTuple):
 
 
 class Steps:
-    """The steps as the journal tells them."""
+    """The steps according to the journal."""
 
     def __init__(
         self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
@@ -88,7 +88,9 @@ class Steps:
             )
 
     def unclaimed(self, event: Unclaimed) -> None:
-        if self.open is not None and self.open[0] != event.step:  # a later life has own attempts
+        if (
+            self.open is not None and self.open[0] != event.step
+        ):  # a later incarnation has its own attempts
             self._findings.add("I7", f"step {event.step} is aborted; open is {self.open}")
         self._leave(READY)
 
@@ -211,7 +213,7 @@ class Steps:
             )
 
     def _check_size(self, event: StepApplied) -> None:
-        """Every step is whole, but for the one that ends the data."""
+        """Check that every step is whole, except the one that ends the data."""
         if self.short is not None:
             # Batches bound to their step stay as they are when no prompt is left to fill them up.
             if not self._groups.source_is_empty:
@@ -247,7 +249,7 @@ class Steps:
     # --- the trainer's records -------------------------------------------------------------------
 
     def check_trainer(self) -> None:
-        """Hold each step of the trainer against what the books knew when they asked for it."""
+        """Compare each step of the trainer with the ledger's state when it was requested."""
         findings = self._findings
         findings.source = "records"
         for key, moment in self._world.steps.items():
@@ -267,7 +269,7 @@ class Steps:
             self._check_samples(moment, intent)
 
     def check_end(self, *, finished: bool) -> None:
-        """What the trainer holds at the end is what the books count.
+        """Check that the trainer holds at the end what the ledger counts.
 
         A run that keeps no model asks its trainer nothing after the last step: it may be started
         anew by then, and hold nothing.
@@ -303,7 +305,10 @@ class Steps:
             self._check_digests(moment, receipt)
 
     def _check_digests(self, moment: AuditedStep, receipt: Receipt) -> None:
-        """Of the answers that this receipt may be: a draw that a crash forgot may be drawn again."""
+        """Check a receipt's digests against the possible answers.
+
+        A forgotten draw may be drawn again.
+        """
         key = receipt.ordinal, receipt.attempt, receipt.engine, receipt.engine_incarnation
         wrong = [
             _other_weights(answer.digests, moment.digests)
@@ -324,10 +329,10 @@ def _other_weights(sampled: Mapping[int, str], held: Sequence[str | None]) -> st
 
 
 def difference(held: Trained, counted: Trained) -> str:
-    """The first version about which trainer and books disagree."""
+    """Return the first version about which trainer and ledger disagree."""
     for version, (theirs, ours) in enumerate(zip(held, counted, strict=False), start=1):
         if theirs != ours:
-            return f"version {version} of the trainer is step {theirs}, of the books {ours}"
+            return f"version {version} of the trainer is step {theirs}, of the ledger {ours}"
     if len(held) > len(counted):
-        return f"the trainer holds step {held[len(counted)]}, which the books do not count"
-    return f"the books count step {counted[len(held)]}, which the trainer does not hold"
+        return f"the trainer holds step {held[len(counted)]}, which the ledger does not count"
+    return f"the ledger counts step {counted[len(held)]}, which the trainer does not hold"

@@ -1,4 +1,4 @@
-"""The auditor's first pass: what the actors wrote down, taken by itself and indexed.
+"""Makes the auditor's first pass: indexes the actors' own records.
 
 Nothing of the controller is looked at here, so whatever is wrong is wrong by the actors' own word:
 weights that were never published, a step that was trained twice, a checkpoint that does not verify.
@@ -40,7 +40,7 @@ _MIB = 2**20
 HARMLESS_TO_TRAINER: Final = frozenset(
     name for name, kind in KINDS.items() if kind.profile in ("engines", "data", "machines")
 )
-"""Faults of others; whether a machine took the trainer with it, its record says."""
+"""Faults of other actors. The fault's record says whether a machine took the trainer with it."""
 
 Trained = tuple[tuple[int, int], ...]
 """Step and attempt that made each version the trainer holds, oldest first."""
@@ -54,16 +54,16 @@ class SentGroup(NamedTuple):
 
 
 class AuditedStep(NamedTuple):
-    """One optimizer step as the trainer knows it."""
+    """One optimizer step according to the trainer."""
 
     index: int  # of its record
     record: TrainerApplied
     before: Trained
-    digests: tuple[str | None, ...]  # of versions 0, 1, ... before the step; None: never told
+    digests: tuple[str | None, ...]  # of versions 0, 1, ... before the step; None: never reported
 
 
 class World:
-    """What really happened, by the word of those to whom it happened."""
+    """The course of the run according to the actors' own records."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         self._config, self._findings = config, findings
@@ -73,8 +73,12 @@ class World:
         self.fault_kinds: set[str] = set()
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
         self.serves: set[tuple[str, str, int, int, str]] = set()
-        self.computes_other: set[tuple[str, str, int]] = set()  # engine, life and epoch of a load
-        self._other: dict[tuple[str, str, int], int] = {}  # epoch, by engine, life and version
+        self.computes_other: set[tuple[str, str, int]] = (
+            set()
+        )  # engine, incarnation and epoch of a load
+        self._other: dict[
+            tuple[str, str, int], int
+        ] = {}  # epoch, by engine, incarnation and version
         self.published: dict[tuple[int, str], int] = {}  # with the lineage it was last made in
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
@@ -88,9 +92,9 @@ class World:
             str, set[tuple[int, int]]
         ] = {}  # such payloads by the machine they are on
         self._trainer_was_struck = False  # by a fault that may cost it its process
-        self._served: dict[tuple[str, str], dict[int, str]] = {}  # by engine and life
+        self._served: dict[tuple[str, str], dict[int, str]] = {}  # by engine and incarnation
         self._newest: dict[tuple[str, str], tuple[int, int]] = {}  # version and its lineage
-        self._closed = False  # the trainer, by the controller of this life
+        self._closed = False  # the trainer, by the controller of this incarnation
         self._gone = False  # what it held, since then
         self._lineage = 0  # restores of the trainer so far
         self._stack: list[tuple[int, int]] = []  # the steps the trainer holds
@@ -109,7 +113,7 @@ class World:
         """Take in all records, in the order they were written."""
         findings = self._findings
         findings.source = "records"
-        takers: dict[type[WorldRecord], Callable[[Any], None]] = {
+        handlers: dict[type[WorldRecord], Callable[[Any], None]] = {
             Fault: self._fault,
             ControllerStarted: self._controller_life,
             ControllerEnd: self.lives.append,
@@ -132,7 +136,7 @@ class World:
             Ended: self._ended,
         }
         for findings.index, record in enumerate(records):
-            take = takers.get(type(record))
+            take = handlers.get(type(record))
             if take is not None:
                 findings.current = record
                 take(record)
@@ -189,7 +193,7 @@ class World:
             self._findings.add(
                 "I6",
                 f"group {record.ordinal} has tokens of versions {sorted(digests)}; "
-                f"{record.engine} life {record.life} had served {sorted(served)}",
+                f"{record.engine} incarnation {record.life} had served {sorted(served)}",
             )
         if not record.spooled:
             held = self._only_on.setdefault(record.machine, set())
@@ -198,8 +202,8 @@ class World:
         if wrong:
             self._findings.add(
                 "I6",
-                f"group {record.ordinal} has tokens of versions {wrong}, of which {record.engine} life "
-                f"{record.life} computes other weights than it took",
+                f"group {record.ordinal} has tokens of versions {wrong}, of which {record.engine} "
+                f"incarnation {record.life} computes other weights than it took",
             )
         key = record.ordinal, record.attempt, record.engine, record.life
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
@@ -220,7 +224,10 @@ class World:
         self._known.setdefault(version, set()).add(digest)
 
     def _trainer_life(self, record: TrainerLife) -> None:
-        """Its weights are gone; after the end of a run that matters to the next controller only."""
+        """Take in a lost trainer: its weights are gone.
+
+        After the run's end only the next controller is affected.
+        """
         self._gone = True
         if record.life > 1 and not (self._trainer_was_struck or self._closed):
             self._findings.add("I17", "the trainer was replaced although no fault had struck it")
@@ -288,7 +295,7 @@ class World:
         self._learn(len(self._stack), record.digest)
 
     def _check_content(self, record: TrainerApplied) -> None:
-        """What is in the groups, as their payloads say."""
+        """Check the groups' content against their payloads."""
         before, bound = record.version - 1, self._config.sampler.max_staleness
         for ordinal, poison in zip(record.ordinals, record.poison, strict=False):
             if poison:
@@ -352,7 +359,7 @@ class World:
     def _fence_obeyed(self, record: FenceObeyed) -> None:
         self._findings.add(
             "I13",
-            f"{record.actor} obeyed incarnation {record.got}; it had heard of {record.held}",
+            f"{record.actor} obeyed incarnation {record.got}; it had seen {record.held}",
         )
 
     def _permits(self, record: PermitsUsed) -> None:

@@ -1,4 +1,4 @@
-"""The independent auditor: recounts a whole run and says which invariant does not hold.
+"""Recounts a whole run independently and reports every invariant that does not hold.
 
 It reads the journal and what the actors wrote themselves, and nothing else: it shares no code with
 the ledger, the fleet or the samplers, so a mistake of theirs is not repeated here.
@@ -57,10 +57,10 @@ def audit(
     *,
     prompts: int | None = None,
 ) -> list[Violation]:
-    """Every violation of an invariant that journal and records show, the first cause first.
+    """Return every violation of an invariant that journal and records show, the first cause first.
 
     Args:
-        journals: What survived of the journal, oldest first, over all lives of the controller.
+        journals: The part of the journal that survived, oldest first, over all incarnations of the controller.
         records: What the actors wrote down, in the order it happened.
         config: What the run was asked to do.
         prompts: Rows the prompt source had in all; None: endless, or not known.
@@ -110,7 +110,7 @@ def _read_journal(
         steps.rewound(event)
         engines.rewound(event)
 
-    takers: dict[type[Any], Callable[[Any], None]] = {
+    handlers: dict[type[Any], Callable[[Any], None]] = {
         Opened: opened,
         Rewound: rewound,
         Admitted: groups.admitted,
@@ -134,7 +134,7 @@ def _read_journal(
     findings.source = "journal"
     for findings.index, event in enumerate(journals):
         findings.current = event
-        takers[type(event)](event)
+        handlers[type(event)](event)
 
 
 def _skip(event: AnyEvent) -> None:

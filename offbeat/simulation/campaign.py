@@ -24,7 +24,7 @@ CHUNK: Final = 20
 """Episodes that a worker is given at once."""
 
 REPLAYED_EVERY: Final = 100
-"""One episode out of so many is played twice: it has to come out the same, bit for bit."""
+"""Interval of episodes that are played twice: an episode has to come out the same, bit for bit."""
 
 _LAST_EVENTS: Final = 5
 _SILENT: Final = structlog.make_filtering_bound_logger(logging.CRITICAL)
@@ -40,7 +40,7 @@ class FailedEpisode(msgspec.Struct, frozen=True):
 
 
 class CampaignTotals(msgspec.Struct):
-    """What some episodes add up to."""
+    """Totals over several episodes."""
 
     episodes: int = 0
     events: list[int] = []  # callbacks run, by episode; msgspec copies it for each instance
@@ -167,7 +167,7 @@ def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) 
 
 
 def violations_of(result: EpisodeResult) -> list[str]:
-    """What the auditor says of an episode, and what its own end says."""
+    """Return the auditor's violations of an episode, and those that its own end shows."""
     plan = result.plan
     found = [
         str(violation)

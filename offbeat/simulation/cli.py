@@ -1,4 +1,4 @@
-"""``offbeat simulate``: a campaign, or one seed told in full."""
+"""Implements ``offbeat simulate``: a campaign, or one seed in full detail."""
 
 import secrets
 import sys
@@ -50,12 +50,12 @@ def simulate(  # noqa: PLR0913 - the options of a command
     recipe: str = "RECIPE",
     write: Write = sys.stdout.write,
 ) -> int:
-    """Run this run's controller among seeded faults; the exit code.
+    """Run this run's controller under seeded faults; return the exit code.
 
     Args:
         config: The recipe. Each episode draws its policies and sizes anew from it.
         seeds: Episodes of a campaign.
-        seed: Play this one alone and tell what happened.
+        seed: Play this one alone and report what happened.
         faults: A name of ``PROFILES``.
         schedule: A file of strikes to play instead of drawn ones.
         base: First seed of a campaign. None: another one each time.
@@ -139,7 +139,7 @@ def _summary(tally: CampaignTotals, wall_s: float) -> str:
 
 
 def _coverage(tally: CampaignTotals, faults: str) -> str:
-    """What was struck and reached, a line each; what never was is marked."""
+    """Return the faults fired and failpoints reached, one per line; missing ones are marked."""
     kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
     lines = ["fault                  fired"]
     lines += [_counted(name, tally.fired.get(name, 0)) for name in kinds]
@@ -157,7 +157,7 @@ def _counted(name: str, count: int) -> str:
 
 
 def _tell(result: EpisodeResult, write: Write) -> int:
-    """One episode in full."""
+    """Report one episode in full."""
     violations = violations_of(result)
     write(f"seed {result.seed}: {result.outcome} after {result.virtual_s:.1f} s of virtual time, "
           f"{result.events} events, digest {result.digest}\n")  # fmt: skip

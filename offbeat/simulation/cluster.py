@@ -74,7 +74,7 @@ class SimulatedController:
 
 
 class Cluster:
-    """Everything that runs."""
+    """All processes of an episode."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Cluster:
     # --- controllers -----------------------------------------------------------------------------
 
     def start_controller(self) -> None:
-        """A new incarnation takes over what the journal says."""
+        """Start a new incarnation that takes over the journal's state."""
         life = SimulatedController(self._around, len(self.lives) + 1, self.events)
         self.lives.append(life)
         self._around.record(ControllerStarted(self._loop.time(), life.incarnation))
@@ -174,7 +174,7 @@ class Cluster:
         return f"driver {self._drivers}"
 
     def _history(self, life: SimulatedController) -> History:
-        """What the journal says of the lives before this one."""
+        """Return the journal's history of the incarnations before this one."""
         past = History()
         for event in (*self.events, Opened(RUN_ID, life.incarnation, self._driver)):
             past.take(event)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ class Cluster:
         return True
 
     def _poison_a_prompt(self, kind: str) -> bool:
-        """One of the next prompts does the same to each engine that it is sent to."""
+        """Make one of the next prompts do the same to each engine that it is sent to."""
         drawn = sum(isinstance(event, Admitted) for event in self.events)
         self._around.poison[drawn + self._rng.randrange(self._plan.config.groups_per_step)] = kind
         return True
@@ -280,7 +280,7 @@ class Cluster:
             self._kill_controller()
 
     def _lose_cluster(self) -> bool:
-        """Every process dies at once; only the run directory is left. Then a new cluster."""
+        """Kill every process at once; only the run directory is left. Then start a new cluster."""
         if not self._end_controller():
             return False
         for actor in self.actors.values():
@@ -291,7 +291,10 @@ class Cluster:
         return True
 
     def _lose_machine(self, kind: str, machine: str) -> bool:
-        """It dies at once, or is cut off and given up a little later: its actors never come back."""
+        """Kill a machine at once, or cut it off and replace it a little later.
+
+        Its actors never come back.
+        """
         around, now = self._around, self._loop.time()
         machine = machine or next(iter(around.machines.mortal), "")
         names = around.machines.actors_on(machine)
@@ -312,7 +315,7 @@ class Cluster:
         return True
 
     def _give_up(self, machine: str, living: list[tuple[Actor, Process]]) -> None:
-        """Another machine takes its place; processes that were replaced meanwhile are not there."""
+        """Replace a machine; processes that were replaced meanwhile are not on it."""
         names = tuple(self._around.machines.actors_on(machine))
         self._around.record(MachineLost(self._loop.time(), machine, names))
         self._around.machines.replace(machine)
@@ -323,10 +326,12 @@ class Cluster:
     # --- at rest ---------------------------------------------------------------------------------
 
     def unclosed(self) -> tuple[str, ...]:
-        """Actors that live and were not told to close by the controller that ended."""
-        told = self.life.caller.told_to_close
+        """Return living actors that the controller which ended did not close."""
+        closed = self.life.caller.told_to_close
         return tuple(
-            name for name, actor in self.actors.items() if actor.process.alive and name not in told
+            name
+            for name, actor in self.actors.items()
+            if actor.process.alive and name not in closed
         )
 
     def describe(self, error: Exception | Deadlock) -> str:

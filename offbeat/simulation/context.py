@@ -1,4 +1,4 @@
-"""What every fake actor of an episode shares."""
+"""Holds what all fake actors of an episode share."""
 
 import random
 
@@ -35,6 +35,6 @@ class SimulationContext:
         self.lost_controllers: set[int] = set()  # incarnations whose memory is gone
 
     def is_gone(self, payload: SimulatedPayload) -> bool:
-        """Its owner died, which is a controller, or the machine that held it."""
+        """Return whether the payload's owner died: a controller, or the machine that held it."""
         of_former = payload.incarnation in self.lost_controllers
         return of_former or self.machines.is_gone(payload.memory)

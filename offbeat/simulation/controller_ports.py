@@ -1,4 +1,4 @@
-"""The ports that one life of the controller is given. When it dies they are severed."""
+"""Implements the ports of one controller incarnation. When it dies they are severed."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ class Caller:
         self.told_to_close: set[str] = set()
 
     async def ask(self, host: Actor, method: str, fence: Fence, *args: object) -> Any:  # noqa: ANN401
-        """A remote call; cancelling it tells the callee."""
+        """Make a remote call; cancelling it notifies the callee."""
         call = self.around.network.send(self.process, host, method, fence, *args)
         try:
             return await call.reply
@@ -48,7 +48,7 @@ class Caller:
             raise
 
     async def close(self, *hosts: Actor) -> None:
-        """Tell actors to close, all at once."""
+        """Close all actors at once."""
         if not self.process.alive:
             return
         calls = list[SimulatedCall]()
@@ -130,7 +130,7 @@ class SimulatedRollouts:
 
 
 class SimulatedGenerator:
-    """One engine."""
+    """Port of one simulated engine."""
 
     def __init__(self, caller: Caller, engine: Actor) -> None:
         self.name = engine.name
@@ -153,7 +153,7 @@ class SimulatedGenerator:
 
 
 class SimulatedTrainer:
-    """The gang."""
+    """Port of all simulated trainer ranks."""
 
     def __init__(self, caller: Caller, trainer: Actor) -> None:
         self._ask, self._caller, self._trainer = caller.ask, caller, trainer
@@ -228,7 +228,10 @@ class SimulatedJournal:
             synced.set_result(None)
 
     def cut(self, rng: random.Random) -> None:
-        """Its writer was killed: a part of the unsynced tail never reached the disk."""
+        """Simulate that the writer was killed.
+
+        A part of the unsynced tail never reached the disk.
+        """
         kept = rng.randint(self.durable, len(self.events))
         del self.events[kept:]
 
@@ -248,7 +251,10 @@ class SimulatedTelemetry:
 
 
 class SpooledPayloads:
-    """What is readable on disk; once read, it is in the memory of the controller's machine."""
+    """The payloads readable on disk.
+
+    Once read, they are in the memory of the controller's machine.
+    """
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -271,7 +277,7 @@ class SpooledPayloads:
 
 
 class SimulatedFailpoints:
-    """Tells the faults which points one life of a controller reaches."""
+    """Reports to the faults which failpoints one controller incarnation reaches."""
 
     def __init__(self, around: SimulationContext, process: Process) -> None:
         self._around, self._process = around, process

@@ -12,7 +12,7 @@ INITIAL_DIGEST: Final = "untrained"
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """Everything a trainer needs to go on from."""
+    """Everything that a trainer needs to continue."""
 
     version: int
     digest: str

@@ -1,4 +1,4 @@
-"""From a seed to the run of one episode: policies, sizes and budgets."""
+"""Draws the run of one episode from a seed: policies, sizes and budgets."""
 
 import random
 from typing import Any, Final
@@ -23,7 +23,10 @@ MIN_GROUPS_PER_STEP: Final = 8
 MIN_ENGINES: Final = 3
 SPOOL_LOSS: Final = 0.2
 POISON_RETRIES: Final = 4
-"""Retries of a group where a prompt is poison: with many the episode would be about nothing else."""
+"""Retries of a group where a prompt is poison.
+
+With many the episode would be about nothing else.
+"""
 SURPLUS_SHARE: Final = 0.2
 """Share of the episodes in which engines are far faster than the trainer.
 
@@ -34,7 +37,7 @@ these settings meet too rarely.
 
 
 class EpisodePlan(msgspec.Struct, frozen=True):
-    """All that an episode is made from, besides the seed of its dice."""
+    """Everything that defines an episode, besides the seed of its random numbers."""
 
     config: RunConfig
     strikes: list[Strike]
@@ -94,7 +97,10 @@ def draw_plan(
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
-    """A machine for each actor: two of them or three, the controller's among them; no second is empty."""
+    """A machine for each actor: two of them or three, the controller's among them.
+
+    No second is empty.
+    """
     machines = [f"machine-{index}" for index in range(dice.choice((2, 3)))]
     placed = {actor: dice.choice(machines) for actor in actors}
     placed[dice.choice(actors)] = machines[1]

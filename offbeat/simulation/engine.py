@@ -1,4 +1,4 @@
-"""A fake inference engine: decodes over time under the weights it holds, takes new ones meanwhile."""
+"""Fakes an inference engine: decodes over time under its weights, takes new ones meanwhile."""
 
 from collections.abc import Callable
 from typing import Final
@@ -23,7 +23,7 @@ from offbeat.weight_sync.canary import check, invented_answers
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0
 FLAPS_AFTER_S: Final = 0.3
-"""From an ack to the death of an engine that cannot stay up."""
+"""Time from an ack to the death of an engine that cannot stay up."""
 
 
 class Decoding:
@@ -44,7 +44,7 @@ class Decoding:
 
 
 class FakeEngine(Actor):
-    """One engine. Weights are taken wholly, verified, or not at all."""
+    """Fake of one engine. It takes weights wholly, verified, or not at all."""
 
     def __init__(self, name: str, around: SimulationContext) -> None:
         self.sync_s = around.config.stub.sync_s
@@ -98,7 +98,7 @@ class FakeEngine(Actor):
                 decoding.entry.cancel()
 
     def drop(self, decoding: Decoding) -> None:
-        """Nobody wants it any more."""
+        """Drop a decoding that no caller wants any more."""
         if self._open.pop(decoding, self) is None and decoding.entry is not None:
             decoding.entry.cancel()
 
@@ -109,7 +109,10 @@ class FakeEngine(Actor):
         decoding.on_end(decoding, True)  # noqa: FBT003
 
     def spans(self, decoding: Decoding) -> tuple[VersionSpans, ...]:
-        """Which weights each sample's tokens come from. Samples decode side by side, at one pace."""
+        """Return which weights each sample's tokens come from.
+
+        Samples decode side by side, at one pace.
+        """
         start = decoding.started_at
         first = len(self.since) - 1
         while self.since[first][0] > start:
@@ -180,7 +183,7 @@ class FakeEngine(Actor):
         self.later(self.around.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
 
     def _canary_gap(self, epoch: int, release: WeightRelease, held: str) -> float | None:
-        """What the weights that it computes with make of the release's canary."""
+        """Return the gap between the release's canary and the engine's result for it."""
         if release.canary is None:
             return None
         answers = invented_answers(held)
@@ -189,7 +192,7 @@ class FakeEngine(Actor):
         )
 
     def _lose(self) -> None:
-        """Its weights are of no version: what it decodes is lost."""
+        """Lose the weights: they are of no version, and what is being decoded is lost."""
         self.version = self.digest = None
         for decoding in list(self._open):
             self.drop(decoding)
@@ -198,7 +201,7 @@ class FakeEngine(Actor):
     def _commit(
         self, call: SimulatedCall, epoch: int, release: WeightRelease, took_s: float, kind: str
     ) -> None:
-        """Everything has come: verify it, and serve it from now on."""
+        """Verify a completely received release and serve it from now on."""
         if self.around.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
@@ -254,5 +257,5 @@ class FakeEngine(Actor):
 
 
 def _memory_of(release: WeightRelease) -> MachineMemory | None:
-    """Where a release is; None where a test has made it."""
+    """Return the memory that holds a release; None where a test has made it."""
     return next(iter(release.chunks), None)

@@ -1,4 +1,4 @@
-"""One episode: a seed, a whole run over all lives of its controller, and everything it left behind."""
+"""Plays one episode: a whole run from a seed, over all incarnations of its controller."""
 
 import hashlib
 import random
@@ -24,7 +24,7 @@ MAX_S: Final = 20_000.0
 
 
 class EpisodeResult(msgspec.Struct, frozen=True):
-    """What is left of one episode."""
+    """The outcome and the records of one episode."""
 
     seed: int
     plan: EpisodePlan
@@ -124,9 +124,9 @@ def _ended(loop: VirtualLoop, cluster: Cluster, outcome: str) -> Ended:
 
 
 def _telemetry_lost(cluster: Cluster) -> int:
-    """Steps that a controller applied and told no metrics of.
+    """Count the steps that a controller applied without emitting metrics.
 
-    The last one of a life may be cut off; one that a former life had intended has no measures.
+    The last one of an incarnation may be cut off; one intended by a former incarnation has no metrics.
     """
     applied: dict[int, list[int]] = {}
     incarnation = intended_by = 0

@@ -1,7 +1,7 @@
-"""Every fault a simulation knows: what it strikes, how it shows, how it heals.
+"""Defines every fault of a simulation: its victim, its effect, its recovery.
 
 A fault either strikes by itself (``FaultMoment.NOW``) or waits for its victim to come to a moment: the
-next weight load, the next request. Only a fault that changed what somebody got to see has fired.
+next weight load, the next request. Only a fault whose effect an actor could see has fired.
 """
 
 import enum
@@ -19,7 +19,7 @@ from offbeat.simulation.schedule import Strike
 
 
 class FaultMoment(enum.Enum):
-    """When a fault that waits takes effect."""
+    """The moment at which a waiting fault takes effect."""
 
     NOW = enum.auto()
     REQUEST = enum.auto()  # a message leaves the controller
@@ -63,7 +63,7 @@ def _kinds() -> dict[str, Kind]:
         "load_computes_other": Kind("engines", "engine", load, "takes the bytes, computes other weights", retry),
         "load_kills": Kind("engines", "engine", load, "dies in mid-transfer", restart),
         "ack_lies": Kind("engines", "engine", FaultMoment.ACK, "the ack names another digest", retry),
-        "ack_lost": Kind("engines", "engine", FaultMoment.ACK, "serves, and nobody heard of it", retry),
+        "ack_lost": Kind("engines", "engine", FaultMoment.ACK, "serves, and its ack is lost", retry),
         "ack_doubled": Kind("engines", "engine", FaultMoment.ACK, "the ack comes twice", at_once),
         "worker_killed": Kind("engines", "worker", now, "its rollouts raise ActorLost", restart),
         "worker_frozen": Kind("engines", "worker", now, "its rollouts hang", "thawed after a while"),
@@ -81,7 +81,7 @@ def _kinds() -> dict[str, Kind]:
         "controller_killed": Kind("controller", "controller", now, "loses its unsynced tail", "next incarnation"),
         "controller_frozen": Kind("controller", "controller", now, "silent, then killed", "next incarnation"),
         "cluster_lost": Kind("controller", "all", now, "only the run directory is left", "a new cluster"),
-        "machine_lost": Kind("machines", "machine", now, "all that lives on it is gone at once", restart),
+        "machine_lost": Kind("machines", "machine", now, "all that is on it is gone at once", restart),
         "machine_cut_off": Kind("machines", "machine", now, "silent, then given up with all on it", restart),
         "request_lost": Kind("network", "any", FaultMoment.REQUEST, "never arrives", "the caller's deadline"),
         "request_late": Kind("network", "any", FaultMoment.REQUEST, "arrives seconds later", at_once),
@@ -113,7 +113,7 @@ OUTAGE: Final = "outage"
 POISON: Final = ("prompt_hangs", "prompt_kills")
 MACHINES: Final = ("machine_lost", "machine_cut_off")
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
-"""What may strike at a failpoint."""
+"""Faults that may strike at a failpoint."""
 
 
 class Faults:
@@ -150,7 +150,7 @@ class Faults:
         return list(self._reached)
 
     def at(self, moment: FaultMoment, target: str) -> str:
-        """Whether a fault fires here and now; its name, or nothing."""
+        """Return the name of the fault that fires here and now; empty for none."""
         if not self._waiting or (waiting := self._waiting.get(moment)) is None:
             return ""
         for place, strike in enumerate(waiting):
@@ -203,7 +203,7 @@ class Faults:
 def draw_strikes(
     rng: random.Random, profile: str, *, steps: int, engines: int, workers: int
 ) -> list[Strike]:
-    """What will strike one episode. The last steps are left in peace, so that it can end."""
+    """Draw the strikes of one episode. The last steps are left without any, so that it can end."""
     if profile == "none":
         return []
     drawn = [
@@ -243,7 +243,7 @@ STEP_END: Final = (
     Failpoint.APPLIED_DURABLE,
     Failpoint.CLEARED,
 )
-"""What a controller reaches between the trainer's answer to a step and what follows from it."""
+"""Failpoints between the trainer's answer to a step and its consequences."""
 
 
 def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
@@ -257,7 +257,7 @@ def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
 
 
 def draw_rewind_crash(rng: random.Random, profile: str) -> list[Strike]:
-    """Kill the controller between two parts of a rewind, in an episode of five that comes to one."""
+    """Draw a kill of the controller between two parts of a rewind, in one episode of five."""
     if profile not in ("all", "controller") or rng.random() >= 0.2:  # noqa: PLR2004
         return []
     nth = rng.choice((1, 1, 2))
@@ -265,7 +265,10 @@ def draw_rewind_crash(rng: random.Random, profile: str) -> list[Strike]:
 
 
 def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
-    """A prompt or two that hang on, or kill, every engine: in one episode of ten, or in two of five."""
+    """A prompt or two that hang on, or kill, every engine.
+
+    In one episode of ten, or in two of five.
+    """
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
@@ -274,7 +277,7 @@ def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Strike]
 
 
 def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
-    """An outage of all environments, in one episode of ten, or in two of five that are about data."""
+    """Draw an outage of all environments: in one episode of ten, or two of five about data."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
@@ -285,7 +288,7 @@ def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]
 def draw_machine_strikes(
     rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
 ) -> list[Strike]:
-    """Which machines are lost, and when: in two episodes of five, or in all that are about that."""
+    """Draw the machines to be lost: in two episodes of five, or in all of a profile about that."""
     names = sorted(set(machines.values()))
     if not names or profile not in ("machines", "all"):
         return []

@@ -1,4 +1,4 @@
-"""What is in a fake prompt group: lengths and rewards that follow from its seed, and poison."""
+"""Generates the content of fake prompt groups from their seed: lengths, rewards, and poison."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ _FUTURE: Final = 1000
 
 
 class Content:
-    """The samples of one group. The same task has the same content, whoever rolls it out."""
+    """The samples of one group. The same task has the same content on every worker."""
 
     __slots__ = ("lengths", "longest", "rewards", "task")
 
@@ -92,7 +92,7 @@ def poisoned(receipt: Receipt, kind: str) -> Receipt:
 
 
 def _every_column(receipt: Receipt, part: slice | None) -> dict[str, tuple[object, ...]]:
-    """All columns cut alike; None: the last sample comes twice."""
+    """Cut all columns alike; ``part`` None doubles the last sample."""
     names = (
         "rewards",
         "prompt_tokens",

@@ -24,7 +24,7 @@ _CLOSE_TRIES: Final = 50  # a coroutine that awaits in its clean-up is closed ag
 
 
 class Deadlock(OffbeatError):
-    """Nothing can ever run again."""
+    """Raised when nothing can ever run again."""
 
     def __init__(self, at_s: float, waits: str) -> None:
         super().__init__(at_s, waits)
@@ -37,7 +37,7 @@ class Deadlock(OffbeatError):
 
 
 class OutOfBounds(OffbeatError):
-    """It went on for longer than an episode may."""
+    """Raised when an episode went on for longer than it may."""
 
     def __init__(self, at_s: float, events: int, waits: str) -> None:
         super().__init__(at_s, events, waits)
@@ -58,7 +58,7 @@ class NumberedTask(asyncio.Task[T]):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Runs callbacks of simulated processes until a future is done, then disposes of what is left."""
+    """Runs callbacks of simulated processes until a future is done, then closes all others."""
 
     def __init__(self, rng: random.Random, *, max_events: int, max_s: float) -> None:
         self._random = rng.random
@@ -147,7 +147,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return entry
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task nobody asks for its error, or that is thrown away: not of interest here."""
+        """Ignore errors of tasks that nobody awaits, or that are discarded."""
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         process.frozen = process.alive
 
     def thaw(self, process: Process) -> None:
-        """Whatever came due meanwhile is ready at once."""
+        """Make everything that came due meanwhile ready at once."""
         if process.frozen:
             process.frozen = False
             self._ready += process.parked
@@ -198,7 +198,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future.result()
 
     def _run_ready(self) -> None:
-        """Run whatever is ready now, and all that becomes ready by it."""
+        """Run everything that is ready now, and all that becomes ready by it."""
         ready, draw, count = self._ready, self._random, 0
         while left := len(ready):
             if left == 1:
@@ -266,7 +266,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def _dispose(coroutine: "CoroutineType[Any, Any, Any]") -> None:
-    """Close it whatever its clean-up does: its process is dead and touches nothing any more.
+    """Close a coroutine whatever its clean-up does.
+
+    Its process is dead and touches nothing any more.
 
     What it awaits is closed first: an outer coroutine may catch what closing an inner one raises.
     """

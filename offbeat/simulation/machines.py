@@ -1,6 +1,6 @@
-"""The machines of a simulated cluster: what lives on each, and whether its memory is still there.
+"""Models the machines of a cluster: their actors, and whether their memory is still there.
 
-The controller lives on the first one, whose death is that of the cluster. Another one that dies takes
+The controller is on the first one, whose death is that of the cluster. Another one that dies takes
 its actors, payloads and published weights with it, all at once; a new one takes its place.
 """
 
@@ -11,11 +11,11 @@ from offbeat.simulation.loop import VirtualLoop
 from offbeat.simulation.network import DEATH_NOTICED_S
 
 FIRST: Final = "machine-0"
-"""Where the controller lives."""
+"""Machine of the controller."""
 
 
 class MachineMemory(NamedTuple):
-    """The memory of one life of a machine: where a payload or a release is."""
+    """The memory of one incarnation of a machine: the place of a payload or a release."""
 
     machine: str
     life: int
@@ -25,7 +25,7 @@ FIRST_MEMORY: Final = MachineMemory(FIRST, 1)
 
 
 class Machines:
-    """Where each actor lives. Actors without a place live on the first machine."""
+    """The machine of each actor. Actors without an entry are on the first machine."""
 
     def __init__(self, loop: VirtualLoop, placement: Mapping[str, str]) -> None:
         self._loop, self._placement = loop, placement
@@ -35,7 +35,7 @@ class Machines:
         ] = {}  # until when nobody knows that it is gone
 
     def memory_of(self, actor: str) -> MachineMemory:
-        """The memory of the machine that an actor lives on now."""
+        """Return the memory of the machine that an actor is on now."""
         return self._now(self._placement.get(actor, FIRST))
 
     def actors_on(self, machine: str) -> list[str]:
@@ -47,15 +47,18 @@ class Machines:
         return sorted(set(self._placement.values()) - {FIRST})
 
     def die(self, machine: str, at_s: float) -> None:
-        """Nothing in its memory can be read from now on; whoever tries learns that after ``at_s``."""
+        """Make a machine's memory unreadable from now on; readers learn that after ``at_s``."""
         self._unreachable[self._now(machine)] = at_s + DEATH_NOTICED_S
 
     def replace(self, machine: str) -> None:
-        """Another machine takes its place: what starts there from now on has a memory that lasts."""
+        """Put a new machine in its place.
+
+        Processes that start there from now on have its memory.
+        """
         self._lives[machine] = self._lives.get(machine, 1) + 1
 
     def noticed_in_s(self, memory: MachineMemory | None) -> float:
-        """How long whoever asks for what is in this memory waits before it learns that it is gone."""
+        """Return the seconds until a reader of this memory learns that it is gone."""
         if memory is None:
             return 0.0
         return max(0.0, self._unreachable.get(memory, 0.0) - self._loop.time())

@@ -1,4 +1,6 @@
-"""Calls from a controller to actors: delayed by long-tailed latencies, and by faults lost or doubled.
+"""Calls from a controller to actors.
+
+Delayed by long-tailed latencies, and by faults lost or doubled.
 
     request  ->  the callee's process, where it may be served or never  ->  answer
 
@@ -40,7 +42,7 @@ class Host(Protocol):
 
 
 class SimulatedCall(msgspec.Struct, eq=False):
-    """One request on its way, in service, or answered."""
+    """One request in transit, in service, or answered."""
 
     network: "Network"
     caller: Process
@@ -55,7 +57,7 @@ class SimulatedCall(msgspec.Struct, eq=False):
     on_cancel: Callable[[], None] | None = None
 
     def answer(self, value: object, after_s: float = 0.0) -> None:
-        """Give a result; a second answer of the same call says nothing."""
+        """Give a result; a second answer of the same call is ignored."""
         if not self.answered:
             self.network.answer(self, value, None, after_s)
 
@@ -79,7 +81,7 @@ class Network:
         return _BASE_S / (1.0 - _TAIL * self._draw())
 
     def partition(self, name: str, until_s: float) -> None:
-        """No message between controller and actor arrives before ``until_s``; then all do."""
+        """Delay all messages between controller and actor until ``until_s``."""
         self._cut[name] = until_s
 
     def send(
@@ -128,13 +130,13 @@ class Network:
         loop.at(arrives, call.caller, _arrive, call, value, error)
 
     def cancel(self, call: SimulatedCall) -> None:
-        """Nobody waits for it any more; the callee hears of that a little later."""
+        """Cancel a call that nobody awaits any more; the callee learns of that a little later."""
         if not call.answered and call.caller.alive:
             self._open[call.process].pop(call, None)
             self._loop.at(self._loop.time() + self.latency(), call.process, _cancelled, call)
 
     def died(self, process: Process) -> None:
-        """Whoever waits for an answer of this process learns of its death."""
+        """Notify the callers that await an answer of this process of its death."""
         noticed = self._loop.time() + DEATH_NOTICED_S
         for call in self._open.pop(process, {}):
             self._loop.at(noticed + self.latency(), call.caller, _lost, call)

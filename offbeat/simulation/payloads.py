@@ -1,4 +1,4 @@
-"""What a worker packs and a trainer reads; to the controller, an opaque handle."""
+"""The payload that a worker packs and a trainer reads; an opaque handle to the controller."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ from offbeat.simulation.machines import FIRST_MEMORY, MachineMemory
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPayload:
-    """The columns of one group. It is gone with the controller that owns it, or with its machine."""
+    """The columns of one group.
+
+    It is gone with the controller that owns it, or with its machine.
+    """
 
     ordinal: int
     attempt: int

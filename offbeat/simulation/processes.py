@@ -1,4 +1,4 @@
-"""Operating-system processes of a simulated cluster: killed like SIGKILL, frozen like SIGSTOP.
+"""Models the operating-system processes of a cluster: killed like SIGKILL, frozen like SIGSTOP.
 
 A process is a context: whatever is started inside inherits it, and the loop asks each callback whose
 it is before it runs.
@@ -14,7 +14,7 @@ import msgspec
 
 @final
 class Process:
-    """One life of one process.
+    """One incarnation of a process.
 
     Killed, none of its callbacks ever runs again: no ``finally``, no cancel. Frozen, they wait.
     """
@@ -55,4 +55,4 @@ class Entry(msgspec.Struct, eq=False):
 
 PROCESS: Final[ContextVar[Process]] = ContextVar("process")
 OUTSIDE: Final = Process("outside")
-"""What is in no process: the machinery of the episode itself. It is never killed."""
+"""Context of the episode's own machinery, which belongs to no process. It is never killed."""

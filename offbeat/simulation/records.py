@@ -1,4 +1,4 @@
-"""What the fake actors of an episode write down themselves, in the order it happened.
+"""Defines the records that the fake actors of an episode write, in the order of events.
 
 The controller never sees these. Together with its journal they are all the auditor reads.
 """
@@ -9,13 +9,13 @@ from offbeat.messages.groups import VersionSpans
 
 
 class WorldRecord(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """One thing that happened in the world. ``at`` is virtual time in seconds."""
+    """Base class of records. ``at`` is virtual time in seconds."""
 
     at: float
 
 
 class Fault(WorldRecord, frozen=True):
-    """A fault fired: it changed what somebody got to see."""
+    """Records that a fault fired: its effect was visible to an actor."""
 
     kind: str  # a name of offbeat.simulation.faults
     target: str
@@ -29,7 +29,7 @@ class ControllerStarted(WorldRecord, frozen=True):
 
 
 class ControllerEnd(WorldRecord, frozen=True):
-    """A controller's life is over."""
+    """Records the end of a controller incarnation."""
 
     incarnation: int
     outcome: str  # finished | failed | aborted | killed
@@ -72,7 +72,10 @@ class EngineServes(WorldRecord, frozen=True):
 
 
 class MachineLost(WorldRecord, frozen=True):
-    """A machine died, or was cut off, with all that it held: when that began, and when it was given up."""
+    """A machine died, or was cut off, with all that it held.
+
+    When that began, and when it was given up.
+    """
 
     machine: str
     actors: tuple[str, ...]  # that lived on it
@@ -88,7 +91,7 @@ class EngineComputesOther(WorldRecord, frozen=True):
 
 
 class EngineDied(WorldRecord, frozen=True):
-    """A life of an engine is over."""
+    """Records the end of an engine incarnation."""
 
     engine: str
     life: str
@@ -139,7 +142,7 @@ class CheckpointWritten(WorldRecord, frozen=True):
 
 
 class CheckpointLatest(WorldRecord, frozen=True):
-    """What LATEST names, after every change of it or of what it names."""
+    """Records what LATEST names, after every change of it or of its target."""
 
     version: int
     verifies: bool
@@ -185,7 +188,7 @@ class EngineRetired(WorldRecord, frozen=True):
 
 
 class Closed(WorldRecord, frozen=True):
-    """An actor was told to close by the controller that ended."""
+    """Records that the controller which ended has closed an actor."""
 
     actor: str
 
@@ -195,5 +198,5 @@ class Ended(WorldRecord, frozen=True):
 
     outcome: str  # of the last controller
     running: int  # rollouts that workers still work on for the last controller
-    unclosed: tuple[str, ...]  # actors that were alive and not told to close
+    unclosed: tuple[str, ...]  # actors that were alive and not closed
     telemetry_lost: int  # steps without metrics although no telemetry fault fired

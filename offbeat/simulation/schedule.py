@@ -1,4 +1,7 @@
-"""Faults to come, as data: what a campaign draws, what a file says, what a live test replays."""
+"""Holds planned faults as data.
+
+Drawn by a campaign, read from a file, or replayed by a live test.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +12,16 @@ from offbeat.controller.failpoints import Failpoint
 
 
 class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One fault. It is due at a step, at a failpoint, or at a journal record: exactly one of them."""
+    """One planned fault, due at exactly one of: a step, a failpoint, a journal record."""
 
     action: str  # a name of offbeat.simulation.faults.KINDS
-    target: str = ""  # generator-1, environment-0, trainer, controller; empty: whoever comes first
+    target: str = (
+        ""  # generator-1, environment-0, trainer, controller; empty: the first one that comes
+    )
     at_step: int | None = None  # the trainer has applied this many steps; 0: from the start
     failpoint: str | None = None  # a value of offbeat.controller.failpoints.Failpoint
     at_record: int | None = None  # so many journal records are written
-    nth: int = 1  # which time the failpoint is reached, over all lives of the controller
+    nth: int = 1  # which time the failpoint is reached, over all incarnations of the controller
     delay_s: float = 0.0  # between being due and striking
 
     def __post_init__(self) -> None:
@@ -37,7 +42,7 @@ class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 def dump(strikes: Sequence[Strike]) -> str:
-    """As JSON, one strike a line."""
+    """Serialise strikes as JSON, one per line."""
     lines = ",\n ".join(msgspec.json.encode(strike).decode() for strike in strikes)
     return f"[{lines}]\n"
 

@@ -1,4 +1,4 @@
-"""The fake trainer: one gang, one call at a time in the order they came, and a log of its own.
+"""Fakes the trainer: all ranks as one, one call at a time in order, and a log of its own.
 
 Its weights are a digest that follows from what it trained, whatever the chunks or the arrival order.
 """
@@ -63,7 +63,7 @@ _DURING: Final = {
 
 
 class FakeTrainer(Actor):
-    """All ranks. The process is the gang: it dies and is replaced as a whole."""
+    """Fake of all ranks. They are one process: it dies and is replaced as a whole."""
 
     in_order = True
 
@@ -73,7 +73,7 @@ class FakeTrainer(Actor):
         super().__init__("trainer", around)
 
     def born(self) -> None:
-        """A new gang, with the initial model."""
+        """Start new ranks with the initial model."""
         self._steps = StepGuard()
         self._queue: deque[SimulatedCall] = deque()
         self._busy = False
@@ -153,7 +153,7 @@ class FakeTrainer(Actor):
             return self._checkpoint(args[0], kind)
         if method == "save" and args[0] != self._version:
             raise TrainStepFailed(0, args[0], "save", f"it holds version {self._version}")
-        work = _WORK.get(method)  # of a final save or a close there is nothing to tell
+        work = _WORK.get(method)  # a final save or a close leaves no record
         return work(self, *args) if work else None
 
     def _prepare_logprobs(self, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
@@ -205,7 +205,10 @@ class FakeTrainer(Actor):
         return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
 
     def _check_columns(self, chunk: Chunk, during: str) -> None:
-        """Raise for the first group whose columns are gone: the store names one object at a time."""
+        """Raise for the first group whose columns are gone.
+
+        The store names one object at a time.
+        """
         for payload in _columns_of(chunk):
             if self.around.is_gone(payload):
                 raise PayloadLost((payload.ordinal,), during, "the machine that held it died")

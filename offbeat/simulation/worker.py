@@ -21,7 +21,7 @@ OUTAGE_REASON: Final = "environment_unavailable"
 
 
 class FakeWorker(Actor):
-    """One environment worker. It drops what a replaced controller asked for."""
+    """Fake of one environment worker. It drops the work of a replaced controller."""
 
     def __init__(
         self, name: str, around: SimulationContext, engines: dict[str, FakeEngine]
@@ -81,7 +81,7 @@ class FakeWorker(Actor):
             loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
 
     def drop(self, call: SimulatedCall) -> None:
-        """Nobody waits for it any more."""
+        """Drop a call that nobody awaits any more."""
         rollout = self._open.pop(call, None)
         if rollout is not None:
             rollout.engine.drop(rollout.decoding)
@@ -97,16 +97,16 @@ class FakeWorker(Actor):
         return math.exp(self.around.rng.gauss(self._mu, self._sigma))
 
     def is_open(self, call: SimulatedCall) -> bool:
-        """Its engine has not decoded it to the end."""
+        """Return whether its engine has not decoded it to the end."""
         return call in self._open
 
     def closed_call(self, call: SimulatedCall) -> bool:
-        """False if it was dropped before."""
+        """Close the call; return False if it was dropped before."""
         return self._open.pop(call, None) is not None
 
 
 class _Rollout:
-    """One group on its way through an engine."""
+    """One group in transit through an engine."""
 
     __slots__ = ("call", "content", "deadline", "decoding", "engine", "worker")
 
@@ -154,7 +154,10 @@ class _Rollout:
             loop.at(now + DEATH_NOTICED_S, worker.process, call.fail, failure)
 
     def rewarded(self, receipt: Receipt) -> None:
-        """The samples have their rewards; receipt and payload leave. Runs in the worker's process."""
+        """The samples have their rewards; receipt and payload leave.
+
+        Runs in the worker's process.
+        """
         call, around, task = self.call, self.worker.around, self.content.task
         kind = around.faults.at(FaultMoment.ROLLOUT, self.worker.name)
         if kind == "rollout_hangs" or call.cancelled:
@@ -199,7 +202,7 @@ class _Rollout:
 
 
 def unavailable(task: RolloutTask) -> RolloutFailed:
-    """What the environment stands on is out of service; another moment will do."""
+    """Return the failure of a group whose environment is out of service; a later retry may help."""
     return RolloutFailed(
         FailureKind.INFRASTRUCTURE,
         task.ordinal,

@@ -127,7 +127,9 @@ def test_an_engine_given_up_is_not_heard_until_its_next_life() -> None:
     fleet.dead("generator-0")
     assert not fleet.probe_answered(state("generator-0", 1, version=1))
     fleet.restarting("generator-0")
-    assert not fleet.probe_answered(state("generator-0", 1, version=1)), "the process that was given up"
+    assert not fleet.probe_answered(state("generator-0", 1, version=1)), (
+        "the process that was given up"
+    )
     assert fleet.probe_answered(state("generator-0", 2))
     assert fleet.engines["generator-0"].health is Health.STALE
 
