@@ -1,1 +1,4 @@
-"""What a person types. Commands import what they start, so that `--help` loads neither torch nor ray."""
+"""Implements the command line.
+
+Commands import what they start, so that `--help` loads neither torch nor ray.
+"""

@@ -159,7 +159,7 @@ def simulate(
     overrides: OverridesArgument = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Episodes to run.")] = 100,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Run this episode alone, and tell all about it.")
+        int | None, typer.Option("--seed", help="Run this episode alone, in full detail.")
     ] = None,
     base: Annotated[
         int | None, typer.Option("--base", help="First seed; default: drawn, and printed.")
@@ -267,10 +267,10 @@ def why(
     group: Annotated[str, typer.Argument(metavar="GROUP", help="A prompt group: g-000412 or 412.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Tell the life of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
+    """Show the history of a prompt group: drawn, tried, rewarded, trained or dropped, and why."""
     from offbeat.runs.past_run import told_in_one_line
-    from offbeat.runs.why import why as told
+    from offbeat.runs.why import why as group_history
 
     with told_in_one_line():
-        life = told(run, group)
-    typer.echo(life.to_json() if as_json else life.to_text(), nl=False)
+        history = group_history(run, group)
+    typer.echo(history.to_json() if as_json else history.to_text(), nl=False)

@@ -1,4 +1,6 @@
-"""What a run is asked to do: frozen pydantic models, recipes, overrides, and one report of all that is wrong.
+"""Defines a run's configuration.
+
+Frozen pydantic models, recipes, overrides, and one report of all that is wrong.
 
 Imports pydantic and yaml only; never torch, ray or transformers.
 """

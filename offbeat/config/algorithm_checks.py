@@ -1,4 +1,4 @@
-"""Why settings of ``algorithm`` cannot work together, and what to set instead."""
+"""Finds settings of ``algorithm`` that cannot work together, and says what to set instead."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ _LOSS = "algorithm.loss"
 
 
 def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Everything about advantage and loss that cannot work."""
+    """Yield everything about advantage and loss that cannot work."""
     loss = config.algorithm.loss
     yield from _corrections_have_something_to_correct(loss)
     yield from _bands_hold_what_is_on_policy(loss)
@@ -43,7 +43,7 @@ def _corrections_have_something_to_correct(loss: LossConfig) -> Iterator[Clash]:
             yield Clash(
                 (f"{_LOSS}.{name}", f"{_LOSS}.name"),
                 f"{_LOSS}.{name}={value} has nothing to correct with {_LOSS}.name=sft: it imitates its "
-                "samples, whoever drew them",
+                "samples, whichever model drew them",
                 f"Leave {_LOSS}.{name} out, or set {_LOSS}.name to clipped_pg.",
             )
         elif loss.old_logprobs == "generation":
@@ -130,7 +130,10 @@ def _a_constant_has_a_use(loss: LossConfig) -> Iterator[Clash]:
 
 
 def _a_deviation_divides_advantages_only(loss: LossConfig) -> Iterator[Clash]:
-    """It is known when the step is complete, and divides the step's whole gradient then."""
+    """Refuse ``step_std`` for other losses.
+
+    It is known when the step is complete, and divides its whole gradient.
+    """
     if not loss.step_std:
         return
     if loss.name == "sft":

@@ -14,7 +14,7 @@ class RelativeToRecipe:
 
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """Says a constraint that no number says, for messages and ``config explain``."""
+    """States a constraint that no number expresses, for messages and ``config explain``."""
 
     text: str
 
@@ -64,7 +64,10 @@ Options = Annotated[
 
 
 class Config(BaseModel):
-    """An unknown key is an error, a value never changes, and every field says what it does."""
+    """Base class of all sections.
+
+    An unknown key is an error, a value never changes, every field has a docstring.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False

@@ -1,4 +1,4 @@
-"""What a cross-check finds."""
+"""Defines the result of a cross-check."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Why a combination of settings cannot work, and what to set instead.
+"""Finds combinations of settings that cannot work, and says what to set instead.
 
 Each check takes a whole config and yields clashes; it says what would happen, not only what is
 forbidden. A single value out of range is the models' business.
@@ -28,7 +28,10 @@ _MIB = 2**20
 
 
 def clashes(config: RunConfig, *, dry_run: bool = False) -> Iterator[Clash]:
-    """Everything about ``config`` that cannot work. A dry run needs no backend and no device."""
+    """Yield everything about ``config`` that cannot work.
+
+    A dry run needs no backend and no device.
+    """
     for check in _ALWAYS:
         yield from check(config)
     if not dry_run:

@@ -1,4 +1,4 @@
-"""What the run directory of a recipe cannot be."""
+"""Finds run directories that a recipe cannot have."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from offbeat.config.run import RunConfig
 
 
 def run_dir_clashes(config: RunConfig) -> Iterator[Clash]:
-    """It is a path, with the name of the run filled in."""
+    """Check that the run directory is a path, with the name of the run filled in."""
     yield from _run_dir_can_be_filled_in(config)
     yield from _run_dir_is_a_path(config)
 

@@ -1,4 +1,4 @@
-"""Why settings of the weight sync cannot work, and what to set instead."""
+"""Finds settings of the weight sync that cannot work, and says what to set instead."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""Why settings of vLLM's engines cannot work, and what to set instead; vLLM itself is not needed."""
+"""Finds settings of vLLM's engines that cannot work, and says what to set instead.
+
+VLLM itself is not needed.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -22,7 +25,7 @@ _ELSEWHERE: Final = {
 
 
 def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Nothing, unless ``generator.backend`` is vllm."""
+    """Yield what cannot work when ``generator.backend`` is vllm; nothing otherwise."""
     if config.generator.backend == "vllm":
         yield from _arguments_have_one_place(config)
         yield from _devices_of_an_engine_are_reserved(config)

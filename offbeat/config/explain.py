@@ -1,4 +1,4 @@
-"""What a key of a recipe means, for ``offbeat config explain``."""
+"""Explains a key of a recipe, for ``offbeat config explain``."""
 
 from textwrap import indent
 
@@ -49,7 +49,7 @@ def _choices(section: schema.Key, docs: list[str]) -> list[str]:
 
 
 def _table(place: str) -> str:
-    """One entry a key; sections below are only named."""
+    """Format one entry per key; sections below are only named."""
     entries = [f"{key.key}\n{indent(_entry(key), '    ')}" for key in schema.children(place)]
     return "\n".join(entries)
 

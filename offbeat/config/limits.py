@@ -28,7 +28,7 @@ def sampler_reach(config: RunConfig) -> int:
 
 
 def max_group_bytes(config: RunConfig) -> int:
-    """Most bytes the packed columns of one prompt group can take.
+    """Return the most bytes that the packed columns of one prompt group can take.
 
     The prompt is stored once. A single-turn response is at most ``max_new_tokens`` long; with more
     turns the observations between them are response tokens too, and only ``max_model_len`` bounds
@@ -45,6 +45,6 @@ def max_group_bytes(config: RunConfig) -> int:
 
 
 def trainer_ranks(config: RunConfig) -> int:
-    """Processes the trainer runs in. Expert parallelism lives inside the other axes."""
+    """Return the number of trainer processes. Expert parallelism is contained in the other axes."""
     trainer = config.trainer
     return trainer.data_parallel * trainer.tensor_parallel * trainer.pipeline_parallel

@@ -1,4 +1,4 @@
-"""From a recipe and overrides to one checked configuration, or to one report of all problems."""
+"""Reads a recipe and overrides into one checked configuration, or one report of all problems."""
 
 import difflib
 import os
@@ -19,7 +19,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.tree import Section
 
 _STAND_INS: Final[Mapping[str, Any]] = {"steps": 1, "model": {"path": "."}}
-"""For what is required and missing, so that the rest can be cross-checked in the same report."""
+"""Values for missing required keys, so that the rest can be cross-checked as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,10 @@ def _judge(root: Section) -> tuple[RunConfig | None, list[Problem]]:
 
 
 def _news(wrong: list[Problem], known: list[Problem], *, complete: bool) -> Iterator[Problem]:
-    """Without what follows from a known problem: a value taken out, or a recipe that is missing."""
+    """Yield problems that do not follow from a known one.
+
+    A value taken out, or a recipe that is missing.
+    """
     keys = {problem.key for problem in known}
     values = {(problem.key, problem.location) for problem in known}
     for problem in wrong:
@@ -143,7 +146,10 @@ def _near(known: schema.Key, value: object) -> str:
 
 
 def _patched(root: Section, bad: set[str]) -> RunConfig | None:
-    """The configuration with every bad value replaced by its default; None if that is not enough."""
+    """The configuration with every bad value replaced by its default.
+
+    None if that is not enough.
+    """
     for key in bad:
         section, name = root.parent(key)
         if section is not None:
@@ -180,7 +186,10 @@ def _concerns(key: str, wrong: str) -> bool:
 
 
 def _locate(clash: Clash, root: Section) -> Location:
-    """Where to change something: at an override if one takes part, else at the first key given."""
+    """Return where to change something.
+
+    At an override if one takes part, else at the first key given.
+    """
     given = [node.location for key in clash.keys if (node := root.find(key)) is not None]
     typed = [location for location in given if sources.is_override(location)]
     return next(iter([*typed, *given]), root.location)

@@ -6,7 +6,7 @@ from offbeat.config import schema
 from offbeat.config.tree import Leaf, Node, Section
 
 OPTIONS_BELONG_TO: Final = {"environment": ("options", ("name", "target"))}
-"""Free-form options speak to what these keys name: another name does not inherit them."""
+"""Free-form options belong to what these keys name: another name does not inherit them."""
 
 SHORTHAND: Final = {"algorithm": "preset"}
 """Sections that a name fills in: another name starts the section afresh."""
@@ -28,7 +28,7 @@ def lay_over(base: Section, top: Section) -> list[str]:
 
 
 def join(base: Section, top: Section) -> None:
-    """Change ``base`` by ``top``, which speaks of the same choices: nothing is dropped."""
+    """Change ``base`` by ``top``, which is about the same choices: nothing is dropped."""
     for name, node in top.children.items():
         below = base.children.get(name)
         if isinstance(below, Section) and isinstance(node, Section):

@@ -1,4 +1,4 @@
-"""From the tree as written to one the models can judge: known keys, text as text."""
+"""Normalises the tree as written for validation by the models: known keys, text as text."""
 
 import difflib
 from collections.abc import Iterable
@@ -63,7 +63,7 @@ def _known(key: schema.Key, node: Node, parent: Section, problems: list[Problem]
 
 
 def value_hint(key: schema.Key, suggestion: str = "") -> str:
-    """What to put there: the default and what the key does."""
+    """Return what to put there: the default and what the key does."""
     default = "" if key.required else f"Default: {key.default}."
     return " ".join(part for part in (suggestion, default, key.doc) if part)
 
@@ -88,7 +88,10 @@ def _holds_bool(value: object) -> bool:
 
 
 def _choose_by_default(section: Section, place: str) -> None:
-    """``sampler.max_staleness=4`` alone speaks of the default sampler."""
+    """Take the default variant where none is chosen.
+
+    ``sampler.max_staleness=4`` alone means that of the default sampler.
+    """
     if schema.choices_by_name(place) and "name" not in section.children:
         name = schema.default_name(place)
         section.children["name"] = Leaf(name, name, section.location)
@@ -121,7 +124,7 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
 
 
 def meant(key: str, valid: Iterable[str]) -> str:
-    """What a user may have meant by ``key``, where ``valid`` are the names its section has.
+    """Return what a user may have meant by ``key``, where ``valid`` are the names its section has.
 
     Of a section that there is not, whose names are none: what may have been meant by the section.
     """

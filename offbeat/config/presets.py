@@ -125,7 +125,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 
 
 def with_preset(given: object) -> object:
-    """``given``, with what its preset says where it says nothing itself.
+    """Return ``given``, completed by its preset where it has no value itself.
 
     Anything that is no mapping, and a preset that does not exist, come back as they are: the model
     reports them.
@@ -142,7 +142,7 @@ def with_preset(given: object) -> object:
 
 
 def _over(preset: object, given: object) -> object:
-    """``given`` where it says something, key by key where both are sections."""
+    """Return ``given`` where it has a value, key by key where both are sections."""
     if isinstance(preset, Mapping) and isinstance(given, Mapping):
         return {**cast("Mapping[str, Any]", preset), **cast("Mapping[str, Any]", given)}
     return given

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, where, and what to do: all of it at once."""
+"""Reports what is wrong with a recipe, where, and how to fix it: all of it at once."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +26,7 @@ class Location:
 
 
 class Absent:
-    """There is no value to show: ``Problem.value`` of a missing key or file."""
+    """Marks that there is no value to show: ``Problem.value`` of a missing key or file."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -49,8 +49,8 @@ class Problem:
         shown = "" if isinstance(self.value, Absent) else f" = {self._shown()}"
         named = self.key and not self.message.startswith(self.key)
         head = f"{self.location}: {self.key}{shown}: " if named else f"{self.location}: "
-        told = printable(f"{head}{self.message}", longest=_LONGEST_LINE)
-        return told + (f"\n    {printable(self.hint, longest=_LONGEST_LINE)}" if self.hint else "")
+        text = printable(f"{head}{self.message}", longest=_LONGEST_LINE)
+        return text + (f"\n    {printable(self.hint, longest=_LONGEST_LINE)}" if self.hint else "")
 
     def _shown(self) -> str:
         """Never a secret: a report may end in a log that others read."""

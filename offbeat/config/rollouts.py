@@ -8,10 +8,13 @@ from offbeat.config.base import Config, Options, RecipePath
 
 
 class DataConfig(Config):
-    """Where prompts come from."""
+    """Source of prompts."""
 
     path: RecipePath | None = None
-    """JSON Lines file, one prompt a row; relative to the recipe. None: the environment makes its own."""
+    """JSON Lines file, one prompt a row; relative to the recipe. None.
+
+    The environment makes its own.
+    """
 
     shuffle: bool = True
     """Visit the rows of each epoch in an order drawn from ``seed``."""
@@ -21,10 +24,13 @@ class DataConfig(Config):
 
 
 class EnvironmentConfig(Config):
-    """What turns a prompt and a model into rewarded samples."""
+    """Environment that turns a prompt and a model into rewarded samples."""
 
     name: Literal["arithmetic", "gsm8k", "function", "custom", "stub"] = "arithmetic"
-    """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file; function: a Python function as reward; custom: ``target`` is an Environment class."""
+    """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file.
+
+    Function: a Python function as reward; custom: ``target`` is an Environment class.
+    """
 
     target: str | None = None
     """``module:name`` of the reward function or Environment class, importable from the working directory."""
@@ -52,7 +58,7 @@ class InOrderConfig(Config):
     """Train exactly the prompts of each batch, in order; reproducible."""
 
     name: Literal["in_order"]
-    """Which policy this is."""
+    """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
@@ -62,10 +68,10 @@ class InOrderConfig(Config):
 
 
 class ReadyFirstConfig(Config):
-    """Train whatever is ready, in arrival order, paced so that nothing is ever discarded."""
+    """Trains ready groups in arrival order, paced so that nothing is ever discarded."""
 
     name: Literal["ready_first"]
-    """Which policy this is."""
+    """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
@@ -75,7 +81,7 @@ class WeightFifoConfig(Config):
     """Train in order of weight version: no group is overtaken by one of newer weights."""
 
     name: Literal["weight_fifo"]
-    """Which policy this is."""
+    """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
@@ -85,7 +91,7 @@ class WindowedConfig(Config):
     """Train any ready group within the window, generate more than is needed, discard what is late."""
 
     name: Literal["windowed"]
-    """Which policy this is."""
+    """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Most weight versions between a sample's oldest token and training on it: the window."""
@@ -102,10 +108,13 @@ class WindowedConfig(Config):
 
 
 class CustomSamplerConfig(Config):
-    """A staleness policy of your own: a class with the methods of ``offbeat.sampler.policy.Sampler``."""
+    """A staleness policy of your own.
+
+    A class with the methods of ``offbeat.sampler.policy.Sampler``.
+    """
 
     name: Literal["custom"]
-    """Which policy this is."""
+    """Name of the policy."""
 
     target: str
     """``module:Class``, importable from the working directory; called with ``groups_per_step``,
@@ -128,7 +137,10 @@ class FilterConfig(Config):
     """Finished groups that are not worth a place in a batch: dropped by reason, and replaced."""
 
     zero_variance: bool = False
-    """Drop groups whose samples all got the same reward: they have no gradient (dynamic sampling)."""
+    """Drop groups whose samples all got the same reward.
+
+    They have no gradient (dynamic sampling).
+    """
 
     max_truncated_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop groups of which more than this share of samples ran out of tokens. None: keep them."""
@@ -139,7 +151,7 @@ class FilterConfig(Config):
 
 
 class BufferConfig(Config):
-    """How much may be outstanding. Rollouts wait for room; nothing is dropped."""
+    """Limits of outstanding groups. Rollouts wait for room; nothing is dropped."""
 
     capacity_groups: Annotated[int, Field(ge=1)] | None = None
     """Prompt groups admitted and not yet trained. None: what the sampler can use."""
@@ -149,24 +161,30 @@ class BufferConfig(Config):
 
 
 class RolloutConfig(Config):
-    """How prompt groups are dispatched, and what happens when one fails."""
+    """Dispatch of prompt groups, and the handling of failed ones."""
 
     max_in_flight: Annotated[int, Field(ge=1)] | None = None
     """Prompt groups generating at once. None: what the sampler admits."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest healthy rollout of one prompt group. One that waits for its engine then counts against
+    """Longest healthy rollout of one prompt group.
+
+    One that waits for its engine then counts against
     the engine (``generator.request_strikes``), one that waits for its environment does not."""
 
     infrastructure_retries: Annotated[int, Field(ge=0)] = 8
     """Further attempts of a group whose engine or worker was lost or late."""
 
     consecutive_failures: Annotated[int, Field(ge=1)] = 64
-    """Infrastructure failures in a row, over all groups, that end the run. Those of groups that were in
+    """Infrastructure failures in a row, over all groups, that end the run.
+
+    Those of groups that were in
     flight together count as one: a process that dies takes all of its groups with it."""
 
     outage_failures: Annotated[int, Field(ge=1)] = 4
-    """Failures of the environment in a row, over all groups, that are taken for an outage of it: from
+    """Failures of the environment in a row, over all groups, that are taken for an outage of it.
+
+    From
     then on one group at a time is tried, with growing waits, until a rollout is answered."""
 
     data_retries: Annotated[int, Field(ge=0)] = 1
@@ -181,10 +199,15 @@ class RolloutConfig(Config):
     apart."""
 
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
-    """replace: draw a fresh prompt so that the batch stays whole; shrink: train the smaller batch."""
+    """replace: draw a fresh prompt so that the batch stays whole; shrink.
+
+    Train the smaller batch.
+    """
 
     min_step_batch_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Smallest batch that ``on_dropped_prompt: shrink`` may leave, as a share of ``groups_per_step``;
+    """Smallest batch that ``on_dropped_prompt.
+
+    Shrink`` may leave, as a share of ``groups_per_step``;
     further dropped prompts of the step are replaced."""
 
     log: bool = True
@@ -198,7 +221,7 @@ class RolloutConfig(Config):
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn."""
+    """Settings by which tokens are drawn."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Logits are divided by it before the softmax; the loss uses the same temperature."""
@@ -226,7 +249,9 @@ class VllmConfig(Config):
     """Split experts, not each expert's matrices, over the devices of an engine."""
 
     pause: Literal["keep", "wait", "abort"] = "keep"
-    """What a weight sync does to running samples. keep: they go on afterwards; wait: they end first,
+    """What a weight sync does to running samples. keep: they go on afterwards; wait.
+
+    They end first,
     on the old weights; abort: they start anew on the new ones."""
 
     kv: Literal["recompute", "keep"] = "recompute"
@@ -247,7 +272,10 @@ class GeneratorConfig(Config):
     """The engines that sample."""
 
     backend: Literal["embedded", "vllm", "stub"] = "embedded"
-    """embedded: any Hugging Face causal LM in this package's engine; vllm: extra ``vllm``; stub: a latency model."""
+    """embedded: any Hugging Face causal LM in this package's engine; vllm: extra ``vllm``; stub.
+
+    A latency model.
+    """
 
     engines: Annotated[int, Field(ge=1)] = 1
     """Engine actors."""

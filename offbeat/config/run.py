@@ -48,7 +48,7 @@ class WandbConfig(Config):
 
 
 class SupervisionConfig(Config):
-    """When to give up."""
+    """Limits after which the run ends."""
 
     stall_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """End the run when nothing moves for this long and no call is within its own deadline."""
@@ -57,8 +57,10 @@ class SupervisionConfig(Config):
     """Time each actor gets to close before it is killed."""
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time a run gets to end in order after SIGINT or SIGTERM, a last checkpoint included. Keep it below
-    what whoever sends the signal waits before it kills: often 30 s."""
+    """Time a run gets to end in order after SIGINT or SIGTERM, a last checkpoint included.
+
+    Keep it below
+    the time after which the sender of the signal kills: often 30 s."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None
     """End after this time, counted from the start of the command, as ``offbeat control RUN stop`` does.
@@ -73,7 +75,7 @@ class SupervisionConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """What is kept of the model, and what a lost trainer goes back to."""
+    """Checkpoints: the model that is kept, and the state that a lost trainer goes back to."""
 
     interval: Annotated[int, Field(ge=0)] = 100
     """Steps between two checkpoints of the trainer's whole state; 0: none, a lost trainer starts
@@ -127,13 +129,13 @@ class StubConfig(Config):
 
 
 class RunConfig(Config):
-    """One training run."""
+    """Complete configuration of one training run."""
 
     name: RunName = "run"
     """Names the run in its directory and in W&B."""
 
     seed: int = 0
-    """Everything random is derived from it."""
+    """Seed from which everything random is derived."""
 
     steps: Annotated[int, Field(ge=1)]
     """Optimizer steps to take."""
@@ -145,28 +147,31 @@ class RunConfig(Config):
     """Samples of one prompt."""
 
     run_dir: str = "runs/{name}"
-    """Where everything is written; ``{name}`` is filled in; relative to the working directory."""
+    """Directory of everything the run writes; ``{name}`` is filled in.
+
+    Relative to the working directory.
+    """
 
     model: ModelConfig
     """The language model."""
 
     data: DataConfig = DataConfig()
-    """Where prompts come from."""
+    """Source of prompts."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What turns a prompt and a model into rewarded samples."""
+    """Environment that turns a prompt and a model into rewarded samples."""
 
     sampler: SamplerConfig = ReadyFirstConfig(name="ready_first")
     """The staleness policy."""
 
     buffer: BufferConfig = BufferConfig()
-    """How much may be outstanding."""
+    """Limits of outstanding groups."""
 
     transfer_queue: TransferQueueConfig = TransferQueueConfig()
-    """Where finished groups wait."""
+    """Storage of finished groups that wait to be trained."""
 
     rollout: RolloutConfig = RolloutConfig()
-    """How groups are dispatched and retried."""
+    """Dispatch and retries of groups."""
 
     generator: GeneratorConfig = GeneratorConfig()
     """The engines."""
@@ -175,25 +180,25 @@ class RunConfig(Config):
     """The trainer."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """From rewards to a gradient."""
+    """Algorithm, from rewards to a gradient."""
 
     sync: SyncConfig = SyncConfig()
     """Weight sync."""
 
     filters: FilterConfig = FilterConfig()
-    """Which finished groups are not trained."""
+    """Finished groups that are not trained."""
 
     eval: EvalConfig = EvalConfig()
     """Scoring held-out prompts."""
 
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What is kept of the model, and what a lost trainer goes back to."""
+    """Checkpoints: the model that is kept, and the state that a lost trainer goes back to."""
 
     supervision: SupervisionConfig = SupervisionConfig()
-    """When to give up."""
+    """Limits after which the run ends."""
 
     runtime: RuntimeConfig = RuntimeConfig()
-    """What the processes of a run find around them."""
+    """Environment of the run's processes, on every machine."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""

@@ -1,4 +1,4 @@
-"""What the processes of a run find around them."""
+"""Defines the environment of a run's processes."""
 
 import re
 from typing import Annotated, Any, Final, cast
@@ -23,12 +23,14 @@ def _variables(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
 
 
 class RuntimeConfig(Config):
-    """What the processes of a run find around them, on every machine."""
+    """Environment of the run's processes, on every machine."""
 
     env: Annotated[
         dict[str, str],
         BeforeValidator(_variables),
         InWords("of names, none beginning with RAY_, to text or numbers; a switch is 0 or 1"),
     ] = {}
-    """Environment variables of every process of the run, as in ``{NCCL_DEBUG: INFO}``; they win over those
+    """Environment variables of every process of the run, as in ``{NCCL_DEBUG: INFO}``.
+
+    They win over those
     that are set. On a cluster, variables of the driver such as ``HF_*`` and ``NCCL_*`` reach the others, too."""

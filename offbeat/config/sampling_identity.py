@@ -1,4 +1,4 @@
-"""What the tokens of a group depend on besides the weights, as one short name."""
+"""Computes one short name of everything a group's tokens depend on besides the weights."""
 
 import hashlib
 import json

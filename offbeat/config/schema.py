@@ -1,4 +1,4 @@
-"""What a recipe may say: every key with its type, range, default and docstring.
+"""Lists every key of a recipe with its type, range, default and docstring.
 
 Read from the models once, so that messages, ``config explain`` and documentation cannot disagree
 with what is validated.
@@ -62,7 +62,7 @@ class Key:
 
 @cache
 def known_keys() -> dict[str, Key]:
-    """Every key, sections included, in the order of the models."""
+    """Return every key, sections included, in the order of the models."""
     found = dict[str, list[Key]]()
     for key in _walk(RunConfig, "", ()):
         found.setdefault(key.key, []).append(key)
@@ -70,7 +70,10 @@ def known_keys() -> dict[str, Key]:
 
 
 def children(section: str) -> list[Key]:
-    """Keys directly below a dotted section; below "": those of the top level. None below a value."""
+    """Keys directly below a dotted section; below "": those of the top level.
+
+    None below a value.
+    """
     return [key for key in known_keys().values() if key.key.rpartition(".")[0] == section]
 
 
@@ -108,7 +111,7 @@ def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> I
 
 
 def _combined(keys: list[Key]) -> Key:
-    """One key out of the same key of several variants; where they differ, all are named."""
+    """Combine the same key of several variants into one; where they differ, all are named."""
     first = keys[0]
     if not first.variants:
         return first

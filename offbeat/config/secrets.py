@@ -1,4 +1,4 @@
-"""What counts as a secret: by the name of a variable or a key, or by its form."""
+"""Recognises secrets by the name of a variable or a key, or by their form."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -50,7 +50,7 @@ def of_recipe(values: Mapping[str, Any]) -> set[str]:
 
 
 def is_secret_key(dotted: str) -> bool:
-    """Whether what stands under this key of a recipe, or of an override, is a secret."""
+    """Return whether the value of this key of a recipe, or of an override, is a secret."""
     return any(
         _KEY.search(_CAMEL.sub("_", key)) and not _MARKUP_TOKEN.search(key)
         for key in dotted.split(".")
@@ -58,7 +58,7 @@ def is_secret_key(dotted: str) -> bool:
 
 
 def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = False) -> Any:  # noqa: ANN401
-    """The same structure, each secret replaced; a tuple becomes a list, as YAML has it.
+    """Return the same structure with each secret replaced; a tuple becomes a list, as YAML has it.
 
     ``named``: a key around it says that it is one.
     """
@@ -82,7 +82,7 @@ def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = 
 
 
 def _leaves(value: object, *, inside: bool = False) -> Iterator[tuple[bool, object]]:
-    """Every leaf of a tree, and whether a key around it says that it is a secret."""
+    """Yield every leaf of a tree, and whether a key around it says that it is a secret."""
     match value:
         case Mapping():
             for key, child in cast("Mapping[str, object]", value).items():

@@ -37,7 +37,7 @@ def read(recipe: Path, overrides: Sequence[str]) -> Sources:
 
 
 def is_override(location: Location) -> bool:
-    """Whether a value came from the command line."""
+    """Return whether a value came from the command line."""
     return location.source.startswith(_OVERRIDE)
 
 
@@ -172,7 +172,7 @@ def _make_paths_absolute(layer: Section, folder: Path) -> None:
 
 
 def _read_overrides(overrides: Sequence[str], sources: Sources) -> None:
-    """All overrides as one layer, so that their order does not matter, but for one key given twice."""
+    """Read all overrides as one layer, so that their order matters only for a key given twice."""
     sections = [found for each in overrides if (found := _read_override(each, sources))]
     if sections:
         layer, *others = sections

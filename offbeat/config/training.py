@@ -37,7 +37,7 @@ class OptimizerConfig(Config):
 
 
 class TrainerConfig(Config):
-    """Who trains, and how a step is cut."""
+    """Trainer ranks, and how a step is divided among and within them."""
 
     backend: Literal["torch", "megatron", "stub"] = "torch"
     """torch: any Hugging Face causal LM; megatron: extra ``megatron``; stub: a cost model."""
@@ -61,7 +61,9 @@ class TrainerConfig(Config):
     """Expert-parallel ranks."""
 
     sequence_parallel: bool = False
-    """megatron: tensor-parallel ranks share the tokens between their matrices, too. Experts with tensor
+    """megatron: tensor-parallel ranks share the tokens between their matrices, too.
+
+    Experts with tensor
     parallelism need it."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -75,11 +77,16 @@ class TrainerConfig(Config):
     (docs/model-proofs.md); off, or if it is not: one padded row for each sample."""
 
     activation_checkpointing: bool = False
-    """Keep only the input of each decoder layer for backward, and compute the layer again there: much
+    """Keep only the input of each decoder layer for backward, and compute the layer again there.
+
+    Much
     less memory for up to a third more work, and the same gradient to the last bit."""
 
     min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
-    """Tokens to wait for before a chunk is sent, unless the step ends. None: fills every rank once."""
+    """Tokens to wait for before a chunk is sent, unless the step ends. None.
+
+    Fills every rank once.
+    """
 
     start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
     """Time the trainer gets to start."""
@@ -91,10 +98,16 @@ class TrainerConfig(Config):
     """Times a step is aborted and tried again after a rank reported a failure."""
 
     restart_budget: Annotated[int, Field(ge=0)] = 3
-    """Times the ranks are replaced and restored from a checkpoint, over the run; one more ends it."""
+    """Times the ranks are replaced and restored from a checkpoint, over the run.
+
+    One more ends it.
+    """
 
     max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
-    """Steps in a row that end the run if none was applied: loss or gradient not finite, or nothing to train on."""
+    """Steps in a row that end the run if none was applied.
+
+    Loss or gradient not finite, or nothing to train on.
+    """
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
     """CPUs Ray reserves for each rank."""
@@ -104,15 +117,22 @@ class TrainerConfig(Config):
 
 
 class LossConfig(Config):
-    """The policy-gradient loss and its off-policy corrections; docs/algorithms.md has the formulas."""
+    """The policy-gradient loss and its off-policy corrections.
+
+    Docs/algorithms.md has the formulas.
+    """
 
     name: Literal["clipped_pg", "gspo", "cispo", "sft"] = "clipped_pg"
-    """clipped_pg: PPO's surrogate without a value head, a ratio a token; gspo: the same with one ratio a
+    """clipped_pg: PPO's surrogate without a value head, a ratio a token; gspo.
+
+    The same with one ratio a
     sequence; cispo: a bounded importance weight that never takes a gradient away; sft: imitate every
     sample, whatever its reward."""
 
     old_logprobs: Literal["generation", "policy", "current"] = "generation"
-    """Denominator of the ratio: the engine's logprobs, or the trainer's own at the weights the step begins
+    """Denominator of the ratio.
+
+    The engine's logprobs, or the trainer's own at the weights the step begins
     with. policy recomputes those in a pass before the step; current reads them off the training pass
     itself, which costs nothing and makes the ratio exactly 1."""
 
@@ -123,10 +143,15 @@ class LossConfig(Config):
     """The ratio is clipped above at 1 + clip_high."""
 
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """A token of negative advantage pulls no further once its ratio is above this; 3 is a usual choice."""
+    """A token of negative advantage pulls no further once its ratio is above this.
+
+    3 is a usual choice.
+    """
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the truncated importance weight exp(old - generation). Needs ``old_logprobs`` other than
+    """Cap of the truncated importance weight exp(old - generation).
+
+    Needs ``old_logprobs`` other than
     generation, as the two bands below."""
 
     icepop_band: tuple[Ratio, Ratio] | None = None
@@ -136,22 +161,32 @@ class LossConfig(Config):
     """A sequence is dropped from the step if its exp(old - generation) leaves this band."""
 
     sequence_statistic: Literal["geometric", "product"] = "geometric"
-    """What stands for a sequence in ``sequence_band``: the geometric mean of its tokens or their product."""
+    """What stands for a sequence in ``sequence_band``.
+
+    The geometric mean of its tokens or their product.
+    """
 
     sequence_weights: bool = False
     """A sequence that ``sequence_band`` keeps weighs its exp(old - generation) instead of 1. Needs
     ``sequence_statistic`` product: the geometric mean is no importance weight."""
 
     count_dropped: bool = True
-    """What a band dropped still counts in what the loss is divided by; off: the loss is the mean over what
+    """What a band dropped still counts in what the loss is divided by; off.
+
+    The loss is the mean over what
     was kept, KL penalty included."""
 
     normalize: Literal["tokens", "sequences", "constant"] = "tokens"
-    """Divide the summed loss by the step's valid tokens; or average each sequence first; or divide by
+    """Divide the summed loss by the step's valid tokens; or average each sequence first.
+
+    Or divide by
     ``constant_tokens`` for each sequence, so that a step's weight does not depend on its lengths."""
 
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
-    """normalize=constant: what each sequence counts for. None: generator.sampling.max_new_tokens."""
+    """normalize=constant: what each sequence counts for. None.
+
+    Generator.sampling.max_new_tokens.
+    """
 
     step_std: bool = False
     """Divide the step's advantages by their standard deviation over its samples."""
@@ -164,14 +199,16 @@ class LossConfig(Config):
 
 
 class AlgorithmConfig(Config):
-    """From rewards to a gradient."""
+    """Algorithm, from rewards to a gradient."""
 
     preset: PresetName | None = None
-    """A published algorithm by its name: it fills in the keys of this section that are not given. A recipe
+    """A published algorithm by its name: it fills in the keys of this section that are not given.
+
+    A recipe
     or override that names another preset starts the section afresh."""
 
     advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "pass_at_k"] = "grpo"
-    """How a sample's reward is compared with its group's."""
+    """Comparison of a sample's reward with its group's."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
     """advantage=pass_at_k: how many samples may try, the best of which counts."""
@@ -186,17 +223,21 @@ class AlgorithmConfig(Config):
 
 
 class SyncConfig(Config):
-    """How generators come to serve new weights."""
+    """Delivery of new weights to the generators."""
 
     mode: Literal["keep", "drain", "abort_stale"] = "keep"
-    """keep: running samples go on with new weights; drain: wait for them first; abort_stale: as keep,
+    """keep: running samples go on with new weights; drain: wait for them first; abort_stale.
+
+    As keep,
     but cancel those that will be too old by the time it is their turn."""
 
     interval: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps between two syncs."""
 
     transport: Literal["object_store", "gloo"] = "object_store"
-    """How the bytes travel. object_store: through Ray, in shared memory on one machine; gloo: the trainer
+    """How the bytes travel. object_store: through Ray, in shared memory on one machine; gloo.
+
+    The trainer
     broadcasts to all engines at once, over TCP."""
 
     chunk_mb: Annotated[float, Field(gt=0)] = 64.0
@@ -213,13 +254,18 @@ class SyncConfig(Config):
     """gloo: time that any wait for a peer may take, whatever the size."""
 
     wire_dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Type in which floating-point weights travel and are served; None: as the trainer holds them."""
+    """Type in which floating-point weights travel and are served; None.
+
+    As the trainer holds them.
+    """
 
     keep_float32: tuple[str, ...] = ("e_score_correction_bias",)
     """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits."""
 
     canary_interval: Annotated[int, Field(ge=0)] = 4
-    """Releases from one canary to the next: next-token distributions of the trainer that an engine has to
+    """Releases from one canary to the next.
+
+    Next-token distributions of the trainer that an engine has to
     reproduce before it serves the release. A trainer's first release has one. 1: each; 0: none."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None

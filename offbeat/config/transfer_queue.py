@@ -6,7 +6,7 @@ from offbeat.config.base import Config
 
 
 class TransferQueueConfig(Config):
-    """Where finished groups wait."""
+    """Storage of finished groups that wait to be trained."""
 
     spool: Literal["ready", "off"] = "ready"
     """ready: finished groups are also written to ``RUN/spool``, so that they outlive the controller and

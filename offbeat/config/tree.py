@@ -46,7 +46,7 @@ class Section:
         return (node if isinstance(node, Section) else None), name
 
     def nearest_location(self, key: str) -> Location:
-        """Where the key is written, else the innermost section around it."""
+        """Return where the key is written, else the innermost section around it."""
         node: Node = self
         for part in key.split("."):
             if not isinstance(node, Section) or part not in node.children:

@@ -186,7 +186,7 @@ def _plain(node: Node) -> Any:  # noqa: ANN401
 
 
 def _moved(node: Node, where: Location) -> Node:
-    """The same node, located at its key: what a reader looks for."""
+    """Return the same node, located at its key, which a reader looks for."""
     if isinstance(node, Section):
         return Section(node.children, where)
     return Leaf(node.value, node.text, where)

@@ -140,7 +140,7 @@ class Progress:
             trainer_restarts=restarts.get("trainer", 0),
             engines_retired=sorted(state.tally.retired),
             rewinds=ledger.lineage,
-            controller_lives=state.fence.incarnation,
+            controller_incarnations=state.fence.incarnation,
             resumes=self._before.resumes,
             weights_digest=ledger.digest,
             versions=_versions(),

@@ -25,7 +25,7 @@ from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.pending_waits import is_cancelled
 from offbeat.controller.ports import Prompts, Rollouts
 from offbeat.controller.receipts import refusal
-from offbeat.controller.retries import RetryPolicy
+from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.room import groups_without_room
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
@@ -269,9 +269,7 @@ class RolloutPump:
     ) -> None:
         state = self._state
         group = state.ledger.groups[task.ordinal]
-        if (
-            receipt.engine_incarnation != incarnation
-        ):  # it has acked nothing: whose weights were they?
+        if receipt.engine_incarnation != incarnation:  # another process: it has acked no weights
             other = f"answered by {receipt.engine_incarnation}, sent to {incarnation}"
             failure = RolloutFailed(
                 FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "engine_lost", other
@@ -298,16 +296,8 @@ class RolloutPump:
             self._evict()
         state.moved()
 
-    async def _failed(
-        self,
-        task: RolloutTask,
-        failure: RolloutFailed | ActorLost | DeadlineExceeded,
-        incarnation: str,
-    ) -> None:
-        """Retry at once, retry after a back-off, or drop, as the policy decides.
-
-        It may also end the run.
-        """
+    async def _failed(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
+        """Retry at once, retry after a back-off, or drop; the policy may also end the run."""
         state = self._state
         wait_s = self._retries.after(task, failure, incarnation)
         state.moved()
@@ -352,10 +342,7 @@ class RolloutPump:
             self.again(ordinal)
 
     def refused(self, unfit: UnfitGroup) -> None:
-        """The trainer cannot read a ready group.
-
-        It is rolled out again, or dropped within the budget.
-        """
+        """Roll out a ready group again that the trainer cannot read, or drop it."""
         state = self._state
         state.queue.clear((unfit.ordinal,))
         if self._retries.after_refusal(unfit) is not None:
@@ -363,10 +350,7 @@ class RolloutPump:
         state.moved()
 
     def lost(self, ordinals: Iterable[int], failure: PayloadLost) -> None:
-        """The columns of these ready groups are gone for good.
-
-        They are rolled out again, or dropped.
-        """
+        """Roll out ready groups again whose columns are gone for good, or drop them."""
         for ordinal in ordinals:
             self._state.queue.clear((ordinal,))
             if self._retries.after_loss(ordinal, failure):

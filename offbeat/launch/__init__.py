@@ -1,1 +1,4 @@
-"""From a checked recipe to an exit code: driver, cluster, composition of the actors, submit, control."""
+"""Takes a checked recipe to an exit code.
+
+Driver, cluster, composition of the actors, submit, control.
+"""

@@ -1,4 +1,4 @@
-"""From a backend's name to its actor class; imports only what is chosen."""
+"""Maps a backend's name to its actor class; imports only the chosen one."""
 
 from typing import Any
 

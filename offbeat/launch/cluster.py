@@ -40,7 +40,7 @@ _FILE_CALLS: Final = 4  # of other machines at once; each takes a thread and 8 M
 
 
 class NoRoom(OffbeatError):
-    """An actor asks for more than any machine of the cluster has."""
+    """Raised when an actor needs more than any machine of the cluster has."""
 
     def __init__(self, actor: str, resource: str, asked: float, largest: float, key: str) -> None:
         super().__init__(actor, resource, asked, largest, key)
@@ -69,7 +69,7 @@ class RayNotStarted(OffbeatError):
 
 
 class ClusterUnreachable(OffbeatError):
-    """Nobody that speaks Ray is at ``RAY_ADDRESS``."""
+    """Raised when no Ray cluster answers at ``RAY_ADDRESS``."""
 
     def __init__(self, address: str, detail: str) -> None:
         super().__init__(address, detail)
@@ -148,7 +148,10 @@ def check_token(address: str) -> None:
 
 
 def why_not_started(error: Exception) -> RayNotStarted | None:
-    """What an error of ``ray.init`` says of this machine; None for one that says what it is."""
+    """Return what an error of ``ray.init`` means about this machine.
+
+    None when its own message says it.
+    """
     detail = " ".join(str(error).split()).rstrip(".")
     if type(error) is Exception:  # Ray has no class of its own for a start that takes too long
         return RayNotStarted(detail, "Stop what keeps its cores busy")
@@ -165,7 +168,7 @@ def watch_gcs() -> GcsWatch:
 
 
 def check_room(spec: RunSpec) -> None:
-    """Every actor fits some machine.
+    """Check that every actor fits some machine.
 
     Raises:
         NoRoom: Naming the actor, the resource and the key to change.
@@ -182,7 +185,7 @@ def check_room(spec: RunSpec) -> None:
 
 
 def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
-    """All actors fit together into a cluster that gets no more machines.
+    """Check that all actors fit together into a cluster that gets no more machines.
 
     Raises:
         NoRoom: Naming the resource and the keys to change.
@@ -211,7 +214,7 @@ def check_alive() -> None:
     try:  # the control service may be gone since it was last looked at: then this waits for ever
         nodes = bounded(ray.nodes, "the list of machines", _NODES_S)
     except DeadlineExceeded:
-        return  # ``GcsWatch`` tells
+        return  # ``GcsWatch`` reports it
     if not any(node["NodeID"] == here and node["Alive"] for node in nodes):
         raise ClusterLost
 
@@ -295,7 +298,7 @@ def global_name(spec: RunSpec, engine: str) -> str:
 
 
 def make_controller(spec: RunSpec, actors: Actors) -> Handle:
-    """Make the controller's actor; it builds the run when told to run.
+    """Create the controller's actor; it builds the run at the call of ``run``.
 
     It is on the driver's machine: journal, metrics and summary are where the driver looks for them.
     """
@@ -318,7 +321,10 @@ def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
 
 
 def sharing_of(spec: RunSpec, token: RunDirToken) -> Sharing | None:
-    """Return how actors find out whether they see the run directory; None: no other machine can be."""
+    """Return how actors find out whether they see the run directory; None.
+
+    No other machine can be.
+    """
     if not os.environ.get("RAY_ADDRESS"):
         return None
     secrets = passed_on(os.environ, spec.config.runtime.env).secret
@@ -334,7 +340,10 @@ def _this_node() -> str:
 
 
 def stop_ray(handles: list[Handle]) -> None:
-    """Kill all actors and leave the cluster; a private one ends with us, whatever state it is in."""
+    """Kill all actors and leave the cluster.
+
+    A private one ends with this process, whatever its state.
+    """
     started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
     for handle in handles:
         ray.kill(handle)

@@ -1,4 +1,7 @@
-"""The composition root inside the controller's process: config and actor handles -> a controller."""
+"""The composition root inside the controller's process.
+
+Config and actor handles -> a controller.
+"""
 
 import asyncio
 import os
@@ -50,7 +53,7 @@ log = structlog.stdlib.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What the controller's process needs to know of the run."""
+    """Facts about the run that the controller's process needs."""
 
     config: RunConfig
     run_id: str
@@ -83,7 +86,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     redactor = Redactor.from_environment(config=config)
     configure_logging("controller", run_dir / "logs", run_id=spec.run_id, redactor=redactor)
     ledger, journal = await _journal_of(spec)
-    life = ledger.incarnation + 1
+    incarnation = ledger.incarnation + 1
     trace = TraceFile(run_dir / TRACE_FILE, asyncio.get_running_loop().time)
     telemetry = run_telemetry(
         config.wandb,
@@ -107,7 +110,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     )
     controller = Controller(
         config,
-        Fence(spec.run_id, life),
+        Fence(spec.run_id, incarnation),
         ports,
         sampler=build_sampler(config.sampler, config.groups_per_step, spec.working_dir),
         advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
@@ -118,8 +121,8 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         driver=spec.driver,
     )
     rollouts.report_joined(partial(controller.state.joined, "worker"))
-    if life > 1:
-        journal.past.take(Opened(spec.run_id, life, spec.driver))
+    if incarnation > 1:
+        journal.past.take(Opened(spec.run_id, incarnation, spec.driver))
         controller.progress.go_on_from(journal.past)
     return ControllerHost(
         controller,

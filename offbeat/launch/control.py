@@ -1,7 +1,7 @@
-"""Commands to a live run, through its run directory: they reach it over any file system it shares.
+"""Sends commands to a live run through its run directory, over any file system that it shares.
 
 ``offbeat control`` leaves a file; the driver, which looks at its run twice a second anyway, takes it
-away and hands it to the controller. Whoever removes the file decides: the driver that obeys it, or
+away and hands it to the controller. The party that removes the file decides: the driver that obeys it, or
 the operator who waited long enough.
 """
 
@@ -55,7 +55,10 @@ def leave(run_dir: Path, name: str) -> Path:
 
 
 def was_taken(command: Path, *, within_s: float) -> bool:
-    """Wait for the driver to take it. False: nobody did, and nobody will, it is withdrawn."""
+    """Wait for the driver to take the command.
+
+    False when it did not and the command was withdrawn.
+    """
     give_up_at = time.monotonic() + within_s
     while command.exists():
         if time.monotonic() >= give_up_at:
@@ -86,19 +89,19 @@ def taken(run_dir: Path) -> list[bytes]:
 
 
 class CommandInbox:
-    """What a run is ordered while it goes on: by an operator, or by its wall-clock limit."""
+    """Holds the commands that a run gets: from an operator, or by its wall-clock limit."""
 
     def __init__(
         self, run_dir: Path, limit_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``limit_s`` from here on it is ordered to stop; None: never."""
         self.given = list[bytes]()
-        """All so far: a controller that takes over has to hear them too."""
+        """All commands so far: a controller that takes over needs them too."""
         self._run_dir, self._limit_s, self._clock = run_dir, limit_s, clock
         self._stop_at = math.inf if limit_s is None else clock() + limit_s
 
     def taken(self) -> list[bytes]:
-        """Those since the last look, oldest first."""
+        """Return the commands since the last call, oldest first."""
         orders = taken(self._run_dir)
         if self._clock() >= self._stop_at:
             log.info("run.time_is_up", wall_clock_limit_s=self._limit_s)

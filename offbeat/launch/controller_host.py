@@ -26,7 +26,7 @@ _FINAL_FLUSH_S = 20.0  # and this long after a normal one
 
 
 class ControllerHost:
-    """Runs the controller to its end and writes the summary, whatever the end is."""
+    """Runs the controller to its end and writes the summary, however it ends."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class ControllerHost:
         self._controller.control(msgspec.json.decode(command, type=Command))
 
     def _segments_needed(self) -> set[str]:
-        """Of a run that took its last step: none."""
+        """Return the spool segments still needed; none of a run that took its last step."""
         state = self._controller.state
         return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
     def _write_summary(self, raised: BaseException | None) -> None:
-        """Everything that must survive, on disk, before anything slow is done."""
+        """Write everything that must survive to disk, before anything slow is done."""
         match raised:
             case None:
                 self._outcome = "finished"
@@ -94,12 +94,12 @@ class ControllerHost:
         self._summary = msgspec.json.encode(summary)
         try:
             summary.write(self._run_dir / SUMMARY)
-        except OSError as failure:  # a full disk: the driver still tells how the run ended
+        except OSError as failure:  # a full disk: the driver still reports how the run ended
             log.error("summary.not_written", error=str(failure))  # noqa: TRY400
 
 
 def segments_needed(ledger: Ledger) -> set[str]:
-    """Of the spool: those with a group that the next controller may train without rolling it out."""
+    """Return the spool segments with a group that the next controller may train as it is."""
     held = (*ledger.ready.values(), *ledger.training.values())
     spooled = (group.receipt.spooled for group in held if group.receipt is not None)
     return {place.segment for place in spooled if place is not None}

@@ -84,7 +84,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Remembers the signal that asked the run to end; a second one ends it at once.
+    """Remembers the signal that requested the run's end; a second one ends it at once.
 
     While nobody watches, the first one raises ``Interrupted`` wherever the process is. A watcher asks
     ``at_once`` instead: an exception raised within a wait of Ray's would leave it as another one, and
@@ -93,7 +93,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self.watched = False  # somebody looks regularly
+        self.watched = False  # a watcher polls it regularly
         self.begun = False  # there is a run that can be ended in order
         self._again = self._held = False
 
@@ -104,10 +104,10 @@ class Signals:
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
-        heard = set(_EXIT_OF_SIGNAL)
+        handled = set(_EXIT_OF_SIGNAL)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-            heard.remove(signal.SIGHUP)  # under nohup the run goes on without its terminal
-        before = {number: signal.signal(number, self._on_signal) for number in heard}
+            handled.remove(signal.SIGHUP)  # under nohup the run goes on without its terminal
+        before = {number: signal.signal(number, self._on_signal) for number in handled}
         try:
             yield
         finally:
@@ -116,7 +116,7 @@ class Signals:
 
     @contextmanager
     def held_back(self) -> Generator[None, None, None]:
-        """The first signal raises ``Interrupted`` at the end of the block, whatever the block did."""
+        """Raise ``Interrupted`` for the first signal, at the end of the block."""
         self._held = True
         try:
             yield
@@ -206,7 +206,7 @@ def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
 def _cannot_work(
     config: RunConfig, run_dir: Path | None, errors: Console, *, dry_run: bool
 ) -> bool:
-    """What ``offbeat check`` calls an error here, told before anything is started.
+    """Report what ``offbeat check`` calls an error here, before anything is started.
 
     A run that joins a cluster is not judged by this machine, and a dry run by neither.
     """
@@ -221,7 +221,7 @@ def _cannot_work(
 
 
 def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) -> Summary:
-    """Everything between starting Ray and leaving it; the actors end with this function."""
+    """Do everything between starting Ray and leaving it; the actors end with this function."""
     handles = list[Handle]()
     orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
     try:
@@ -236,12 +236,12 @@ def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) 
                 actors = make_actors(spec)
             handles += [*actors.ranks, *actors.engines.values(), *actors.workers]
             with ProgressDisplay(console) as display:
-                return _lives(spec, actors, handles, display, signals, orders)
+                return _incarnations(spec, actors, handles, display, signals, orders)
     finally:
         stop_ray(handles)
 
 
-def _lives(
+def _incarnations(
     spec: RunSpec,
     actors: Actors,
     handles: list[Handle],
@@ -249,7 +249,7 @@ def _lives(
     signals: Signals,
     orders: CommandInbox,
 ) -> Summary:
-    """One controller after another, until one of them reaches the end of the run.
+    """Run one controller after another, until one of them reaches the end of the run.
 
     All other actors live on: the next controller reads the journal and goes on with them.
     """
@@ -264,7 +264,7 @@ def _lives(
             if not left or signals.received is not None:
                 raise
             log.warning("controller.lost", error=str(gone), restarts_left=left)
-    raise AssertionError("unreachable: the last life returns or raises")
+    raise AssertionError("unreachable: the last incarnation returns or raises")
 
 
 def _watch(
@@ -334,7 +334,7 @@ def _end_at_once_unless_begun(
 def _show(
     controller: Handle, display: ProgressDisplay, signals: Signals, within_s: float = _LOOK_S
 ) -> bool:
-    """True if the controller answered."""
+    """Show the status; return whether the controller answered."""
     try:
         status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
     except (GetTimeoutError, RayError):
@@ -346,12 +346,15 @@ def _show(
 
 
 def _unfinished(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
-    """The summary of a run whose controller cannot tell: what it wrote wins over what we know."""
+    """Return the summary of a run whose controller is lost.
+
+    Its own records win over what the driver knows.
+    """
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
 
 
 def _written(directory: Path) -> dict[str, Path]:
-    """What is there of what a run writes."""
+    """Return the files that the run has written and that exist."""
     names = {
         "config": "config.yaml",
         "metrics": "metrics.jsonl",

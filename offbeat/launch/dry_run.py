@@ -1,4 +1,4 @@
-"""What a dry run changes of a recipe: stubs instead of models, few steps, little data."""
+"""Changes a recipe for a dry run: stubs instead of models, few steps, little data."""
 
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ TOKENS: Final = 64
 
 
 def dry(config: RunConfig) -> RunConfig:
-    """The same run on stub backends: same controller, queue, sync, loggers.
+    """Return the same run on stub backends: same controller, queue, sync, loggers.
 
     One stub trainer stands in for all ranks, at most four stub engines for the fleet; prompts and
     rewards are made up; nothing is loaded and nothing reaches a server.

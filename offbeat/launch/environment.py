@@ -1,4 +1,4 @@
-"""Which environment variables the actors of other machines get, and on which way.
+"""Selects the environment variables that actors of other machines get, and how they get them.
 
 Plain ones are part of Ray's runtime environment, which Ray shows and logs. Secrets travel inside the
 arguments of actors, which it does not.
@@ -24,7 +24,9 @@ class Variables:
 
 
 def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Variables:
-    """Return what actors of a joined cluster get: the recipe's, and those of the driver that matter.
+    """Return what actors of a joined cluster get.
+
+    The recipe's, and those of the driver that matter.
 
     What a Ray job sets for all of its processes is left to it: Ray refuses the same name twice.
     """

@@ -1,6 +1,6 @@
-"""Whether the cluster's control service (GCS) is there: Ray ends a process that misses it for 60 s.
+"""Watches the cluster's control service (GCS): Ray ends a process that misses it for 60 s.
 
-It ends it at once, without an exception: nothing of the run would be told. So the driver looks itself,
+It ends it at once, without an exception: nothing of the run would be reported. So the driver polls,
 and gives up earlier.
 """
 
@@ -48,7 +48,7 @@ class GcsWatch:
         self._reach, self._clock = reach or _connect, clock
         self._look_at = self._answered_at = clock()
         self.answers = True
-        """At the last look. Calls to it wait for as long as it does not."""
+        """Whether it answered at the last look. Calls to it block while it does not."""
 
     def check(self) -> None:
         """Pass while it answers, or may come back.

@@ -1,4 +1,4 @@
-"""How long the driver waits for a word of the controller."""
+"""Measures how long the driver waits for an answer of the controller."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,15 @@ _FIRST_ANSWER_S: Final = 300.0  # its process has to start and to import everyth
 
 
 class HeartbeatTimeout:
-    """Since when a controller has answered nothing, and whether that is too long."""
+    """Tracks since when a controller has answered nothing, and whether that is too long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """It was started now."""
+        """Begin to count: the controller was started now."""
         self._clock = clock
         self._since, self._limit_s = clock(), _FIRST_ANSWER_S
 
     def broken(self) -> None:
-        """It answered."""
+        """Begin to count again: the controller answered."""
         self._since, self._limit_s = self._clock(), _SILENT_S
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""From a checked recipe to an exit code: sets the process up, then hands over to the driver."""
+"""Takes a checked recipe to an exit code: sets the process up, then starts the driver."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The token of a Ray cluster. Ray makes one for any local ``ray.init``, and a head started later asks for it.
+"""Handles the token of a Ray cluster.
+
+Ray creates one for any local ``ray.init``, and a head started later requires it.
 
 Loads no Ray: a client reads its variables when it is imported.
 """
@@ -10,7 +12,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TokenRefused(OffbeatError):
-    """The cluster asks for a token, and this process has none, or another one."""
+    """Raised when the cluster requires a token, and this process has none, or another one."""
 
     def __init__(self, address: str, problem: str) -> None:
         super().__init__(address, problem)
@@ -31,7 +33,9 @@ def has_token(environment: Mapping[str, str], home: Path) -> bool:
 
 
 def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return what Ray's client has to be told: it sends a token only in token mode, even if it has one.
+    """Return the variables that Ray's client needs.
+
+    It sends a token only in token mode, even if it has one.
 
     A cluster without tokens takes no notice of one that is sent.
     """

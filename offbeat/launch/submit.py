@@ -60,7 +60,10 @@ class NoDashboardAddress(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """What is handed to Ray. The same recipe and overrides always get the same ``submission_id``."""
+    """The job that is submitted to Ray.
+
+    The same recipe and overrides always get the same ``submission_id``.
+    """
 
     submission_id: str
     entrypoint: str
@@ -120,7 +123,7 @@ def submit_job(
 
 
 def check_address(address: str) -> None:
-    """Other forms that Ray's client takes make it search for a cluster, a minute long for nothing.
+    """Refuse addresses that make Ray's client search for a cluster, a minute long for nothing.
 
     Raises:
         NoDashboardAddress: When it is no URL of a host, and of a port if one is named.
@@ -174,7 +177,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
 
 
 def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
-    """The command of a job is shown to whoever may look at the cluster's jobs."""
+    """Refuse secrets in the command of a job: anybody who can list the cluster's jobs sees it."""
     redacted = Redactor.from_environment()
     for override in overrides:
         key, _, value = override.partition("=")

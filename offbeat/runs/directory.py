@@ -24,7 +24,7 @@ JOURNAL: Final = "journal"
 
 
 class RunDirUnusable(OffbeatError):
-    """A run cannot write where it was told to."""
+    """Raised when a run cannot write to its run directory."""
 
     def __init__(self, path: str, problem: str, fix: str) -> None:
         super().__init__(path, problem, fix)
@@ -69,9 +69,9 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
 
 
 def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
-    """The directory of a run that is to go on, checked against the recipe it goes on with.
+    """Return the directory of a run to resume, checked against the recipe it continues with.
 
-    Its config becomes this one. A summary, which tells of a run that has ended, goes. A run that was
+    Its config becomes this one. The summary of a run that has ended is removed. A run that was
     ended while it started, before its first record, begins.
 
     Raises:
@@ -100,11 +100,14 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
 
 
 _DONE: Final = ("rollouts", "checkpoints")
-"""Where only a run that has begun puts something; its journal has been written before."""
+"""Directories in which only a run that has begun puts something.
+
+Its journal has been written before.
+"""
 
 
 def _check_journal(directory: Path) -> None:
-    """It has been written, or there was nothing to write yet."""
+    """Check that the journal has been written, or that there was nothing to write yet."""
     if any(file.stat().st_size for file in (directory / JOURNAL).glob("events-*.bin")):
         return
     done = [name for name in _DONE if any(directory.glob(f"{name}/*"))]
@@ -112,17 +115,17 @@ def _check_journal(directory: Path) -> None:
     if done or (metrics.exists() and metrics.stat().st_size):
         raise RunDirUnusable(
             str(directory),
-            "its journal is empty or gone: nothing tells which prompts were drawn or trained",
+            "its journal is empty or gone: nothing records which prompts were drawn or trained",
             "Bring journal/ back, or start a new run; a checkpoint may serve as its model",
         )
 
 
 def _check_unfinished(config: RunConfig, directory: Path) -> None:
-    """There is something left to do; a finished run keeps its summary otherwise."""
+    """Check that there is something left to do; a finished run keeps its summary otherwise."""
     path = directory / SUMMARY
-    told = dict(_leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
-    done = told.get("steps")
-    if told.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
+    summary = dict(_leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
+    done = summary.get("steps")
+    if summary.get("outcome") == "finished" and isinstance(done, int) and done >= config.steps:
         problem = f"its run has finished step {done}, and steps={config.steps}"
         fix = f"Ask for more: offbeat train --resume {directory} steps={done * 2}"
         raise RunDirUnusable(str(directory), problem, fix)
@@ -130,7 +133,9 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 
 @contextmanager
 def held(directory: Path) -> Generator[None]:
-    """While the block runs, no other process holds the directory; it ends with the process too.
+    """Hold the directory while the block runs, so that no other process does.
+
+    It ends with the process too.
 
     On a file system without locks nobody is refused. Of two controllers there, the journal lets only
     the one go on that was started last.
@@ -169,11 +174,16 @@ _FIXED: Final = (
     "environment.options",
     "trainer.backend",
 )
-"""What the books of a run are made of: with another value its ordinals or steps mean other things."""
+"""Keys that give prompts and steps their meaning.
+
+With another value they would mean other things.
+"""
 
 
 def _changed_inputs(config: RunConfig, directory: Path) -> dict[str, str]:
-    """Return what is wrong with the run's input files by recipe key; "" where they are as they were.
+    """Return what is wrong with the run's input files by recipe key.
+
+    "" where they are as they were.
 
     A key that is missing was not recorded, or is no local file: then its name has to do.
     """
@@ -187,7 +197,7 @@ def _changed_inputs(config: RunConfig, directory: Path) -> dict[str, str]:
 
 
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
-    """What the books are made of is as it was. Prompts may have moved, if they are the same."""
+    """Check that these keys are as they were. Prompts may have moved, if they are the same."""
     was, wanted = dict(_leaves(before)), dict(_leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
     changed = [
@@ -202,7 +212,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
 
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:
-    """No secret that the run's own config left out has become its value."""
+    """Check that no secret that the run's own config left out has become its value."""
     missing = [key for key, value in _leaves(config.model_dump()) if value == REDACTED]
     if missing:
         problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
@@ -214,7 +224,7 @@ def _is_fixed(key: str) -> bool:
 
 
 def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every value with its dotted key."""
+    """Yield every value with its dotted key."""
     if isinstance(tree, dict):
         for key, value in cast("dict[str, object]", tree).items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else key)

@@ -1,4 +1,7 @@
-"""The files a run is made of, by their content: kept beside its config, compared when it resumes."""
+"""The files a run is made of, by their content.
+
+Kept beside its config, compared when it resumes.
+"""
 
 import hashlib
 import json
@@ -20,7 +23,9 @@ _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of the run's inputs by recipe key; those that are no local files are left out.
+    """Return the SHA-256 of the run's inputs by recipe key.
+
+    Those that are no local files are left out.
 
     Of the model only what describes it is read, not its weights: those are the trainer's to verify.
 

@@ -45,7 +45,7 @@ class ImpossibleEvent(OffbeatError):
 
 
 def journal_of(run_dir: Path) -> Path:
-    """Where the run's journal is.
+    """Return the path of the run's journal.
 
     Raises:
         NotARun: It has none.
@@ -62,7 +62,7 @@ def journal_of(run_dir: Path) -> Path:
 
 
 def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
-    """Every event with its number, from 1; when it is handed out, the ledger has taken it in.
+    """Yield every event with its number, from 1, once the ledger has taken it in.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.
@@ -85,13 +85,13 @@ def _brief(event: AnyEvent, longest: int = 500) -> str:
 
 
 def clock_time(unix_s: float) -> str:
-    """As the logs write it, to the millisecond; a dash where the journal does not say."""
+    """Return a time as the logs write it, to the millisecond; a dash where the journal has none."""
     moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
     return moment.replace("+00:00", "Z") if unix_s else "-"
 
 
 def conserves(ledger: Ledger) -> bool:
-    """Every group that was drawn is in one place."""
+    """Return whether every group that was drawn is in one place."""
     places = ledger.admitted + ledger.in_flight + len(ledger.ready) + len(ledger.training)
     ended = ledger.totals.trained + sum(ledger.totals.dropped.values())
     return ledger.totals.drawn == places + ended and places == len(ledger.groups)
@@ -99,7 +99,7 @@ def conserves(ledger: Ledger) -> bool:
 
 @contextmanager
 def told_in_one_line() -> Generator[None, None, None]:
-    """What makes a run unreadable leaves the command with exit code 2, without a traceback."""
+    """End the command with exit code 2 and one line when a run is unreadable."""
     try:
         yield
     except (OffbeatError, OSError) as error:

@@ -19,7 +19,10 @@ from offbeat.telemetry.summary import Summary
 
 
 class ControllerIncarnation(msgspec.Struct):
-    """One life of the controller. Times are those of its first and last event, 0: not known."""
+    """One incarnation of the controller. Times are those of its first and last event, 0.
+
+    Not known.
+    """
 
     incarnation: int
     resumed: bool  # offbeat train --resume began it
@@ -36,11 +39,11 @@ class ControllerIncarnation(msgspec.Struct):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal of a run says, and what does not agree with it."""
+    """Result of replaying a run's journal, and what does not agree with it."""
 
     run_id: str
     events: dict[str, int]  # by kind
-    lives: list[ControllerIncarnation]  # of the controller, in order
+    incarnations: list[ControllerIncarnation]  # of the controller, in order
     rewinds: list[Rewound]
     lineage: int
     trainer_version: int  # steps applied in this lineage
@@ -51,15 +54,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]  # by reason
     retried: dict[str, int]  # by reason
     evicted: int
-    restarts: dict[str, int]  # of engines, workers and the trainer, over all lives
+    restarts: dict[str, int]  # of engines, workers and the trainer, over all incarnations
     engines_retired: list[str]
-    summary: Literal["agrees", "differs", "of an earlier life", "not written"]
+    summary: Literal["agrees", "differs", "of an earlier incarnation", "not written"]
     ended: str  # by the summary: outcome, and the error if there is one
     differences: list[str]  # one line each
 
     @property
     def agrees(self) -> bool:
-        """Nothing on disk contradicts the journal, nor the journal itself."""
+        """Return whether nothing on disk contradicts the journal, nor the journal itself."""
         return not self.differences
 
     def to_json(self) -> str:
@@ -67,10 +70,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """For people; newline at the end."""
+        """Format the result for people; newline at the end."""
         rows = {
             "events": f"{sum(self.events.values())}: {_listed(self.events)}",
-            "controller": "\n".join(life.to_text() for life in self.lives) or "no life yet",
+            "controller": "\n".join(each.to_text() for each in self.incarnations)
+            or "no incarnation yet",
             "groups": self._equation(),
             "dropped": _listed(self.dropped),
             "retried": _listed(self.retried) + (f"; {self.evicted} evicted" * bool(self.evicted)),
@@ -88,12 +92,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         verdict = "the journal and what was written beside it agree"
         if self.differences:
             verdict = f"{len(self.differences)} differences:"
-        return "\n".join([self.run_id or "no life yet", *lines, verdict, *self.differences]) + "\n"
+        return (
+            "\n".join([self.run_id or "no incarnation yet", *lines, verdict, *self.differences])
+            + "\n"
+        )
 
     def _summary(self) -> str:
-        """What it says of the end, unless it tells of another."""
+        """Return what the summary says of the end, unless it is of another incarnation."""
         if self.summary == "not written":
-            return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume tells)"
+            return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume finds out)"
         return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
 
     def _equation(self) -> str:
@@ -125,7 +132,7 @@ def replay(run_dir: Path) -> Replay:
     return Replay(
         run_id=ledger.run_id,
         events=dict(story.kinds),
-        lives=story.lives,
+        incarnations=story.incarnations,
         rewinds=story.rewinds,
         lineage=ledger.lineage,
         trainer_version=ledger.trainer_version,
@@ -145,27 +152,27 @@ def replay(run_dir: Path) -> Replay:
 
 
 class _Story:
-    """What is told on the way that the ledger does not keep."""
+    """Collects facts along the journal that the ledger does not keep."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.history = History()
         self.kinds = Counter[str]()
-        self.lives = list[ControllerIncarnation]()
+        self.incarnations = list[ControllerIncarnation]()
         self._driver = ""
         self.rewinds = list[Rewound]()
         self.checkpoints = list[int]()
-        self.at_ends = list[dict[str, Any]]()  # of the lives before the last
+        self.at_ends = list[dict[str, Any]]()  # of the incarnations before the last
 
     def take(self, event: AnyEvent) -> None:
         """An event that the ledger has taken in."""
         self.kinds[type(event).__name__] += 1
         match event:
             case Opened():
-                if self.lives:
-                    self.at_ends.append(self.told())
-                resumed = bool(self.lives) and event.driver != self._driver
-                self.lives.append(
+                if self.incarnations:
+                    self.at_ends.append(self.expected())
+                resumed = bool(self.incarnations) and event.driver != self._driver
+                self.incarnations.append(
                     ControllerIncarnation(event.incarnation, resumed, event.unix_s, event.unix_s)
                 )
                 self._driver = event.driver
@@ -180,20 +187,20 @@ class _Story:
             case _:
                 pass
         self.history.take(event)
-        if self.lives:
-            self.lives[-1].ended_unix_s = event.unix_s
+        if self.incarnations:
+            self.incarnations[-1].ended_unix_s = event.unix_s
 
-    def told(self) -> dict[str, Any]:
-        """What a summary at the end of the last life says."""
+    def expected(self) -> dict[str, Any]:
+        """Return what a summary at the end of the last incarnation contains."""
         tally = self.history.tally
         return {
-            **_told(self.ledger),
+            **_expected(self.ledger),
             "restarts": tally.restarts.get("engine", 0),
             "worker_restarts": tally.restarts.get("worker", 0),
             "trainer_restarts": tally.restarts.get("trainer", 0),
             "engines_retired": sorted(tally.retired),
             "rewinds": self.ledger.lineage,
-            "controller_lives": len(self.lives),
+            "controller_incarnations": len(self.incarnations),
             "resumes": self.history.resumes,
         }
 
@@ -202,7 +209,7 @@ class _Story:
 
 
 def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
-    """Where the fold from the newest snapshot is not the fold from the first event."""
+    """Yield where the fold from the newest snapshot is not the fold from the first event."""
     try:
         recovered = recover(journal)
     except JournalCorrupt as error:  # of events that the fold from the first one on could take in
@@ -219,12 +226,14 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
 
 def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bool:
     """A live run has gone on since: the two agreed at some event."""
-    ledger, told = Ledger(), _told(recovered)
-    return any(_told(ledger) == told and _state(ledger) == wanted for _ in folded(journal, ledger))
+    ledger, expected = Ledger(), _expected(recovered)
+    return any(
+        _expected(ledger) == expected and _state(ledger) == wanted for _ in folded(journal, ledger)
+    )
 
 
 def _state(ledger: Ledger) -> dict[str, Any]:
-    """All there is, but for the order of groups that are neither ready nor claimed: it says nothing."""
+    """Return the whole state, except the order of groups that are neither ready nor claimed."""
     whole = msgspec.structs.asdict(ledger.snapshot())
     groups: list[GroupRecord] = whole.pop("groups")
     ordered = [*ledger.training, *ledger.ready]
@@ -234,11 +243,11 @@ def _state(ledger: Ledger) -> dict[str, Any]:
 
 # --- the summary ---------------------------------------------------------------------------------
 
-_Standing = Literal["agrees", "differs", "of an earlier life", "not written"]
+_Standing = Literal["agrees", "differs", "of an earlier incarnation", "not written"]
 
 
 def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]:
-    """Whether the summary agrees, how it says that the run ended, and the differences."""
+    """Return whether the summary agrees, how it says that the run ended, and the differences."""
     if not path.exists():
         return "not written", "", []
     try:
@@ -255,18 +264,18 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]
         "trainer_restarts": summary.trainer_restarts,
         "engines_retired": sorted(summary.engines_retired),
         "rewinds": summary.rewinds,
-        "controller_lives": summary.controller_lives,
+        "controller_incarnations": summary.controller_incarnations,
         "resumes": summary.resumes,
         **{
             f"groups.{name}": value
             for name, value in msgspec.structs.asdict(summary.groups).items()
         },
     }
-    found = story.told()
+    found = story.expected()
     if said == found:
         return "agrees", ended, []
     if said in story.at_ends:
-        return "of an earlier life", ended, []
+        return "of an earlier incarnation", ended, []
     differences = [
         f"{name}: {value} in {SUMMARY}, {found[name]} in the journal"
         for name, value in said.items()
@@ -275,8 +284,8 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]
     return "differs", ended, differences
 
 
-def _told(ledger: Ledger) -> dict[str, Any]:
-    """What a summary says of the ledger."""
+def _expected(ledger: Ledger) -> dict[str, Any]:
+    """Return what a summary contains of the ledger."""
     counts = {f"groups.{place}": count for place, count in ledger.counts().items()}
     return {
         "run_id": ledger.run_id,

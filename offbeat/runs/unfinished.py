@@ -1,4 +1,4 @@
-"""The summary of a run whose controller is gone without a word: what its journal can tell."""
+"""Builds the summary of a run whose controller is lost, from its journal."""
 
 from pathlib import Path
 from typing import Literal
@@ -48,12 +48,12 @@ def _without_journal(
     config: RunConfig, run_id: str, outcome: Outcome, error: str, damage: Exception
 ) -> Summary:
     """Return a summary that counts nothing, and says why."""
-    told = str(damage)
+    reason = str(damage)
     return Summary(
         run_id=run_id,
         name=config.name,
         outcome=outcome,
-        error=error if told in error else f"{error}; nothing is counted here: {told}",
+        error=error if reason in error else f"{error}; nothing is counted here: {reason}",
         steps=0,
         steps_asked=config.steps,
         trainer_version=0,
@@ -69,7 +69,7 @@ def journalled_summary(
     outcome: Outcome,
     error: str,
 ) -> Summary:
-    """What is known without the controller, up to its last record: not how the syncs were.
+    """Return what is known without the controller, up to its last record: not how the syncs were.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.
@@ -107,7 +107,7 @@ def journalled_summary(
         trainer_restarts=tally.restarts.get("trainer", 0),
         engines_retired=sorted(tally.retired),
         rewinds=ledger.lineage,
-        controller_lives=max(1, ledger.incarnation),
+        controller_incarnations=max(1, ledger.incarnation),
         resumes=history.resumes,
         weights_digest=ledger.digest,
     )

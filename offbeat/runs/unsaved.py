@@ -1,4 +1,4 @@
-"""Which steps of a run that has ended are in no checkpoint."""
+"""Finds the steps of an ended run that are in no checkpoint."""
 
 from pathlib import Path
 from typing import Final
@@ -7,7 +7,10 @@ _LATEST: Final = Path("checkpoints/LATEST")
 
 
 def unsaved_steps(run_dir: Path, version: int) -> str:
-    """Return a sentence on the steps up to ``version`` that no checkpoint has; empty without any."""
+    """Return a sentence on the steps up to ``version`` that no checkpoint has.
+
+    Empty without any.
+    """
     try:
         name = (run_dir / _LATEST).read_text(errors="replace").strip()
     except OSError:

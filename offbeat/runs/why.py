@@ -1,4 +1,4 @@
-"""``offbeat why``: the life of one prompt group, event by event."""
+"""Implements ``offbeat why``: the history of one prompt group, event by event."""
 
 import re
 from collections import Counter
@@ -62,7 +62,7 @@ class GroupEvent(msgspec.Struct, frozen=True):
 
 
 class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's life, as far as the journal goes."""
+    """A group's history, up to the end of the journal."""
 
     run_id: str
     group: str
@@ -75,7 +75,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """For people; newline at the end."""
+        """Format the history for people; newline at the end."""
         head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
         what = max(len(moment.what) for moment in self.moments)
         time = max(len("time"), *(len(clock_time(moment.unix_s)) for moment in self.moments))
@@ -88,7 +88,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why(run_dir: Path, group: str) -> GroupHistory:
-    """Tell what became of a group, written as ``g-000412`` or ``412``, and why.
+    """Return what became of a group, written as ``g-000412`` or ``412``, and why.
 
     Raises:
         NoSuchGroup: It was not drawn, or the name is none.
@@ -100,20 +100,23 @@ def why(run_dir: Path, group: str) -> GroupHistory:
     if named is None:
         raise NoSuchGroup(group, 0, "name")
     ledger = Ledger()
-    teller = _Teller(int(named[1]), ledger)
+    describer = _Teller(int(named[1]), ledger)
     moments = list[GroupEvent]()
     version, until_unix_s = 0, 0.0
     for number, event in folded(journal_of(run_dir), ledger):
-        moments += (GroupEvent(number, event.unix_s, version, *told) for told in teller.tell(event))
+        moments += (
+            GroupEvent(number, event.unix_s, version, *described)
+            for described in describer.describe(event)
+        )
         version, until_unix_s = ledger.trainer_version, event.unix_s
-    name = group_id(teller.ordinal)
+    name = group_id(describer.ordinal)
     if not moments:
         raise NoSuchGroup(name, ledger.totals.drawn, "range")
     return GroupHistory(
         run_id=ledger.run_id,
         group=name,
         moments=moments,
-        now=teller.now(),
+        now=describer.now(),
         until_unix_s=until_unix_s,
     )
 
@@ -129,12 +132,15 @@ class _Teller:
         self._trained_in = 0  # version made, 0 for none
 
     def now(self) -> str:
-        """Where the group is after the last event."""
+        """Return where the group is after the last event."""
         group = self._ledger.groups.get(self.ordinal)
         return self._ended if group is None else _whereabouts(group)
 
-    def tell(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
-        """What the event, which the ledger has taken in, was to the group: in short, and in full."""
+    def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
+        """Yield what the event, which the ledger has taken in, meant for the group.
+
+        In short, and in full.
+        """
         group = self._ledger.groups.get(self.ordinal)
         was, self._was = self._was, None if group is None else group.place
         match event:
@@ -186,7 +192,7 @@ class _Teller:
             case Claimed():
                 yield "claimed", at
             case StepIntent():
-                yield "to be applied", f"{at}: written down before the trainer was told"
+                yield "to be applied", f"{at}: recorded before the call to the trainer"
             case StepApplied():
                 self._trained_in = event.version
                 self._ended = f"trained in step {event.step}, which made version {event.version}"
@@ -217,7 +223,7 @@ def _whereabouts(group: GroupRecord) -> str:
 
 
 def _received(receipt: Receipt) -> str:
-    """What a finished group is like."""
+    """Describe a finished group."""
     shown = " ".join(f"{reward:g}" for reward in receipt.rewards[:_SHOWN])
     more = f" and {receipt.samples - _SHOWN} more" if receipt.samples > _SHOWN else ""
     mean = sum(receipt.rewards) / receipt.samples if receipt.samples else 0.0

@@ -1,4 +1,4 @@
-"""What a run says about itself: metrics, sinks, logs, the display while it runs, the report after.
+"""Reports a run: metrics, sinks, logs, the display while it runs, the report after.
 
 Nothing here decides anything, and nothing here can stop a run: what fails is counted and logged.
 ``metrics.jsonl`` is the truth; every other sink shows the same records. Needs neither Ray nor torch.

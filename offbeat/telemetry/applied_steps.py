@@ -10,9 +10,9 @@ WINDOW_STEPS: Final = 20
 
 
 class AppliedStepHistory(msgspec.Struct):
-    """Sums over the steps that stand, in room that does not grow with their number.
+    """Sums over the steps of the present lineage, in space that does not grow with their number.
 
-    A rewind cannot be taken back from sums alone: whoever rewinds says what the steps that it undoes
+    A rewind cannot be reverted from sums alone: its caller passes what the steps that it undoes
     had added, and the rewards before them.
     """
 

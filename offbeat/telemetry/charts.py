@@ -8,7 +8,9 @@ _PARTS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character a value, the lowest to the highest; a level line when they are all equal.
+    """Draw one character per value, the lowest to the highest.
+
+    A level line when they are all equal.
 
     A value that is not finite is a blank.
     """

@@ -17,7 +17,7 @@ SPOOLED_RECORDS = 10_000
 
 
 class Telemetry:
-    """Takes the metrics of each step; one thread a sink writes them.
+    """Receives the metrics of each step; one thread per sink writes them.
 
     The sinks know nothing of each other: one that raises or blocks delays and loses no other's
     records. The first sink is the truth, ``metrics.jsonl``: it is handed every record first, and what
@@ -62,7 +62,7 @@ class Telemetry:
             self._report_undeclared(name)
 
     def tallies(self) -> tuple[SinkCounts, ...]:
-        """What became of the records so far, a sink each."""
+        """Return the counts of records so far, per sink."""
         return tuple(writer.tally for writer in self._writers)
 
     def close(self, deadline_s: float) -> tuple[SinkCounts, ...]:

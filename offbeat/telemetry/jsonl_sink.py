@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: the truth about a run, one line a step."""
+"""Writes ``metrics.jsonl``, the complete record of a run: one line per step."""
 
 import os
 from io import FileIO

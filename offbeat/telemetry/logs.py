@@ -70,7 +70,7 @@ def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dic
 
 
 class LogOutputs:
-    """What a logger writes to: a file of JSON lines."""
+    """The outputs of a logger: a file of JSON lines."""
 
     def __init__(
         self,

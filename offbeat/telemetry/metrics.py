@@ -1,4 +1,4 @@
-"""What a metric is. The table itself: ``metric_table``."""
+"""Defines what a metric is. The table itself: ``metric_table``."""
 
 import difflib
 import enum
@@ -13,7 +13,7 @@ from offbeat.telemetry.metric_table import ROWS
 
 
 class MetricReduction(enum.StrEnum):
-    """How the values within one step become the step's one number."""
+    """Reduction of the values within one step to the step's one number."""
 
     LAST = "last"  # as it is when the step ends
     MEAN = "mean"
@@ -24,7 +24,7 @@ class MetricReduction(enum.StrEnum):
 
 
 class MetricSpec(msgspec.Struct, frozen=True):
-    """One row of the table."""
+    """One row of the metric table."""
 
     name: str
     unit: str
@@ -55,10 +55,10 @@ def _table() -> Mapping[str, MetricSpec]:
 
 
 METRICS: Final[Mapping[str, MetricSpec]] = _table()
-"""Every metric by its name, in the order of the table."""
+"""Metrics by name, in the order of the table."""
 
 
 def undeclared(name: str) -> UndeclaredMetric:
-    """What to say of a name that the table does not have."""
+    """Return the error for a name that the table does not have."""
     (nearest,) = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)
     return UndeclaredMetric(name, nearest)

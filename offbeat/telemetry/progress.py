@@ -1,4 +1,7 @@
-"""The display of a run in progress: a live panel on a terminal, a plain line now and then elsewhere."""
+"""The display of a run in progress.
+
+A live panel on a terminal, a plain line now and then elsewhere.
+"""
 
 import time
 from collections.abc import Callable
@@ -114,7 +117,7 @@ def panel(status: Status) -> RenderableType:
 
 def _state(status: Status) -> str:
     balanced = status.verdict in {"", "balanced"}
-    parts = [status.phase, status.verdict if balanced else f"held up by {status.verdict}"]
+    parts = [status.phase, status.verdict if balanced else f"bottleneck: {status.verdict}"]
     parts += [f"waiting for {status.waiting_for}"] if status.waiting_for else []
     return ", ".join(part for part in parts if part)
 

@@ -1,4 +1,4 @@
-"""One step's metrics as a record, and as a line of ``metrics.jsonl``."""
+"""Holds one step's metrics as a record, and as a line of ``metrics.jsonl``."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 
 
 class MetricRecord(msgspec.Struct, frozen=True):
-    """What every sink is handed. ``metrics`` belongs to all of them: nobody changes it."""
+    """The record that every sink receives. All sinks share ``metrics``, so none may change it."""
 
     step: int  # optimizer step, from 1
     version: int  # trainer version after the step
@@ -30,7 +30,7 @@ def encode_line(record: MetricRecord) -> bytes:
 
 
 def decode_line(line: bytes) -> MetricRecord:
-    """What ``encode_line`` wrote.
+    """Decode a line that ``encode_line`` wrote.
 
     Raises:
         msgspec.DecodeError: Not a record.
@@ -42,7 +42,7 @@ def decode_line(line: bytes) -> MetricRecord:
 
 
 def read_metrics(path: Path) -> list[MetricRecord]:
-    """Every whole record of a ``metrics.jsonl``, of a live or crashed run too."""
+    """Read every whole record of a ``metrics.jsonl``, also of a live or crashed run."""
     lines = path.read_bytes().split(b"\n")
     return [decode_line(line) for line in lines[:-1]]  # behind the last newline: a torn record
 

@@ -13,7 +13,10 @@ REDACTED: Final = "[redacted]"
 
 
 class Redactor:
-    """Replaces known secrets in any text, also where JSON has escaped them; and passwords in URLs."""
+    """Replaces known secrets in any text, also where JSON has escaped them.
+
+    And passwords in URLs.
+    """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = {secret for secret in secrets if len(secret) >= config_secrets.SHORTEST}
@@ -27,7 +30,7 @@ class Redactor:
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
     ) -> "Redactor":
-        """Knows the value of every variable, and of every key of the recipe, that is named like a secret's."""
+        """Knows the values of all variables and recipe keys that have the name of a secret."""
         of_recipe = set[str]() if config is None else config_secrets.of_recipe(config.model_dump())
         return cls(config_secrets.of_environment(environ) | of_recipe)
 
@@ -36,7 +39,10 @@ class Redactor:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """As it is and as ``repr`` writes it; each also within JSON, with and without ASCII escapes."""
+    """Return the secret as it is and as ``repr`` writes it.
+
+    Each also within JSON, with and without ASCII escapes.
+    """
     plain = {secret, repr(secret)[1:-1]}
     return plain | {
         json.dumps(form, ensure_ascii=ascii_only)[1:-1]

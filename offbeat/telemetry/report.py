@@ -52,7 +52,7 @@ def _figures(summary: Summary) -> Table:
         f"{summary.tokens_per_s:,.0f} tokens/s",
     )
     if summary.verdict:
-        _add(table, "held up by", summary.verdict, "what to turn: docs/failure-modes.md")
+        _add(table, "bottleneck", summary.verdict, "what to tune: docs/failure-modes.md")
     if syncs := summary.syncs:
         _add(
             table,
@@ -74,15 +74,15 @@ def _figures(summary: Summary) -> Table:
 
 
 def _restarts(summary: Summary) -> tuple[str, str]:
-    """How many in all, and of what."""
+    """Return how many restarts there were in all, and of which processes."""
     counts = {
         "of engines": summary.restarts,
         "of workers": summary.worker_restarts,
         "of the trainer": summary.trainer_restarts,
-        "of the controller": summary.controller_lives - 1 - summary.resumes,
+        "of the controller": summary.controller_incarnations - 1 - summary.resumes,
     }
-    told = [f"{count} {whose}" for whose, count in counts.items() if count]
-    return str(sum(counts.values())), ", ".join(told)
+    counted = [f"{count} {whose}" for whose, count in counts.items() if count]
+    return str(sum(counts.values())), ", ".join(counted)
 
 
 def _staleness(summary: Summary) -> Table:

@@ -1,4 +1,4 @@
-"""What a sink is to the hub."""
+"""Defines the interface of a sink to the hub."""
 
 from typing import Protocol
 

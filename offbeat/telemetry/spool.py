@@ -1,4 +1,4 @@
-"""A sink's spool and the thread that empties it: whatever the sink does, ``put`` returns at once."""
+"""Spools a sink's records and empties the spool in a thread, so that ``put`` returns at once."""
 
 import contextlib
 import queue
@@ -34,7 +34,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
-    """What became of the records of one sink: accepted = written + dropped + pending."""
+    """Counts of one sink's records: accepted = written + dropped + pending."""
 
     sink: str
     accepted: int
@@ -83,7 +83,10 @@ class SinkWriter:
         self._queue.put(record)
 
     def finish(self) -> None:
-        """No more records: what is spooled is written, and the first failure from here is the last."""
+        """Accept no more records.
+
+        What is spooled is written, and the first failure from here is the last.
+        """
         if self._thread.ident is None:  # closed before it was started: what it holds is written
             self.start()
         self._finishing.set()

@@ -1,10 +1,10 @@
-"""How a run stands now, for whoever watches it."""
+"""Describes the present state of a run, for the display."""
 
 import msgspec
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller answers about twice a second. A figure that does not exist yet is None."""
+    """The controller's answer, about twice a second. A figure that does not exist yet is None."""
 
     step: int  # optimizer steps taken
     steps: int  # to take

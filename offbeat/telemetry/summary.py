@@ -29,9 +29,9 @@ class Syncs(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is over, over all lives of its controller where nothing else is said.
+    """Summary of a finished run, over all incarnations unless a field says otherwise.
 
-    A busy fraction and the waits beside it are of the time since each life's first weights were served,
+    A busy fraction and the waits beside it are of the time since each incarnation's first weights were served,
     and sum to 1: ``offbeat.telemetry.time_accounting`` says what each wait is.
     """
 
@@ -47,23 +47,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reward_last: float | None = None
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
-    wall_s: float  # not between two lives
+    wall_s: float  # not between two incarnations
     first_step_s: float | None = None  # from the start to the end of step 1
-    samples_per_s: float = 0.0  # since the first weights of each life were served
+    samples_per_s: float = 0.0  # since the first weights of each incarnation were served
     tokens_per_s: float = 0.0
     trainer_busy_fraction: float = 0.0
     generator_busy_fraction: float = 0.0
     trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
     verdict: str = ""  # who held the run up; empty without a step
-    syncs: Syncs | None = None  # medians of the last life; None if it made none
+    syncs: Syncs | None = None  # medians of the last incarnation; None if it made none
     restarts: int = 0  # of engines
     worker_restarts: int = 0
     trainer_restarts: int = 0  # of all its ranks together
     engines_retired: list[str] = []  # given up since the start, or the last resume
     rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
-    controller_lives: int = 1
-    resumes: int = 0  # of the lives, those that offbeat train --resume began
+    controller_incarnations: int = 1
+    resumes: int = 0  # incarnations that offbeat train --resume began
     weights_digest: str | None = None
     versions: dict[str, str] = {}  # of offbeat and what it stands on
 
@@ -73,7 +73,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: bytes) -> "Summary":
-        """What ``to_json`` wrote.
+        """Decode what ``to_json`` wrote.
 
         Raises:
             msgspec.ValidationError: Not a summary.

@@ -1,4 +1,7 @@
-"""Where the time of an actor went: every moment belongs to exactly one category. Pure but for the clock."""
+"""Accounts for an actor's time: every moment belongs to exactly one category.
+
+Pure but for the clock.
+"""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -6,12 +9,12 @@ from typing import Final
 
 
 class TrainerTime(enum.StrEnum):
-    """What a trainer does, or waits for."""
+    """Categories of a trainer's time: its work, or what it waits for."""
 
     STARTING = "starting"
     COMPUTE = "compute"
     CALLS = "calls"  # a call is on its way, or its payload is
-    CONTROLLER = "controller"  # between two calls: advantages, books, journal
+    CONTROLLER = "controller"  # between two calls: advantages, ledger, journal
     WAITING_GROUPS = "waiting_groups"
     WAITING_WEIGHTS = "waiting_weights"  # it stands still while generators take its weights
     WAITING_GATE = "waiting_gate"  # an operator paused the run
@@ -22,7 +25,7 @@ class TrainerTime(enum.StrEnum):
 
 
 class GeneratorTime(enum.StrEnum):
-    """What an engine does, or waits for."""
+    """Categories of an engine's time: its work, or what it waits for."""
 
     STARTING = "starting"
     COMPUTE = "compute"
@@ -36,7 +39,10 @@ class GeneratorTime(enum.StrEnum):
 
 
 class Bottleneck(enum.StrEnum):
-    """What a step, or a run, waited for most; what to turn: docs/failure-modes.md, "A run that is slow"."""
+    """The longest cause of waiting in a step or run; what to tune.
+
+    Docs/failure-modes.md, "A run that is slow".
+    """
 
     TRAINER = "trainer"
     GENERATORS = "generators"
@@ -48,7 +54,7 @@ class Bottleneck(enum.StrEnum):
 
 
 NOTICEABLE: Final = 0.1
-"""Share of a step below which nobody's waiting decides the verdict."""
+"""Share of a step below which no waiting decides the bottleneck."""
 
 
 class TimeAccount:
@@ -76,7 +82,10 @@ class TimeAccount:
         self._category, self._since = category, now
 
     def seconds(self) -> dict[str, float]:
-        """Since creation, by category; the one in progress is counted up to now."""
+        """Return the seconds since creation, by category.
+
+        The one in progress is counted up to now.
+        """
         self.switch(self._category)
         return dict(self._seconds)
 
@@ -109,7 +118,7 @@ class FleetTimeAccount:
         self._in[category] += actors
 
     def seconds(self) -> dict[str, float]:
-        """Of all actors together, by category; up to now."""
+        """Return the seconds of all actors together, by category, up to now."""
         now = self._clock()
         for category in self._in:
             self._settle(category, now)
@@ -123,7 +132,7 @@ class FleetTimeAccount:
 
 
 class StepTimes:
-    """What each step adds to the seconds by category, when some are only known later.
+    """Splits the seconds by category among steps, when some are only known later.
 
     An actor reports now and then how long it computed; until then that time counts for what stands
     beside it in ``together``. A late report is credited to later laps: no lap has less than 0 of
@@ -136,7 +145,10 @@ class StepTimes:
         self._given = dict[str, float]()
 
     def take(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Since the last lap, by category; ``seconds`` since the beginning."""
+        """Return the seconds since the last lap, by category.
+
+        ``seconds`` counts from the beginning.
+        """
         lap = {name: value - self._given.get(name, 0.0) for name, value in seconds.items()}
         owed = [name for name in self._together if name in lap]
         excess = -sum(min(0.0, lap[name]) for name in owed)
@@ -162,18 +174,18 @@ def verdict(
     generate_s: float = 0.0,
     reward_s: float = 0.0,
 ) -> Bottleneck:
-    """Who held a step, or a run, up: the cause behind the longest waiting.
+    """Return the bottleneck of a step, or a run: the cause behind the longest waiting.
 
     Args:
         trainer: Seconds or shares of it by ``TrainerTime``.
         generators: The same of all engines together, by ``GeneratorTime``.
         generate_s: Time of a group in the engine.
         reward_s: Time of a group in environment and reward. Where the trainer waits for groups and
-            this is the longer part of a group's life, the reward is the cause.
+            this is the longer part of a group's time, the reward is the cause.
 
     Returns:
         ``BALANCED`` when no waiting takes more than a tenth of the time. Waiting that only follows
-        from an incident, or from an operator's pause, is not held against anybody.
+        from an incident, or from an operator's pause, is ignored.
     """
     t, g = fractions(trainer), fractions(generators)
     paused = t.get(TrainerTime.WAITING_GATE, 0.0)

@@ -1,4 +1,4 @@
-"""``trace.json``: the timeline of a run, for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
+"""Writes ``trace.json``, a run's timeline for Perfetto (ui.perfetto.dev) or chrome://tracing."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ _Spooled = tuple[Place, str, float, float | None, dict[str, str | float]]
 
 
 class TraceTally(msgspec.Struct, frozen=True):
-    """What became of the spans and marks: accepted = written + left out + pending."""
+    """Counts of spans and marks: accepted = written + left out + pending."""
 
     accepted: int
     written: int
@@ -131,7 +131,7 @@ class TraceFile:
         self._attempt(self._end)
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """What the file did not take stays, and is written the next time."""
+        """Try to write; what the file does not take is kept and written the next time."""
         try:
             write()
         except OSError as error:
@@ -150,8 +150,8 @@ class TraceFile:
 
     def _opened(self) -> TraceEvents:
         """Begin the file, or go on in the one of an earlier controller."""
-        life, began_unix_s = self._file.open(self._began_unix_s)
-        return TraceEvents(life, self._began_unix_s - began_unix_s - self._began_s)
+        incarnation, began_unix_s = self._file.open(self._began_unix_s)
+        return TraceEvents(incarnation, self._began_unix_s - began_unix_s - self._began_s)
 
     def _encode(self, events: TraceEvents) -> None:
         while self._spool and self._batch_spans < _BATCH:

@@ -17,7 +17,9 @@ _PROCESSES: Final = {
 }
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_PROCESSES, start=1)}
 _NESTING: Final = ("pump", "rank")  # on an engine, what overlaps is of different groups
-_LIFE: Final = 10  # process numbers of one life of the controller; 0 is for kinds nobody foresaw
+_PROCESSES_PER_INCARNATION: Final = (
+    10  # process numbers per incarnation of the controller; 0 is for unknown kinds
+)
 _GROUPS_KEPT: Final = 1 << 16
 _MAX_LANES: Final = 1 << 15
 _OTHERS: Final = "others"
@@ -26,7 +28,7 @@ Event = dict[str, Any]
 
 
 class TraceEvents:
-    """Makes the events of one life of a controller.
+    """Creates the events of one incarnation of a controller.
 
     A kind is a process, a lane a thread; a lane whose spans overlap gets further threads beside it.
     Groups are asynchronous events that have the ordinal for their id: a viewer packs thousands of
@@ -34,9 +36,9 @@ class TraceEvents:
     apart or hold one another, and no event is older than 0.
     """
 
-    def __init__(self, life: int, offset_s: float) -> None:
+    def __init__(self, incarnation: int, offset_s: float) -> None:
         """``offset_s`` is added to every time: the trace begins at 0."""
-        self._life, self._offset_s = life, offset_s
+        self._incarnation, self._offset_s = incarnation, offset_s
         self._named = set[tuple[int, int]]()  # process and thread; thread -1 is the process itself
         self._lanes = dict[str, dict[str, Lane]]()
         self._groups = dict[str, Lane]()  # latest used last
@@ -117,7 +119,7 @@ class TraceEvents:
     ) -> Iterator[Event]:
         """A span with an id of its own: it can cross nothing."""
         self._strays += 1
-        identity = {"id": f"{self._life}.{kind}.{self._strays}", "cat": kind}
+        identity = {"id": f"{self._incarnation}.{kind}.{self._strays}", "cat": kind}
         yield from self._pair(kind, name, start_us, end_us, facts, identity)
 
     # --- events ----------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class TraceEvents:
         return max(0, round((time_s + self._offset_s) * 1e6))
 
     def _process(self, kind: str) -> int:
-        return self._life * _LIFE + _NUMBERS.get(kind, 0)
+        return self._incarnation * _PROCESSES_PER_INCARNATION + _NUMBERS.get(kind, 0)
 
     def _event(
         self, phase: str, kind: str, thread: int, name: str, at_us: int, facts: Mapping[str, Any]
@@ -156,8 +158,8 @@ class TraceEvents:
             return
         self._named.add((process, -1))
         title = _PROCESSES.get(kind, kind)
-        if self._life:
-            title = f"{title}, life {self._life + 1}"
+        if self._incarnation:
+            title = f"{title}, incarnation {self._incarnation + 1}"
         yield self._metadata(process, 0, "process_name", name=title)
         yield self._metadata(process, 0, "process_sort_index", sort_index=process)
 
@@ -182,7 +184,7 @@ def _thread(lane: Lane, row: int) -> int:
 
 
 def end_event(left_out: int) -> Event:
-    """The last event of a life: how many spans and marks the file does not have."""
+    """Return the last event of an incarnation: how many spans and marks the file does not have."""
     facts = {"left_out": left_out}
     return {"name": "offbeat.end", "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": facts}
 

@@ -37,17 +37,17 @@ class TraceJson:
             OSError: The file cannot be opened.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        life, began_unix_s = self._found(unix_s)
+        incarnation, began_unix_s = self._found(unix_s)
         file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
         file.truncate(self._end)
         self._file = file
-        facts = {"life": life, "unix_s": unix_s, "began_unix_s": began_unix_s}
+        facts = {"incarnation": incarnation, "unix_s": unix_s, "began_unix_s": began_unix_s}
         begin = {"name": _BEGIN, "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": facts}
         self.append([msgspec.json.encode(begin)])
-        return life, began_unix_s
+        return incarnation, began_unix_s
 
     def append(self, events: Sequence[bytes]) -> None:
-        """Write encoded events, all or, as far as a later call can tell, none of them.
+        """Write encoded events: all of them or, as far as a later call can detect, none.
 
         Raises:
             OSError: The file did not take them.
@@ -78,7 +78,7 @@ class TraceJson:
         self._end += len(content)
 
     def _found(self, unix_s: float) -> tuple[int, float]:
-        """What ``open`` returns; notes where the last whole event ends."""
+        """Return what ``open`` returns; notes where the last whole event ends."""
         self._end = self.events = 0
         if not self.path.exists():
             return 0, unix_s
@@ -91,7 +91,7 @@ class TraceJson:
             return 0, unix_s
 
     def _scanned(self) -> tuple[int, float]:
-        lives, first = 0, b""
+        incarnations, first = 0, b""
         with self.path.open("rb") as file:
             position = len(file.readline())  # [
             for line in file:
@@ -99,12 +99,12 @@ class TraceJson:
                 if not (line.endswith(b"},\n") or _is_event(event)):
                     break  # the end of the array, or a torn event
                 first = first or event
-                lives += _MARK in line
+                incarnations += _MARK in line
                 self.events += 1
                 self._end = position + len(event)
                 position += len(line)
         begin: dict[str, Any] = msgspec.json.decode(first, type=dict[str, Any])
-        return lives, float(begin["args"]["began_unix_s"])
+        return incarnations, float(begin["args"]["began_unix_s"])
 
 
 def _is_event(line: bytes) -> bool:

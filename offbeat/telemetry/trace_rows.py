@@ -1,4 +1,4 @@
-"""Where spans are drawn, so that a viewer takes all of them. Pure; times are whole microseconds.
+"""Arranges spans in rows, so that a viewer shows all of them. Pure; times are whole microseconds.
 
 Perfetto draws a row as a stack: two spans of one row are apart, or one holds the other. A span that
 would cross another is dropped there. So a span that overlaps goes to the next row of its lane.
@@ -17,9 +17,11 @@ class TraceRow:
     """Spans that are apart or, if the row ``nests``, hold one another."""
 
     def __init__(self, *, nests: bool, gap_us: int = 0) -> None:
-        """``gap_us``: how much later than a span the one behind it, or within it, has to begin.
+        """Create the rows. ``gap_us``.
 
-        Only where the later one is told of first. It is 1 where a viewer keeps what begins at one
+        How much later than a span the one behind it, or within it, has to begin.
+
+        It matters only where the later one is added first. It is 1 where a viewer keeps what begins at one
         moment in the order of the file, and 0 where it puts the longer one first.
         """
         self._nests, self._gap_us = nests, gap_us

@@ -30,7 +30,7 @@ def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) 
 
 
 class WandbSink:
-    """One run of W&B; its step is the trainer version.
+    """Writes one run of W&B, whose step is the trainer version.
 
     A server that cannot be reached costs nothing but this: the run is kept offline inside the run
     directory, and one warning says how to sync it later. Resumed under the same ``run_id``, an online
@@ -127,7 +127,7 @@ class WandbSink:
     def _begin(self, mode: Literal["online", "offline"]) -> "Run":
         import wandb  # noqa: PLC0415  open has imported it
 
-        # W&B's own telemetry obeys these, not those of the run: told offline, it calls nobody.
+        # W&B's own telemetry follows these, not those of the run: set to offline, it makes no call.
         wandb.setup(wandb.Settings(mode=mode, silent=True))
         run = wandb.init(
             project=self._config.project,

@@ -53,7 +53,7 @@ def test_a_run_whose_processes_the_memory_monitor_ends_goes_on_with_others(start
     records.agree()
     assert records.summary.outcome == "finished"
     assert records.summary.trainer_version == 150
-    assert records.summary.controller_lives >= 2
+    assert records.summary.controller_incarnations >= 2
     lost = (run.run_dir / "logs" / "driver.log").read_text()
     assert "Ray's memory monitor ended its process" in lost
     assert "RAY_memory_usage_threshold" in lost

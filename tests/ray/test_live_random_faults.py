@@ -68,7 +68,7 @@ def test_a_run_whose_processes_are_killed_and_frozen_at_random_loses_and_doubles
         "engine": summary.restarts,
         "worker": summary.worker_restarts,
         "trainer": summary.trainer_restarts,
-        "controller": summary.controller_lives - 1,
+        "controller": summary.controller_incarnations - 1,
     }
     assert sum(dead.values()) >= 8, "a schedule that hardly kills proves little"
     replay = [sys.executable, "-m", "offbeat", "replay", str(run.run_dir)]

@@ -66,7 +66,7 @@ class RecordedRun:
             "trainer_restarts": history.tally.restarts.get("trainer", 0),
             "engines_retired": list(history.tally.retired),
             "rewinds": ledger.lineage,
-            "controller_lives": ledger.incarnation,
+            "controller_incarnations": ledger.incarnation,
             "resumes": history.resumes,
         }
         Summary(**{**facts, **changes}).write(self.run_dir / "summary.json")  # pyright: ignore[reportArgumentType]

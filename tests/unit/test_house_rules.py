@@ -66,17 +66,12 @@ WITHOUT_A_SUBJECT = re.compile(
 
 OPENINGS_STILL_ALLOWED = {
     "algorithms": 16,
-    "cli": 1,
-    "config": 33,
     "generators": 32,
-    "launch": 28,
     "messages": 16,
     "model_proof": 6,
     "queue_service": 44,
     "rendezvous": 3,
     "run_files": 5,
-    "runs": 17,
-    "telemetry": 26,
     "trainers": 101,
     "transfer_queue": 17,
     "weight_sync": 34,

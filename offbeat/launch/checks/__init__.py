@@ -1,1 +1,4 @@
-"""What ``offbeat check`` looks at. A check takes facts and yields findings; it never raises for what it finds."""
+"""Contains the checks of ``offbeat check``. A check takes facts and yields findings.
+
+It never raises for what it finds.
+"""

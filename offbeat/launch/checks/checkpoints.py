@@ -1,4 +1,4 @@
-"""What a lost trainer, or a run that is killed, goes back to."""
+"""Checks what a lost trainer, or a run that is killed, goes back to."""
 
 from collections.abc import Iterator
 

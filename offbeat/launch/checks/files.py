@@ -23,7 +23,7 @@ _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
 
 
 def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
-    """A directory that was asked for is one, and not storage behind an address."""
+    """Check that a requested directory is one, and not storage behind an address."""
     if run_dir is not None and is_uri(str(run_dir)):
         seen = f"{run_dir} is a URI, and a run writes into a directory"
         yield error("run directory", seen, "Name a directory; copy it afterwards, or mount it.")
@@ -32,7 +32,9 @@ def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
 def check_run_dir(
     run_dir: Path, model: ModelFiles | None, *, asked: bool, checkpoints: int = 1
 ) -> Iterator[Finding]:
-    """It can be written and has room. One that was ``asked`` for has to be free as well.
+    """Check that the directory can be written and has room.
+
+    One that was ``asked`` for has to be free as well.
 
     ``checkpoints``: of the trainer's whole state, on disk at once at most.
     """
@@ -85,11 +87,11 @@ def _read(
     try:
         prompts = make(config)
     except PromptFileError as broken:
-        fix = "Mend the line." if broken.line else f"Point {key} at a JSON Lines file."
+        fix = "Fix the line." if broken.line else f"Point {key} at a JSON Lines file."
         yield error("prompts", str(broken), fix)
         return None
     except BadEnvironment as wrong:
-        yield error("environment", str(wrong), f"Mend {wrong.key} in the recipe.")
+        yield error("environment", str(wrong), f"Fix {wrong.key} in the recipe.")
         return None
     return prompts.rows if prompts is not None else None
 

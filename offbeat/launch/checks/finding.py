@@ -1,11 +1,11 @@
-"""One line of the report."""
+"""Defines one line of the check report."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Level(enum.StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # it will run, not as meant
@@ -14,7 +14,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at and what was seen. Whatever is not ok says how to mend it."""
+    """The subject of a check and its result. Any result that is not ok says how to fix it."""
 
     level: Level
     subject: str

@@ -1,4 +1,4 @@
-"""Cores, memory and shared memory of this machine, against what the run asks for."""
+"""Compares cores, memory and shared memory of this machine with what the run needs."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from offbeat.launch.checks.model_files import ModelFiles
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store on Linux
 _PROCESS_BYTES: Final = 600 * 2**20
-"""What one actor with torch and transformers imported takes before it holds a model."""
+"""Memory of one actor with torch and transformers imported, before it holds a model, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine has."""
+    """Resources of this machine."""
 
     cores: int
     memory_bytes: int

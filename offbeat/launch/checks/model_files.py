@@ -26,7 +26,7 @@ _FIX: Final = "Point model.path at a Hugging Face directory with config, weights
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files say of a model."""
+    """Facts about a model, read from its files."""
 
     parameters: int
     weight_bytes: int  # on disk
@@ -75,7 +75,10 @@ def _positions(settings: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def _position_keys(settings: dict[str, Any]) -> Iterator[str]:
-    """Names that the bound may have: transformers', the class's own for it, any that reads like it."""
+    """Names that the bound may have.
+
+    Transformers', the class's own for it, any that reads like it.
+    """
     yield _POSITIONS
     kind = settings.get("model_type")
     if _POSITIONS not in settings and isinstance(kind, str):

@@ -1,4 +1,4 @@
-"""Whether rows and cached decoding are exact for the model's class, without loading its weights.
+"""Checks that batched rows and cached decoding are exact for a model's class, without weights.
 
 torch and transformers are imported when a recipe needs them: seconds that other commands would wait.
 """
@@ -17,7 +17,7 @@ _DECODING = "decoding"
 
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
-    """Make the proofs that trainer and embedded engine make when they are started, but for the weights."""
+    """Make the proofs that trainer and embedded engine make at their start, without weights."""
     trains, decodes = config.trainer.backend == "torch", config.generator.backend == "embedded"
     if config.trainer.backend == "stub" and not decodes:
         return

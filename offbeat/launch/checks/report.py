@@ -52,7 +52,7 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
 
 
 def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
-    """Everything there is to say about running ``config`` here, in ``run_dir`` if it is given."""
+    """Yield all findings about running ``config`` here, in ``run_dir`` if it is given."""
     folder = run_dir.absolute() if run_dir is not None else resolve_run_dir(config)
     model, about_model = read_model(Path(config.model.path))
     machine = this_machine()
@@ -94,6 +94,6 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 def _states_on_disk(config: RunConfig) -> int:
-    """One more than are kept while the newest is written."""
+    """Return one more than the number of states kept: the newest is written beside them."""
     checkpoint = config.checkpoint
     return checkpoint.keep + 1 if 0 < checkpoint.interval <= config.steps else 0

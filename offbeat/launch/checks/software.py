@@ -30,7 +30,7 @@ def check_packages(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_wandb(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A sink that was asked for by name has to be there; ``auto`` goes without."""
+    """Check that a sink requested by name is available; ``auto`` goes without."""
     mode = config.wandb.mode
     if mode == "disabled":
         yield ok("wandb", "disabled")
@@ -59,7 +59,7 @@ def _has_login(environ: Mapping[str, str]) -> bool:
 def check_ray_address(
     environ: Mapping[str, str], reach: Callable[[str, int], object] | None = None
 ) -> Iterator[Finding]:
-    """Which cluster the run goes to, and whether anybody is there: Ray itself tries for minutes.
+    """Check which cluster the run joins, and that it answers: Ray itself tries for minutes.
 
     ``reach`` connects to a host and a port, or raises OSError; None: over TCP.
     """
@@ -82,7 +82,7 @@ def check_ray_address(
 
 
 def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
-    """Why there can be no cluster; empty if there may be one."""
+    """Return why there can be no cluster; empty if there may be one."""
     if address in {"auto", "local"}:  # Ray finds them
         return ""
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -107,7 +107,7 @@ def gpus_wanted(config: RunConfig) -> float:
 
 
 def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
-    """``available`` None: not looked, because nothing asks for one."""
+    """Check the GPUs. ``available`` None: they were not counted, because nothing needs one."""
     wanted = gpus_wanted(config)
     if available is None:
         yield ok("gpus", "none asked for")
@@ -123,7 +123,7 @@ def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
 
 
 def count_gpus(config: RunConfig) -> int | None:
-    """Ask torch, but only when a GPU is asked for: importing it takes seconds."""
+    """Count GPUs with torch, but only when one is requested: importing torch takes seconds."""
     devices = (config.trainer.device, config.generator.device)
     if gpus_wanted(config) == 0 and not any(device.startswith("cuda") for device in devices):
         return None

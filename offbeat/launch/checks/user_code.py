@@ -32,13 +32,16 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
                 "Start offbeat in the directory that holds it, or install it.",
             )
         elif problem := _unusable(source, name, options[section]):
-            yield error(section, f"{section}.target={target}: {problem}", f"Mend {source}.")
+            yield error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
         else:
             yield ok(section, f"module {module} is found")
 
 
 def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
-    """Why nothing in this source can be ``name``, called with ``options``; empty if it may be."""
+    """Return why nothing in this source can be ``name``, called with ``options``.
+
+    Empty if it may be.
+    """
     if source.suffix != ".py":
         return ""
     try:
@@ -75,7 +78,7 @@ def _unknown_option(function: ast.FunctionDef, options: Iterable[str]) -> str:
 
 
 def _found(module: str, working_dir: Path) -> Path | None:
-    """Where ``module`` comes from; found by importing none of the packages around it."""
+    """Return the file of ``module``; found by importing none of the packages around it."""
     top, *inner = module.split(".")
     spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
     for part in inner:

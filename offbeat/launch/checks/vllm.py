@@ -1,4 +1,4 @@
-"""vLLM and its engine arguments, for a recipe that asks for it.
+"""Checks vLLM and its engine arguments, for a recipe that uses it.
 
 What knows vLLM is imported when it is asked for: it brings torch and transformers, seconds that
 every other command would wait.
@@ -12,7 +12,7 @@ from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 
 def check_vllm(config: RunConfig) -> Iterator[Finding]:
-    """Nothing of vLLM is imported, unless the recipe names arguments to look up."""
+    """Check the vLLM section; import vLLM only when the recipe has arguments to look up."""
     if config.generator.backend != "vllm":
         return
     from offbeat.generators.vllm.errors import INSTALL

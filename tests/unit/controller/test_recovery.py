@@ -110,7 +110,7 @@ def test_the_summary_counts_rewinds_and_lives_of_the_controller() -> None:
     world = next_life(before)
     world.run()
     summary = world.built.progress.summary("run", "finished", None)
-    assert (summary.rewinds, summary.controller_lives) == (1, 2)
+    assert (summary.rewinds, summary.controller_incarnations) == (1, 2)
 
 
 def test_the_summary_has_the_time_and_the_samples_of_all_lives() -> None:

@@ -54,7 +54,7 @@ def config(**values: Any) -> RunConfig:
 
 def one(findings: Iterable[Finding]) -> Finding:
     (finding,) = findings
-    assert finding.fix or finding.level is Level.OK, "what is not ok says how to mend it"
+    assert finding.fix or finding.level is Level.OK, "what is not ok says how to fix it"
     return finding
 
 

@@ -64,7 +64,7 @@ def test_of_a_controller_that_died_untold_the_journal_tells_what_it_can(tmp_path
 
 def test_of_a_run_that_never_had_a_controller_there_is_a_summary_too(tmp_path: Path) -> None:
     told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "no room")
-    assert (told.steps, told.wall_s, told.controller_lives) == (0, 0, 1)
+    assert (told.steps, told.wall_s, told.controller_incarnations) == (0, 0, 1)
 
 
 def test_a_damaged_journal_does_not_hide_how_the_run_ended(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_each_life_is_told_with_its_times_and_a_resume_as_one(tmp_path: Path) ->
         )
         run.ledger.admit(-1)
         run.close()
-    assert [life.resumed for life in replay(tmp_path).lives] == [False, False, True]
+    assert [life.resumed for life in replay(tmp_path).incarnations] == [False, False, True]
     text = offbeat("replay", tmp_path).stdout
     assert "incarnation 1 from 2026-11-21T22:20:00.000Z to 2026-11-21T22:20:02.000Z\n" in text
     assert "incarnation 3 resumed from 2026-11-21T22:20:08.000Z to " in text
@@ -160,8 +160,8 @@ def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> No
     again.ledger.admit(-1)
     again.close()
     found = replay(run.run_dir)
-    assert (found.summary, found.differences) == ("of an earlier life", [])
-    assert [life.incarnation for life in found.lives] == [1, 2]
+    assert (found.summary, found.differences) == ("of an earlier incarnation", [])
+    assert [life.incarnation for life in found.incarnations] == [1, 2]
 
 
 def test_a_live_run_can_be_replayed(run: RecordedRun) -> None:

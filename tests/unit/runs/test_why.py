@@ -49,7 +49,7 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
         "1.5 s in the engine, 0.25 s in the environment\n"
         "       7        0  -     claimed        step 1, attempt 1\n"
         "       8        0  -     to be applied  "
-        "step 1, attempt 1: written down before the trainer was told\n"
+        "step 1, attempt 1: recorded before the call to the trainer\n"
         "       9        0  -     trained        step 1, attempt 1, which made version 1\n"
         "      10        1  -     saved          in the checkpoint of version 1\n"
         "now: trained in step 1, which made version 1\n"

@@ -93,7 +93,7 @@ def test_a_terminal_gets_a_live_panel() -> None:
         shown = screen.text
     for part in ("12/600", "▁▅█ 0.250", "mean 1.25  max 2", "3 ready  32 in flight",
                  "trainer 52%  generators 91%", "1,234 samples/s",
-                 "held up by generators, waiting for 2 more groups"):  # fmt: skip
+                 "bottleneck: generators, waiting for 2 more groups"):  # fmt: skip
         assert part in shown
 
 

@@ -91,7 +91,7 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
     text = rendered(SUMMARY, metrics=Path("runs/quickstart/metrics.jsonl"))
     for part in (
         "finished", "0.113 -> 0.974", "600 in 3 min 07 s", "first after 9.2 s", "819 samples/s",
-        "7,373 tokens/s", "held up by  trainer", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
+        "7,373 tokens/s", "bottleneck  trainer", "evicted 1, reward_raised 3", "50.0%", "trainer waiting groups",
         " 33 %", "generators busy",
         "11.3 ms paused", "40.2 ms in transfer, 1.3 MB; medians of 600 syncs", "80 %", "runs/quickstart/metrics.jsonl",
     ):  # fmt: skip
@@ -100,7 +100,7 @@ def test_the_report_says_what_was_learnt_how_fast_and_who_waited() -> None:
 
 def test_whatever_was_replaced_is_counted_with_what_it_was() -> None:
     replaced = msgspec.structs.replace(
-        SUMMARY, restarts=2, controller_lives=4, resumes=1, rewinds=2
+        SUMMARY, restarts=2, controller_incarnations=4, resumes=1, rewinds=2
     )
     rows = [" ".join(line.split()) for line in rendered(replaced).splitlines()]
     assert "restarts 4 2 of engines, 2 of the controller" in rows
