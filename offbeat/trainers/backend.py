@@ -1,7 +1,7 @@
-"""What every backend's trainer is: a split step with its keys, and a state that can be kept.
+"""Base class of the trainers of all backends: a split train step, and a state that can be saved.
 
-A backend says how its step is begun, fed, finished and undone, and what its state is on disk. The key
-discipline (``step_guard``) and the counters are here.
+A backend implements how a step is begun, accumulated, finished and undone, and how its state is
+stored. The order of calls (``step_guard``) and the counters are implemented here.
 """
 
 from abc import ABC, abstractmethod
@@ -22,12 +22,12 @@ from offbeat.transfer_queue.schema import Columns
 Advantages = Sequence[Sequence[float]]
 LogprobColumns = dict[str, NDArray[np.float32]]
 TopLogprobs = tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]
-"""Tokens and their natural logprobs, of each prompt in falling order."""
+"""Token ids and their natural logprobs: one tuple per prompt, most probable token first."""
 COUNTERS: Final = "counters.json"
 
 
 class _Counters(msgspec.Struct, frozen=True):
-    """Where a trainer is in its run."""
+    """Number of applied steps and the key of the newest one, as stored in ``counters.json``."""
 
     steps_applied: int
     last_applied: StepKey | None
@@ -45,7 +45,7 @@ class TrainerBackend(ABC):
         self._guard = StepGuard()
         self.steps_applied = 0
         self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
-        self.is_first = True  # rank of its world: the one that writes what all have to say
+        self.is_first = True  # rank 0 of its world: the one that writes what all ranks share
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -56,33 +56,36 @@ class TrainerBackend(ABC):
     def train_microbatch(
         self, key: StepKey, groups: Sequence[Columns], advantages: Advantages
     ) -> ChunkResult:
-        """Add a chunk's gradient to the open step's sum.
+        """Add the gradients of a chunk to the sums of the open step.
 
         Args:
-            key: The next of the step.
-            groups: This rank's share of them: their columns, with those the loss needs.
-            advantages: One a sample of each group.
+            key: The next key of the step.
+            groups: Columns of this rank's groups, including those that the loss needs.
+            advantages: One value per sample of each group.
         """
         return self._guard.once(
             key, StepCall.MICROBATCH, lambda: self._accumulate(groups, advantages)
         )
 
     def finish_train_step(self, key: StepKey) -> StepResult:
-        """Normalise, clip, check, step. Not applied: weights, moments and schedule are untouched."""
+        """Normalise and clip the gradients, check them, and update the weights.
+
+        If the result is not ``applied``, weights, moments and schedule are unchanged.
+        """
         result = self._guard.once(key, StepCall.FINISH, self._finish)
         if result.applied:
             self.last_applied = key
         return result
 
     def abort_train_step(self, key: StepKey) -> None:
-        """Drop the open step, if any: the trainer is as it was before its begin."""
+        """Discard the open step, if any; the trainer is as it was before the step was begun."""
         if self._guard.abort(key):
             self._drop()
 
     def train(
         self, groups: Sequence[Columns], advantages: Advantages, loss: LossSpec
     ) -> StepResult:
-        """A whole step in one call, with the same result as any split of it. Not while one is open."""
+        """Run a whole step in one call, with the result of any split. No step may be open."""
         if self._guard.is_open:
             raise RuntimeError("train() while a split step is open. Finish or abort it first")
         self._begin(loss)
@@ -95,12 +98,12 @@ class TrainerBackend(ABC):
     # --- the state -------------------------------------------------------------------------------
 
     def save_state(self, directory: Path) -> None:
-        """Put all that ``load_state`` needs into an empty directory; nothing is synced.
+        """Write everything that ``load_state`` needs into an empty directory, without syncing it.
 
         All ranks call it together, with the same directory.
 
         Raises:
-            OSError: The disk refused.
+            OSError: The disk is full or failed.
         """
         self._save(directory)
         if self.is_first:
@@ -108,9 +111,10 @@ class TrainerBackend(ABC):
             (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
 
     def load_state(self, directory: Path) -> None:
-        """Be what ``save_state`` saw; the steps from here on are bit for bit those it would take.
+        """Load what ``save_state`` wrote; the next steps are bit for bit those of the saved trainer.
 
-        An open step is dropped. When this raises, the trainer holds neither state.
+        An open step is discarded. If this raises, the trainer holds neither the old nor the new
+        state.
         """
         self._close()
         self._load(directory)
@@ -118,7 +122,7 @@ class TrainerBackend(ABC):
         self.steps_applied, self.last_applied = counters.steps_applied, counters.last_applied
 
     def reset(self) -> None:
-        """Be the initial model again, at version 0 with a fresh optimizer. An open step is dropped."""
+        """Return to the initial model: version 0, a new optimizer, no open step."""
         self._close()
         self._initialise()
         self.steps_applied, self.last_applied = 0, None
@@ -132,43 +136,48 @@ class TrainerBackend(ABC):
     @property
     @abstractmethod
     def identity(self) -> Identity:
-        """Whose state it saves; only a trainer of an equal one can load it."""
+        """Return the identity of this trainer's state; only a trainer of an equal one loads it."""
 
     @property
     @abstractmethod
     def state_nbytes(self) -> int:
-        """What ``save_state`` will write, about."""
+        """Estimate the bytes that ``save_state`` writes."""
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Number of weights, tied ones once."""
+        """Return the number of weights; tied weights count once."""
 
     @abstractmethod
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
     ) -> list[LogprobColumns]:
-        """Log-probabilities of every response token, under the weights as they are now."""
+        """Compute the log-probability of every response token under the current weights.
+
+        Returns:
+            For each group, ``policy_logprobs`` and ``reference_logprobs``, whichever was requested:
+            [N] float32 each, one value per response token of the group.
+        """
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Number of token ids that a prompt may hold."""
+        """Return the number of token ids that a prompt may contain."""
 
     @abstractmethod
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        """The most probable next tokens after prompts of equal length, under the weights as they are.
+        """Return the most probable next tokens after prompts of equal length, by the current weights.
 
-        All ranks call it together; the first one's answer counts. An open step's gradients stay.
+        All ranks call it together; the result of rank 0 counts. Gradients of an open step stay.
         """
 
     @abstractmethod
     def weights_digest(self) -> str:
-        """Names and bytes of all weights in one number."""
+        """Return one digest over names and bytes of all weights."""
 
     @abstractmethod
     def save(self, directory: str | Path) -> None:
-        """Write the model for others to load."""
+        """Export the model as a directory that other programs can load."""
 
     @abstractmethod
     def _begin(self, loss: LossSpec) -> None: ...
@@ -178,11 +187,11 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def _finish(self) -> StepResult:
-        """Count the step if it was applied, and leave none open."""
+        """Finish the open step, count it if it was applied, and leave no step open."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Undo an open step; without one, nothing."""
+        """Undo an open step. Without one, do nothing."""
 
     @abstractmethod
     def _save(self, directory: Path) -> None: ...
@@ -192,4 +201,4 @@ class TrainerBackend(ABC):
 
     @abstractmethod
     def _initialise(self) -> None:
-        """Weights and optimizer as the constructor left them."""
+        """Restore weights and optimizer as the constructor left them."""

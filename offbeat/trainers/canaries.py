@@ -1,4 +1,4 @@
-"""Which releases of a rank have a canary, and how it is made."""
+"""Canaries: next-token distributions that a trainer adds to some of its weight releases."""
 
 import msgspec
 
@@ -10,9 +10,9 @@ from offbeat.weight_sync.transport import PublishedRelease
 
 
 class Canaries:
-    """Puts a canary into every ``sync.canary_interval``-th release of a process, the first included.
+    """Adds a canary to every ``sync.canary_interval``-th release of a process, the first included.
 
-    All ranks add it together, to every release that they publish.
+    All ranks call ``add`` together, for every release that they publish.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -21,7 +21,7 @@ class Canaries:
         self._releases = 0  # published by this process
 
     def add(self, published: PublishedRelease, split: TrainerBackend) -> PublishedRelease:
-        """The release with its canary, if it has one, of the weights as they are."""
+        """Return the release, with a canary computed from the current weights if it is due."""
         is_due = bool(self._interval) and not self._releases % self._interval
         self._releases += 1
         if not is_due:

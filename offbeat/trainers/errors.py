@@ -1,10 +1,10 @@
-"""What trainers refuse, and why."""
+"""Errors of the trainers."""
 
 from offbeat.messages.failures import OffbeatError
 
 
 class UntrainableModel(OffbeatError):
-    """A model this trainer would train wrongly, or not at all."""
+    """A model that this trainer cannot train correctly."""
 
     def __init__(self, model: str, problem: str, fix: str) -> None:
         super().__init__(model, problem, fix)
@@ -15,14 +15,14 @@ class UntrainableModel(OffbeatError):
 
 
 class UnfitColumns(OffbeatError):
-    """A group whose columns cannot be trained, by its place among the groups a rank was given."""
+    """A group whose columns cannot be trained; ``place`` is its index among a rank's groups."""
 
     def __init__(self, place: int, column: str, got: str, want: str, rank: int = 0) -> None:
         super().__init__(place, column, got, want, rank)
         self.place, self.column, self.got, self.want, self.rank = place, column, got, want, rank
 
     def on(self, rank: int) -> "UnfitColumns":
-        """The same, of this rank's groups."""
+        """Return a copy of this error that names ``rank``."""
         return UnfitColumns(self.place, self.column, self.got, self.want, rank)
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class UnfitColumns(OffbeatError):
 
 
 class ColumnsMissing(OffbeatError):
-    """The columns that a rank was sent apart from a call did not arrive."""
+    """The columns that were sent to a rank ahead of a call did not arrive."""
 
     def __init__(self, rank: int, during: str) -> None:
         super().__init__(rank, during)
@@ -41,7 +41,7 @@ class ColumnsMissing(OffbeatError):
 
 
 class CheckpointMismatch(OffbeatError):
-    """A whole checkpoint that this trainer cannot take up. It is left as it is."""
+    """An intact checkpoint that this trainer cannot load. It is left as it is."""
 
     def __init__(self, checkpoint: str, what: str, got: str, want: str, fix: str) -> None:
         super().__init__(checkpoint, what, got, want, fix)
@@ -50,6 +50,6 @@ class CheckpointMismatch(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.checkpoint} is of {self.what} {self.got}; this trainer is of {self.what} "
+            f"{self.checkpoint} belongs to {self.what} {self.got}; this trainer has {self.what} "
             f"{self.want}. {self.fix}"
         )

@@ -1,12 +1,12 @@
-"""The experts of a layer apart, as files hold them, or together, as transformers computes with them.
+"""Conversion of expert weights between separate tensors (files) and fused ones (transformers).
 
     apart       ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
     together    ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
 
-Experts without a gate have ``up_proj`` [E, I, H] instead of ``gate_up_proj`` when they are together.
-A trainer knows one of the two, an engine one of the two. Both functions of a pair go through the
-tensors in the same order, leave alone what is no expert or is as it should be, and hold the experts
-of one layer at a time.
+Experts without a gate have ``up_proj`` [E, I, H] instead of ``gate_up_proj`` when they are
+together. A trainer uses one of the two forms, and so does an engine. Both functions of a pair
+iterate over the tensors in the same order, pass through tensors that are no experts or already have
+the wanted form, and keep the experts of one layer in memory at a time.
 
 Legend: E experts, I columns of one, H hidden.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from offbeat.messages.failures import OffbeatError
 
 Meta = tuple[str, tuple[int, ...], str]
-"""Name, shape and type of a tensor."""
+"""Name, shape and dtype of a tensor."""
 
 Named = tuple[str, Tensor]
 
@@ -33,7 +33,7 @@ _TOGETHER_AXES: Final = 3
 
 
 class UnjoinedExperts(OffbeatError):
-    """The experts of a layer that are not all of one form, so that they cannot be held together."""
+    """The experts of a layer do not all have the same matrices, so they cannot be fused."""
 
     def __init__(self, experts: str, matrix: str) -> None:
         super().__init__(experts, matrix)
@@ -44,7 +44,7 @@ class UnjoinedExperts(OffbeatError):
 
 
 def metas_together(metas: Iterable[Meta]) -> Iterator[Meta]:
-    """Name, shape and type of what ``named_together`` yields."""
+    """Yield name, shape and dtype of each tensor that ``named_together`` yields."""
     for experts, group in groupby(metas, key=lambda meta: _experts_of(meta[0])):
         if not experts:
             yield from group
@@ -60,7 +60,7 @@ def metas_together(metas: Iterable[Meta]) -> Iterator[Meta]:
 
 
 def named_together(named: Iterable[Named]) -> Iterator[Named]:
-    """Every layer's experts in two tensors."""
+    """Yield tensors with the experts of each layer fused into two: [E, 2I, H] and [E, H, I]."""
     for experts, group in groupby(named, key=lambda each: _experts_of(each[0])):
         if not experts:
             yield from group
@@ -77,7 +77,7 @@ def named_together(named: Iterable[Named]) -> Iterator[Named]:
 
 
 def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
-    """Name, shape and type of what ``named_apart`` yields."""
+    """Yield name, shape and dtype of each tensor that ``named_apart`` yields."""
     for name, shape, dtype in metas:
         found = _TOGETHER.fullmatch(name)
         if found is None or len(shape) != _TOGETHER_AXES:
@@ -91,7 +91,7 @@ def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
 
 
 def named_apart(named: Iterable[Named]) -> Iterator[Named]:
-    """Every expert's matrices by themselves."""
+    """Yield tensors with the matrices of each expert as tensors of their own ([I, H], [H, I])."""
     for name, tensor in named:
         found = _TOGETHER.fullmatch(name)
         if found is None or tensor.ndim != _TOGETHER_AXES:
@@ -105,7 +105,7 @@ def named_apart(named: Iterable[Named]) -> Iterator[Named]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """One way to name experts: what it does to a list of tensors, and to the tensors themselves."""
+    """A naming of experts: its conversion of names and shapes, and of the tensors themselves."""
 
     metas: Callable[[Iterable[Meta]], Iterator[Meta]]
     named: Callable[[Iterable[Named]], Iterator[Named]]
@@ -119,10 +119,10 @@ _KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 
 
 def _form(experts: str, held: Collection[tuple[str, int]]) -> tuple[int, bool]:
-    """How many experts there are, and whether they have a gate.
+    """Return the number of experts, and whether they have a gate.
 
     Raises:
-        UnjoinedExperts: A matrix is there for some of them only.
+        UnjoinedExperts: A matrix exists for some of them only.
     """
     count = 1 + max(number for _, number in held)
     is_gated = any(kind == "gate" for kind, _ in held)
@@ -134,7 +134,7 @@ def _form(experts: str, held: Collection[tuple[str, int]]) -> tuple[int, bool]:
 
 
 def _experts_of(name: str) -> str:
-    """Of which layer this is an expert's matrix; empty of none."""
+    """Return the name prefix of the layer whose expert this tensor belongs to; empty if none."""
     found = _APART.fullmatch(name)
     return "" if found is None else found[1]
 

@@ -1,4 +1,4 @@
-"""The columns of the groups that a rank is given: with a call, or ahead of it."""
+"""Columns of the groups of a call, which a rank receives with the call or ahead of it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from offbeat.trainers.errors import ColumnsMissing
 from offbeat.transfer_queue.schema import Columns
 
 Places = Sequence[Sequence[tuple[int, int]]]
-"""For each group, where its columns are: ``(payload, index in it)``, in the order written."""
+"""Location of each group's columns: ``(payload, index in it)``, in the order written."""
 
 
 class HeldColumns:
-    """The columns that were sent ahead of the call they belong to: those of one call at most."""
+    """Buffer for columns that arrive ahead of their call; it holds those of one call at most."""
 
     def __init__(self) -> None:
         self._number, self._payloads = 0, tuple[Sequence[Columns], ...]()
@@ -23,14 +23,14 @@ class HeldColumns:
         self._number, self._payloads = number, payloads
 
     def take(self, number: int) -> tuple[Sequence[Columns], ...] | None:
-        """The payloads of this number, once; None when they did not arrive."""
+        """Remove and return the payloads of call ``number``; None if they did not arrive."""
         arrived, payloads = self._number == number, self._payloads
         self._number, self._payloads = 0, ()
         return payloads if arrived else None
 
 
 class MissingColumns(Sequence[Columns]):
-    """The groups of a call whose columns did not arrive: reading them raises."""
+    """Placeholder for the groups of a call whose columns did not arrive; reading it raises."""
 
     def __init__(self, rank: int, during: str) -> None:
         self._rank, self._during = rank, during
@@ -43,7 +43,7 @@ class MissingColumns(Sequence[Columns]):
 
 
 def merged(places: Places, payloads: Sequence[Sequence[Columns]]) -> list[Columns]:
-    """The columns of each group, from all the places they are in."""
+    """Return the columns of each group, merged from all payloads that contain some of them."""
     groups = list[Columns]()
     for group in places:
         columns: dict[str, NDArray[np.generic]] = {}

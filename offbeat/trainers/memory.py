@@ -1,7 +1,8 @@
-"""The most memory a rank has held in each phase of a step.
+"""Peak memory of a rank in each phase of a step.
 
-On CUDA it is what torch's allocator had given out; on the CPU what of the process was resident, which
-counts everything in it: libraries, and memory that was freed and kept. Costs microseconds a call.
+On CUDA it is the memory allocated by torch's allocator; on the CPU the resident memory of the
+process, which includes libraries and memory that was freed but not returned. It costs microseconds
+per call.
 """
 
 import resource
@@ -26,31 +27,33 @@ _PHASES: Final = {
     "publish": "publish",
     "checkpoint": "checkpoint",
 }
-"""By what a trainer actor calls its work; what is not here is not measured."""
+"""Phase by the trainer actor's name of a call. Other calls are not measured."""
 
 
 class Meter(Protocol):
-    """Measures one stretch of work at a time."""
+    """Measures the peak memory of one section of work at a time."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Start a section."""
+        ...
 
     def peak(self) -> int:
-        """Bytes at the highest, since ``start``."""
+        """Return the highest number of bytes since ``start``."""
         ...
 
 
 class PeakMemory:
-    """Collects the phases of a step; a phase may come in pieces, of which the highest counts."""
+    """Collects the peak memory per phase of a step, over all sections of the phase."""
 
     def __init__(self, meter: Meter | None) -> None:
-        """Without a meter there is nothing to report."""
+        """Use ``meter``; without one the report is empty."""
         self._meter = meter
         self._peaks = dict[str, int]()
         self._reported: tuple[Hashable, dict[str, float]] = (None, {})
 
     @contextmanager
     def during(self, call: str) -> Iterator[None]:
-        """What is done inside belongs to the phase of this call, whether it raises or not."""
+        """Count the work inside the block to the phase of ``call``, whether it raises or not."""
         phase = _PHASES.get(call)
         if self._meter is None or phase is None:
             yield
@@ -62,7 +65,7 @@ class PeakMemory:
             self._peaks[phase] = max(self._peaks.get(phase, 0), self._meter.peak())
 
     def report(self, key: Hashable) -> dict[str, float]:
-        """Metrics of all phases since the report of another key; of the same one, that report again."""
+        """Return the metrics of all phases since the last report; the same report for the same key."""
         if self._reported[0] != key:
             named = {_METRIC.format(name): float(peak) for name, peak in self._peaks.items()}
             self._reported, self._peaks = (key, named), {}
@@ -70,14 +73,14 @@ class PeakMemory:
 
 
 def meter_of(trainer: TrainerConfig) -> Meter | None:
-    """What measures a rank of this trainer. The stub holds nothing worth it."""
+    """Return the memory meter for a rank of this trainer; None for the stub, which has no model."""
     if trainer.backend == "stub":
         return None
     return CudaMeter() if trainer.device.startswith("cuda") else ResidentMeter()
 
 
 def with_highest(ranks: Sequence[StepResult]) -> StepResult:
-    """The first rank's result, with the highest peaks of any rank."""
+    """Return the result of rank 0 with the highest memory peaks over all ranks."""
     first, metrics = ranks[0], dict(ranks[0].metrics)
     for rank in ranks[1:]:
         for name, value in rank.metrics.items():
@@ -87,7 +90,7 @@ def with_highest(ranks: Sequence[StepResult]) -> StepResult:
 
 
 class CudaMeter:
-    """Bytes of tensors on this process's CUDA device."""
+    """Measures the bytes of tensors on this process's CUDA device."""
 
     def start(self) -> None:
         import torch  # noqa: PLC0415 -- whoever imports this module need not load it
@@ -101,14 +104,14 @@ class CudaMeter:
 
 
 class ResidentMeter:
-    """Bytes of this process in memory.
+    """Measures the resident bytes of this process.
 
-    Where the kernel does not let a process set its own high-water mark back, or is not Linux, it is
-    the highest since the process began: then no phase is lower than one before it.
+    Where the kernel does not let a process reset its high-water mark, or is not Linux, the peak is
+    the highest since the process started: then no phase is lower than one before it.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
-        """``process``: the kernel's directory about it; it need not be there."""
+        """Read the kernel's directory of a process, which may be absent."""
         self._mark, self._status = process / "clear_refs", process / "status"
         self._can_start = self._status.exists() and self._mark.exists()
 

@@ -1,9 +1,9 @@
-"""Whether an optimizer step moved any of the weights that it updates.
+"""Check that an optimizer step changed some of the weights that it updates.
 
-An optimizer that holds other tensors than the model computes with, or a learning rate below what
-float32 resolves, leaves a run that looks like training: a finite loss, a gradient norm, new versions
-of the same weights. Up to 64 elements of each tensor are copied before the step and compared after
-it, so the check costs two small copies per step whatever the size of the model.
+If the optimizer updates other tensors than the model computes with, or the learning rate is below
+the resolution of float32, a run still looks like training: a finite loss, a gradient norm, new
+versions of the same weights. Up to 64 elements of each tensor are copied before the step and
+compared after it, so the check costs two small copies per step, whatever the size of the model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ _SAMPLED: Final = 64  # elements per tensor
 
 
 class Movement(NamedTuple):
-    """What one rank saw of its tensors."""
+    """Comparison of one rank's sampled weights before and after a step."""
 
     moved: bool  # a sampled element has another value than before the step
     expected: int  # sampled elements that had a gradient; counted only when none moved
@@ -28,19 +28,19 @@ class Movement(NamedTuple):
 
 _MOVEMENTS: Final = msgspec.msgpack.Decoder(Movement)
 NOT_UPDATED: Final = Movement(moved=False, expected=0)
-"""Of a step that was not taken."""
+"""Value for a step that was not applied."""
 
 
 class MovementProbe:
     """Compares a sample of the tensors that an optimizer updates before and after one step."""
 
     def __init__(self, updated: Iterable[Tensor]) -> None:
-        """Copy the sample. ``updated``: the float32 masters, or the weights where there are none."""
+        """Copy the sample of ``updated``: the float32 masters, or else the weights."""
         self._updated = [each.detach() for each in updated]
         self._before = _sample(self._updated)
 
     def after(self, gradients: Sequence[Tensor | None]) -> Movement:
-        """Compare. ``gradients``: those the step was made of, in the order of the tensors."""
+        """Compare the sample with the weights. ``gradients``: those applied, in tensor order."""
         if not torch.equal(self._before, _sample(self._updated)):
             return Movement(moved=True, expected=0)
         expected = sum(
@@ -52,12 +52,12 @@ class MovementProbe:
 def check_moved(
     peers: Peers, movement: Movement, *, step: int, learning_rate: float, grad_norm: float
 ) -> None:
-    """Pass if the weights moved on any rank, or nothing was to move them. All ranks call it together.
+    """Check that the weights changed on some rank, or that no change was due. All ranks call it.
 
     Raises:
         WeightsUnmoved: The step had a learning rate and a gradient, and no sampled weight moved.
     """
-    seen = peers.gathered(movement, _MOVEMENTS)
+    seen = peers.all_gather(movement, _MOVEMENTS)
     expected = sum(count for _, count in seen)
     if not any(moved for moved, _ in seen) and expected and learning_rate > 0 and grad_norm > 0:
         raise WeightsUnmoved(peers.rank, step, learning_rate, grad_norm, expected)
@@ -68,7 +68,7 @@ def _sample(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _elements(tensor: Tensor) -> Tensor:
-    """Elements spread evenly over the tensor; none of one that is not contiguous or is empty."""
+    """Return elements spread evenly over the tensor; none if it is empty or not contiguous."""
     if not tensor.numel() or not tensor.is_contiguous():
         return tensor.new_empty(0)
     return tensor.detach().view(-1)[:: -(-tensor.numel() // _SAMPLED)]

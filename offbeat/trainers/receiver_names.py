@@ -1,7 +1,7 @@
-"""Under which names the engines of a run hold the weights, proved before the first step.
+"""Choice of the weight names that the engines of a run load, checked before the first step.
 
-An embedded engine is a module of transformers: it holds exactly the weights of that module. A vLLM
-engine loads the names of the model's files, which may hold more than is trained.
+An embedded engine is a module of transformers and has exactly the weights of that module. A vLLM
+engine loads the names of the model's files, which may contain more than is trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ _NAMED_IN_ERROR: Final = 3
 
 
 def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bool) -> ExpertNames:
-    """Return how to name a trainer's weights for an engine that is a module of transformers.
+    """Return the naming of a trainer's weights for an engine that is a module of transformers.
 
     Raises:
-        UnsupportedModel: Under no names that are known are they the weights of that module.
+        UnsupportedModel: No known naming yields the weights of that module.
     """
     wanted = module_shapes(path, remote_code=remote_code)
     tried = _shapes_by_naming(metas)
@@ -44,13 +44,13 @@ def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bo
 
 
 def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
-    """Return how to name a trainer's weights for an engine that loads the names of model files.
+    """Return the naming of a trainer's weights for an engine that loads the names of model files.
 
-    Without safetensors files there is nothing to compare with: then they keep their names, and the
-    engine refuses what it does not know at the first sync.
+    Without safetensors files there is nothing to compare with: then the names stay as they are, and
+    the engine rejects unknown ones at the first sync.
 
     Raises:
-        UnsupportedModel: Under no names that are known are all of them in the files.
+        UnsupportedModel: No known naming yields names that are all in the files.
     """
     wanted = file_shapes(path)
     if not wanted:
@@ -64,7 +64,7 @@ def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
 
 
 def module_shapes(path: str | Path, *, remote_code: bool) -> Shapes:
-    """Return name and shape of every weight of transformers' module, without making one."""
+    """Return name and shape of every weight of transformers' module, without allocating it."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=remote_code, local_files_only=True)
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
@@ -82,7 +82,7 @@ def file_shapes(path: str | Path) -> Shapes:
 
 
 def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]:
-    """What each naming makes of them; those that cannot be joined are left out."""
+    """Return the shapes by name under each naming; a naming that is not applicable is left out."""
     made = list[tuple[ExpertNames, Shapes]]()
     for names in (AS_THEY_ARE, APART, TOGETHER):
         try:
@@ -93,7 +93,7 @@ def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]
 
 
 def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
-    """Names that are not in the files; they may lack the first part, the name of the base model."""
+    """Return the names missing in the files, whose names may lack the base model's prefix."""
     return [
         name
         for name, shape in made.items()

@@ -1,4 +1,4 @@
-"""The learning rate, as a function of how many steps have been applied. Pure."""
+"""Learning-rate schedules as functions of the number of applied steps. Pure."""
 
 import math
 
@@ -6,7 +6,7 @@ from offbeat.config.training import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, applied: int, total: int) -> float:
-    """The rate of the step after ``applied`` applied ones, of ``total`` in the run.
+    """Return the learning rate of the step that follows ``applied`` steps, of ``total`` in the run.
 
     Warm-up rises linearly from 0 and reaches the peak with step ``warmup_steps``; linear and cosine
     then fall to reach 0 when the last step is done. No step is taken at 0 before the end.

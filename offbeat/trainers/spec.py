@@ -1,4 +1,4 @@
-"""What a trainer actor is made from, and where the ranks of a world meet."""
+"""Constructor arguments of a trainer actor, and the rendezvous of its ranks."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from offbeat.run_files.sharing import Sharing
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """Picklable, and complete: the actor reads nothing else."""
+    """Complete arguments of a trainer actor. Picklable; the actor reads nothing else."""
 
     config: RunConfig
     model_path: str
@@ -21,9 +21,9 @@ class TrainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorldRendezvous:
-    """Where the ranks of one world meet. The first rank holds the store there."""
+    """Address of the store at which the ranks of one world meet. Rank 0 runs the store."""
 
-    world: str  # names this world; no other one has the name
+    world: str  # unique name of this world
     store: StoreAddress
     size: int
-    timeout_s: float  # that one collective may take
+    timeout_s: float  # timeout of one collective

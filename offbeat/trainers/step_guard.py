@@ -1,16 +1,16 @@
-"""The key discipline of the split train step, the same for every backend. Pure.
+"""Order of the calls of a split train step, the same for every backend. Pure.
 
     state            begin                microbatch, finish           abort
     CLOSED           opens a newer        only repeats                 nothing to do
     OPEN             only repeats         the next one, or repeats     closes
     BROKEN           refused              only repeats                 closes
 
-A repeat is a key that has been answered; it gets the stored reply and nothing runs. Replies are
-kept until the next attempt begins. A call that raises may have left half a microbatch in the
+A repeat is a key that already has a reply; the stored reply is returned and nothing runs. Replies
+are kept until the next attempt begins. A call that raises may have left half a microbatch in the
 gradients: the attempt is BROKEN, and an abort is the only way on.
 
-Attempts rise over the whole run, steps need not: a trainer that was restored takes older steps again.
-So it is the attempt alone that says which of two keys is newer.
+Attempts increase over the whole run, steps need not: a restored trainer repeats older steps.
+So the attempt alone decides which of two keys is newer.
 """
 
 import enum
@@ -38,7 +38,7 @@ class _State(enum.Enum):
 
 
 class StepGuard:
-    """Runs each call of a step once, in order, and remembers what it answered."""
+    """Runs each call of a step once, in order, and stores its reply."""
 
     def __init__(self) -> None:
         self._state = _State.CLOSED
@@ -49,15 +49,15 @@ class StepGuard:
 
     @property
     def is_open(self) -> bool:
-        """An attempt has begun and is neither finished nor aborted."""
+        """Return whether an attempt has begun and is neither finished nor aborted."""
         return self._state is not _State.CLOSED
 
     def once(self, key: StepKey, call: StepCall, work: Callable[[], T]) -> T:
-        """The stored reply of a repeated key; else ``work()``, if this call is the next one.
+        """Return the stored reply of a repeated key; else run ``work``, if this call is next.
 
         Raises:
             StepAlreadyOpen: A begin while another attempt is open.
-            StepOutOfOrder: Not the next call, or a key that was answered for another call.
+            StepOutOfOrder: Not the next call, or a key whose reply belongs to another call.
             Exception: Whatever ``work`` raised; nothing but an abort is accepted after it.
         """
         if key in self._replies:
@@ -78,7 +78,7 @@ class StepGuard:
         return reply
 
     def abort(self, key: StepKey) -> bool:
-        """Close the open attempt; True if there was one, whose work is then to be undone.
+        """Close the open attempt; True if there was one, whose work the caller then undoes.
 
         The key's attempt and all before it can never be begun again. An abort of an older attempt
         than the open one is late, and does nothing.
@@ -91,7 +91,7 @@ class StepGuard:
         return was_open
 
     def close(self) -> None:
-        """Forget the open attempt, if any, and all replies: they are of weights that are gone.
+        """Discard the open attempt, if any, and all replies: they belong to weights that are gone.
 
         Older attempts than the newest are still refused.
         """

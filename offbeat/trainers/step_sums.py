@@ -1,7 +1,6 @@
-"""What a step adds up over its microbatches, and how it is read at the end. Never normalised before.
+"""Sums of a step over its microbatches and ranks, normalised only when the step ends.
 
-Nothing is read from the device until the step ends: one transfer a step, and one exchange between
-ranks.
+Nothing is read from the device until then: one transfer per step, and one collective.
 """
 
 import math
@@ -31,7 +30,7 @@ class RankSums:
     sequences: int
     loss: float
     metrics: dict[str, tuple[PartialReduction, float]]
-    divisor: tuple[float, ...]  # of ``divisors.denominator``
+    divisor: tuple[float, ...]  # the sums that ``divisors.denominator`` takes
     spread: SpreadRows | None = None  # None: no staleness was known
 
 
@@ -40,7 +39,7 @@ RANK_SUMS: Final = msgspec.msgpack.Decoder(RankSums)
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """A whole step's sums, of all ranks; the same on each of them."""
+    """Sums of a whole step over all ranks; equal on each of them."""
 
     spec: LossSpec
     ranks: Sequence[RankSums]
@@ -55,17 +54,17 @@ class StepTotals:
 
     @property
     def denominator(self) -> float:
-        """What loss and gradients are divided by; 0 without valid tokens."""
+        """Return the divisor of loss and gradients; 0 without valid tokens."""
         return denominator(self.spec, (each.divisor for each in self.ranks))
 
     @property
     def loss(self) -> float:
-        """0 without a denominator."""
+        """Return the normalised loss; 0 if the denominator is 0."""
         return sum(each.loss for each in self.ranks) / (self.denominator or 1.0)
 
     @property
     def refusal(self) -> str:
-        """Why no optimizer may have a step of these sums; empty if one may."""
+        """Return why the optimizer must not apply this step; empty if it may."""
         if not self.tokens:
             return "no valid tokens"
         if not self.denominator:
@@ -74,7 +73,7 @@ class StepTotals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Each divided by what its kind says; those that there is nothing to divide by are not there."""
+        """Return the metrics, reduced by their kinds; those with divisor 0 are left out."""
         if not self.tokens:
             return {}
         kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
@@ -117,7 +116,7 @@ class StepSums:
     _spread: Tensor | None = None
 
     def add(self, sums: LossSums) -> None:
-        """Take one microbatch's sums."""
+        """Add the sums of one microbatch."""
         self._loss.append(sums.loss.detach().double())
         self._divisor = sums.divisor if self._divisor is None else self._divisor + sums.divisor
         for name, (reduction, value) in sums.metrics.items():
@@ -130,11 +129,11 @@ class StepSums:
             self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 
     def totals(self, peers: Peers) -> StepTotals:
-        """The step's sums over all ranks, counts included; all ranks call it together, once."""
-        return StepTotals(self.spec, peers.gathered(self.own(), RANK_SUMS))
+        """Return the sums over all ranks, counts included; all ranks call it together, once."""
+        return StepTotals(self.spec, peers.all_gather(self.own(), RANK_SUMS))
 
     def own(self) -> RankSums:
-        """What this rank has added up."""
+        """Return the sums of this rank as numbers."""
         if self._divisor is None:
             return RankSums(self.tokens, self.sequences, 0.0, {}, NOTHING)
         loss = sum(self._loss, start=self._loss[0].new_zeros(()))
@@ -150,7 +149,7 @@ class StepSums:
     def result(
         self, totals: StepTotals, *, reason: str, grad_norm: float, rate: float, finish_s: float
     ) -> StepResult:
-        """What is said of the step: the same on all ranks, but for the time. ``reason``: not applied."""
+        """Return the step's result, equal on all ranks but for times. ``reason``: why not applied."""
         return StepResult(
             applied=not reason,
             loss=totals.loss,

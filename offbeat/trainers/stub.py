@@ -1,6 +1,6 @@
-"""A trainer without a model: the same calls and keys, made-up numbers, a cost model. No torch.
+"""A trainer without a model: the same calls and keys, synthetic numbers, a cost model. No torch.
 
-Everything it answers follows from the groups it was given, whatever order or chunks they came in:
+All its replies follow from the groups that it received, in whatever order or chunks they arrived:
 two runs that trained the same groups in the same steps have the same digest.
 """
 
@@ -43,7 +43,7 @@ _STATE_FILE: Final = "stub.json"
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What survives beside the counters: the digest stands for weights and moments alike."""
+    """Saved state beside the counters: the digest represents weights and moments."""
 
     digest: str
 
@@ -58,7 +58,7 @@ class _OpenStep:
 
 
 class StubTrainer(TrainerBackend):
-    """Its weights are sixteen bytes: its digest."""
+    """Trainer whose only weights are the sixteen bytes of its digest."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class StubTrainer(TrainerBackend):
         optimizer: OptimizerConfig | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``config.step_s`` is spent through ``sleep``: by each group its share, then by finish."""
+        """Sleep ``config.step_s`` per step: a share per group, the rest in finish."""
         super().__init__()
         self._config, self._groups_per_step, self._sleep = config, groups_per_step, sleep
         self._learning_rate = (optimizer or OptimizerConfig()).learning_rate
@@ -78,7 +78,7 @@ class StubTrainer(TrainerBackend):
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
     ) -> list[LogprobColumns]:
-        """The engine's own logprobs under the names asked for: a trainer that agrees with it."""
+        """Return the engine's own logprobs under the requested names, as if both agreed exactly."""
         del temperature
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
         names = [name for name, wanted in asked if wanted]
@@ -96,7 +96,7 @@ class StubTrainer(TrainerBackend):
         return 1000
 
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
-        """Made up from the digest: a stub engine that holds it makes up the same."""
+        """Derive next tokens from the digest, as a stub engine with the same digest does."""
         del prompts, count
         return invented(self._digest)
 
@@ -104,7 +104,7 @@ class StubTrainer(TrainerBackend):
         return self._digest
 
     def save(self, directory: str | Path) -> None:
-        """Leave the weights where a checkpoint's would be."""
+        """Write the weights to the place of an exported model."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._save(Path(directory))
 
@@ -177,7 +177,7 @@ def _group_digest(group: Columns, advantages: Sequence[float]) -> str:
 
 
 def _valid(group: Columns) -> tuple[int, int]:
-    """Valid tokens, and samples that have one."""
+    """Count the valid tokens, and the samples with at least one."""
     starts = np.asarray(group[RESPONSE_OFFSETS], np.int64)[:-1]
     valid = np.asarray(group[LOSS_MASK], np.int64)
     return int(valid.sum()), int((np.add.reduceat(valid, starts) > 0).sum())

@@ -1,4 +1,4 @@
-"""The trainer's own account of which groups it trained, apart from the controller's ledger."""
+"""Log of the groups that a trainer has trained, independent of the controller's ledger."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,22 +13,23 @@ log = structlog.stdlib.get_logger()
 
 
 class TrainedLog:
-    """The trainer's own account of which groups it trained, apart from the controller's ledger.
+    """Append-only log of the applied steps and restores of one trainer.
 
-    ``{"step", "attempt", "version", "ordinals"}`` for each applied step, and ``{"restored": version}``
-    where it went back: what was trained for later versions before such a line is gone.
+    It has a line ``{"step", "attempt", "version", "ordinals"}`` per applied step, and
+    ``{"restored": version}`` per rewind: what was trained for later versions before such a line is
+    undone.
     """
 
     def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
         self._append, self.close = append, close
 
     def trained(self, key: StepKey, version: int, ordinals: Sequence[int]) -> None:
-        """An applied step, written before the controller hears of it."""
+        """Record an applied step, before its result is returned to the controller."""
         step = {"step": key.step, "attempt": key.attempt, "version": version}
         self._write(step | {"ordinals": list(ordinals)})
 
     def restored(self, version: int) -> None:
-        """The trainer holds this version again."""
+        """Record that the trainer was restored to ``version``."""
         self._write({"restored": version})
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -36,7 +37,7 @@ class TrainedLog:
 
 
 def trained_log(place: WriteLocation) -> TrainedLog:
-    """Make the log of the first rank, which lies in the run directory wherever this process is."""
+    """Make the log of rank 0; it is in the run directory, wherever this process runs."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:
         path = place.directory / "logs" / name

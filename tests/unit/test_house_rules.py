@@ -68,11 +68,10 @@ OPENINGS_STILL_ALLOWED = {
     "algorithms": 16,
     "generators": 32,
     "messages": 16,
-    "model_proof": 6,
+    "model_proof": 8,
     "queue_service": 44,
     "rendezvous": 3,
     "run_files": 5,
-    "trainers": 101,
     "transfer_queue": 17,
     "weight_sync": 34,
 }

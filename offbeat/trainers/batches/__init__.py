@@ -1,8 +1,8 @@
-"""A chunk of prompt groups as what a forward pass takes, the same for every backend.
+"""Conversion of a chunk of prompt groups into inputs of a forward pass, for every backend.
 
 packing   columns of prompt groups -> padded rows                 (numpy)
-rows      which samples share a row, which rows a microbatch      (numpy)
-cutting   a batch -> the microbatches of one rank                  (numpy)
+rows      assignment of samples to rows, and of rows to microbatches   (numpy)
+planner   a batch -> the microbatches of one rank                      (numpy)
 inputs    rows -> the tensors of a loss
-fitness   which group cannot be trained                     (numpy)
+fitness   checks that find a group that cannot be trained   (numpy)
 """

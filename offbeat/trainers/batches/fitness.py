@@ -1,7 +1,8 @@
-"""Which group of a chunk cannot be trained: found by name, it alone need be given up.
+"""Checks that identify a group of a chunk that cannot be trained, so that it alone is dropped.
 
-Groups were checked where they were made (``schema.check``). What is looked at here once more is what
-would make a step wrong without a word, or fail it for all its groups. It costs microseconds a group.
+Groups were checked where they were made (``schema.check``). The checks here repeat those whose
+violation would make a step silently wrong, or fail it for all its groups. They cost microseconds
+per group.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,14 @@ from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFF
 
 
 def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabulary: int) -> None:
-    """Every group has a prompt, samples of one token or more, and these columns, a value a token.
+    """Check that each group has a prompt, samples of one token or more, and these columns.
 
-    Its tokens are the model's: of others an embedding on the CPU raises, one on CUDA takes the process
-    along, and one that is dealt to ranks makes zeros.
+    Each column has one value per response token, and every token id is in the vocabulary: for
+    another id an embedding on the CPU raises, one on CUDA ends the process, and a sharded one
+    yields zeros.
 
     Raises:
-        UnfitColumns: Of the first group that has not.
+        UnfitColumns: Naming the first group that fails a check.
     """
     for place, group in enumerate(groups):
         for name in (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, *token_columns):
@@ -48,22 +50,22 @@ def _check_ids(place: int, name: str, ids: NDArray[np.generic], vocabulary: int)
 
 
 def check_length(place: int, group: Columns, name: str, tokens: int) -> None:
-    """A column that is there has a value a response token."""
+    """Check that a column, if present, has one value per response token."""
     if len(group[name]) != tokens:
         got = f"{len(group[name])} values"
-        raise UnfitColumns(place, name, got, f"{tokens}: one a response token")
+        raise UnfitColumns(place, name, got, f"{tokens}: one per response token")
 
 
 def check_finite(
     name: str, values: NDArray[np.generic], wanted: NDArray[np.bool_], ends: NDArray[np.int64]
 ) -> None:
-    """All groups' values of a column, end to end, are finite where tokens are trained.
+    """Check that the values of a column are finite at all trained tokens.
 
     Args:
-        name: Of the column.
-        values: One a response token of all groups.
-        wanted: Of the same: whether it is trained. Elsewhere a value may be anything.
-        ends: Where each group's values end.
+        name: Name of the column.
+        values: [N]: one value per response token of all groups, end to end.
+        wanted: [N] bool: the token is trained. Elsewhere a value may be anything.
+        ends: [groups] int64: index in ``values`` at which each group ends.
     """
     if values.dtype.kind != "f" or np.isfinite(values[wanted]).all():
         return

@@ -1,4 +1,4 @@
-"""What the loss reads besides the new log-probabilities, in the order of a microbatch's tokens."""
+"""Inputs of the loss besides the new log-probabilities, in the order of a microbatch's tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,19 +31,20 @@ def loss_tokens(
     *,
     version: int | None = None,
 ) -> Callable[[PackedRows, Tensor], LossTokens]:
-    """A function that picks each microbatch's values out of the groups' columns.
+    """Return a function that selects the values of a microbatch from the groups' columns.
 
-    With the trainer's weight ``version``, each token's staleness is among them: what its loss is
-    diagnosed by, not what it is made of.
+    The function takes a microbatch and its log-probabilities [N]. With the trainer's weight
+    ``version``, the result has each token's staleness: a diagnostic, not an input of the loss.
 
     Raises:
-        SchemaError: A column the loss needs is in no group, or the advantages do not fit the samples.
-        UnfitColumns: A group's column does not fit its tokens, or is not finite where it is trained.
+        SchemaError: No group has a column that the loss needs, or advantages do not match samples.
+        UnfitColumns: A group's column does not fit its tokens, or is not finite where it is
+            trained.
     """
     counts = np.bincount(batch.group_S, minlength=len(groups)).tolist()
     if [len(each) for each in advantages] != counts:
         got = [len(each) for each in advantages]
-        raise SchemaError("advantages", f"{got} a group", f"{counts}: one a sample")
+        raise SchemaError("advantages", f"{got} per group", f"{counts}: one per sample")
     advantages_S = np.concatenate([np.asarray(each, np.float64) for each in advantages])
 
     def column(name: str) -> NDArray[np.generic]:
@@ -76,8 +77,8 @@ def loss_tokens(
     return make
 
 
-def worthless_tokens(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
-    """The same of a microbatch of nobody's tokens: none is valid, so that nothing comes of it."""
+def padding_tokens(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
+    """Return loss inputs for a padding microbatch: no token is valid, so its gradient is zero."""
     nothing_N, device = torch.zeros_like(logprobs_N, requires_grad=False), logprobs_N.device
     return LossTokens(
         logprobs_N=logprobs_N,

@@ -1,11 +1,12 @@
-"""From the columns of prompt groups to padded rows of tokens. Numpy only.
+"""Packing of prompt groups into padded rows of tokens. Numpy only.
 
-With a shared prompt a row holds the prompt once and the responses of several samples behind it; each
-response sees the prompt and itself. Otherwise a row is the prompt and one response. A response's
-last token predicts nothing and is left out; so is whatever follows its last wanted token.
+With a shared prompt a row contains the prompt once, followed by the responses of several samples;
+each response attends to the prompt and itself. Otherwise a row is the prompt and one response. The
+last token of a response predicts nothing and is left out; so are tokens behind its last wanted
+token.
 
-Legend: R rows, T tokens of the longest row, S samples, N wanted response tokens (what logprobs are
-computed of), U places in the rows that predict one or more of them.
+Legend: R rows, T tokens of the longest row, S samples, N wanted response tokens (those whose
+logprobs are computed), U positions in the rows that predict one or more of them.
 """
 
 from collections.abc import Sequence
@@ -27,22 +28,22 @@ from offbeat.transfer_queue.schema import (
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-PROMPT: Final = 0  # the segment every token of a row may see
+PROMPT: Final = 0  # segment that every token of a row attends to
 PADDING: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Groups laid end to end; every array is indexed by sample, or by token of all responses."""
+    """Concatenated groups; every array is indexed by sample, or by token of all responses."""
 
-    prompts: tuple[Ints, ...]  # one a group
+    prompts: tuple[Ints, ...]  # one per group
     group_S: Ints
     start_S: Ints  # first token of each sample's response
-    length_S: Ints  # up to and with its last wanted token; 0 when it has none
+    length_S: Ints  # up to and including its last wanted token; 0 when it has none
     tokens: Ints  # all response tokens
-    wanted: Bools  # of those: the ones to compute logprobs of
-    sample: Ints  # of those: whose they are
-    ends: Ints  # where each group's response tokens end
+    wanted: Bools  # per token: its logprob is computed
+    sample: Ints  # per token: index of its sample
+    ends: Ints  # per group: index at which its response tokens end
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +52,24 @@ class PackedRow:
 
     group: int
     samples: tuple[int, ...]
-    length: int  # tokens a forward pass sees
+    length: int  # tokens that a forward pass computes
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The rows of one microbatch, and where its wanted tokens are predicted."""
+    """The rows of one microbatch, and the positions that predict its wanted tokens."""
 
     input_ids_RT: Ints
     positions_RT: Ints
-    segments_RT: Ints  # PROMPT, 1.. a sample of the row, PADDING
-    predicts_U: Ints  # index into the flattened rows
-    which_N: Ints  # the U that predicts each wanted token
+    segments_RT: Ints  # PROMPT, 1.. for the samples of the row, PADDING
+    predicts_U: Ints  # indices into the flattened rows
+    which_N: Ints  # index into U of the position that predicts each wanted token
     target_N: Ints  # token ids
-    source_N: Ints  # index into ``Batch.tokens``
-    one_sample_a_row: bool  # then causal attention needs no mask
+    source_N: Ints  # indices into ``Batch.tokens``
+    one_sample_a_row: bool  # causal attention needs no mask
 
 
-WORTHLESS: Final = PackedRows(
+PADDING_MICROBATCH: Final = PackedRows(
     input_ids_RT=np.zeros((1, 1), np.int64),
     positions_RT=np.zeros((1, 1), np.int64),
     segments_RT=np.zeros((1, 1), np.int64),
@@ -78,11 +79,11 @@ WORTHLESS: Final = PackedRows(
     source_N=np.zeros(1, np.int64),
     one_sample_a_row=True,
 )
-"""A microbatch of one token that is nobody's: for a rank that has to compute along with others."""
+"""A microbatch of one token of no sample, for a rank that has to compute along with others."""
 
 
 def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
-    """Prompts of equal length, a row each; the last place of each row predicts, nothing is wanted."""
+    """Return prompts of equal length as one row each, of which the last position predicts."""
     input_ids_RT = np.asarray(prompts, np.int64)
     rows, tokens = input_ids_RT.shape
     nothing_N = np.zeros(0, np.int64)
@@ -99,7 +100,7 @@ def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
 
 
 def flatten(groups: Sequence[Columns], *, only_trained: bool, vocabulary: int) -> Batch:
-    """Lay groups end to end; wanted are the tokens under the loss mask, or all of them.
+    """Concatenate groups; wanted are the tokens under the loss mask, or all of them.
 
     Raises:
         UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.
@@ -176,9 +177,10 @@ def pack(batch: Batch, rows: Sequence[PackedRow]) -> PackedRows:
 
 
 def visible(segments_RT: Ints) -> Bools:
-    """[R, T, T]: which token (second axis) may see which (third): the prompt and its own sample.
+    """Return the attention mask [R, T, T] bool: token (axis 1) attends to token (axis 2).
 
-    No row is empty, padding included: it sees the prompt, and nothing is read from it.
+    A token attends to the prompt and its own sample. Padding attends to the prompt, so that no row
+    of the mask is empty; its output is not read.
     """
     own = segments_RT[:, :, None] == segments_RT[:, None, :]
     prompt = segments_RT[:, None, :] == PROMPT
@@ -186,14 +188,14 @@ def visible(segments_RT: Ints) -> Bools:
 
 
 def _before_in_row(values_S: Ints, row_S: Ints, samples_R: Ints) -> Ints:
-    """Sum of the values of the samples that stand before each one in its row."""
+    """Return per sample [S] the sum of the values of the samples before it in its row."""
     before = np.cumsum(values_S) - values_S
     first_R = np.cumsum(samples_R) - samples_R
     return before - before[first_R][row_S]
 
 
 def _ragged(lengths: Ints) -> tuple[Ints, Ints]:
-    """Owner and place within its owner of every element, for owners of these lengths."""
+    """Return owner and index within its owner of every element, for owners of these lengths."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     first = np.cumsum(lengths) - lengths
     return owner, np.arange(len(owner)) - first[owner]

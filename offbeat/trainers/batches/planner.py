@@ -1,4 +1,4 @@
-"""One rank's groups, cut into the microbatches that it computes one by one."""
+"""Planning of the microbatches that a rank computes one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +14,19 @@ from offbeat.transfer_queue.schema import Columns
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchPlanner:
-    """How rows are laid out, and for which model."""
+    """Splits a rank's groups into microbatches by the limits of a trainer and its model."""
 
-    max_tokens: int  # of a microbatch, padding included
+    max_tokens: int  # per microbatch, padding included
     shared_prompt: bool
     ratio_tokens: float  # cost of a token outside attention, over that of a pair of tokens inside
-    vocabulary: int  # tokens that the model knows
+    vocabulary: int  # token ids of the model
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
     ) -> tuple[Batch | None, list[PackedRows]]:
-        """Groups end to end, and every wanted token of them in one microbatch; nothing of no group.
+        """Return the concatenated groups, and microbatches with each wanted token in one of them.
+
+        Without groups the batch is None and there are no microbatches.
 
         Raises:
             UnfitColumns: A group's columns do not fit each other, or the model's vocabulary.

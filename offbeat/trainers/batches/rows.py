@@ -1,4 +1,4 @@
-"""Which samples share a row, and which rows share a microbatch. Numbers in, numbers out.
+"""Assignment of samples to rows, and of rows to microbatches. Pure.
 
 Rows of one microbatch are padded to the longest of them, so they are sorted by length first.
 """
@@ -16,12 +16,12 @@ SHORTER: Final = 0.8  # a row this much shorter than the longest would waste a f
 
 
 def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[PackedRow]:
-    """Deal each group's samples to rows of about ``response_tokens``, evenly filled.
+    """Assign each group's samples to rows of about ``response_tokens``, evenly filled.
 
     Args:
         batch: Samples without a wanted token are left out.
-        response_tokens: Of all samples of a row; 0 gives every sample a row of its own.
-        max_tokens: No row is longer, unless the longest sample of its group alone would be.
+        response_tokens: Sum over the samples of a row; 0 gives every sample a row of its own.
+        max_tokens: Longest row, unless the longest sample of its group alone exceeds it.
     """
     rows = list[PackedRow]()
     bounds = np.searchsorted(batch.group_S, np.arange(len(batch.prompts) + 1)).tolist()
@@ -29,9 +29,9 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
     for group, prompt in enumerate(batch.prompts):
         samples = [s for s in range(bounds[group], bounds[group + 1]) if lengths[s] >= 0]
         samples.sort(key=lambda s: -lengths[s])
-        for dealt in _dealt(samples, lengths, response_tokens, max_tokens - len(prompt)):
-            length = len(prompt) + sum(lengths[s] for s in dealt)
-            rows.append(PackedRow(group, tuple(dealt), length))
+        for assigned in _assigned(samples, lengths, response_tokens, max_tokens - len(prompt)):
+            length = len(prompt) + sum(lengths[s] for s in assigned)
+            rows.append(PackedRow(group, tuple(assigned), length))
     return rows
 
 
@@ -57,11 +57,11 @@ def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[li
 
 
 def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
-    """How many response tokens should share one prompt, for the least compute a sample.
+    """Return the number of response tokens per row with the least compute per sample.
 
     A row of k samples of L tokens behind a prompt of P costs ``(P + kL) * linear`` and ``(P + kL)^2
-    * pair``. A sample's share is least at ``kL = sqrt(P (P + linear / pair))``: long rows save
-    copies of the prompt and pay in attention across samples that is computed and masked away.
+    * pair``. The cost per sample is least at ``kL = sqrt(P (P + linear / pair))``: long rows save
+    copies of the prompt, but compute attention across samples that is masked out.
 
     Args:
         prompt_tokens: P.
@@ -70,10 +70,10 @@ def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
     return math.sqrt(prompt_tokens * (prompt_tokens + ratio_tokens))
 
 
-def _dealt(
+def _assigned(
     samples: list[int], lengths: list[int], response_tokens: float, room: int
 ) -> list[list[int]]:
-    """Samples, longest first, each to the emptiest of as many rows as their total asks for."""
+    """Assign samples, longest first, each to the emptiest row; their total sets the row count."""
     if not samples:
         return []
     if response_tokens <= 0:

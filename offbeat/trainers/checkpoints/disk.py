@@ -1,4 +1,4 @@
-"""Everything a checkpoint does to a disk, in one place, so that a test can let any of it fail."""
+"""Disk operations of checkpoints, behind one class so that a test can make each of them fail."""
 
 import os
 import shutil
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 class CheckpointDisk:
-    """The disk. Nothing is durable before ``sync``; whatever it refuses is an ``OSError``."""
+    """The disk. Nothing is durable before ``sync``; every failure is an ``OSError``."""
 
     def make_directory(self, path: Path) -> None:
-        """Make it and its parents, where they are missing."""
+        """Make a directory and its missing parents."""
         path.mkdir(parents=True, exist_ok=True)
 
     def write(self, file: Path, content: bytes) -> None:
-        """Put a file there, or replace one."""
+        """Create or replace a file."""
         file.write_bytes(content)
 
     def sync(self, path: Path) -> None:
@@ -25,16 +25,16 @@ class CheckpointDisk:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """In one moment. A file that is there is replaced; a directory with files is not."""
+        """Rename atomically. An existing file is replaced; a directory with files is not."""
         old.replace(new)
 
     def remove(self, path: Path) -> None:
-        """A file, a link, or a directory with all that is in it; not in one moment."""
+        """Remove a file, a link, or a directory with its content; not atomic."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
     def free_bytes(self, directory: Path) -> int:
-        """What can still be written there."""
+        """Return the free space of the file system of ``directory``."""
         return shutil.disk_usage(directory).free

@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself, and whether that is true.
+"""The manifest of a checkpoint, and the checks of its files against it.
 
-``manifest.json`` is an envelope: the manifest as it was written, and the digest of those very bytes.
-So a flipped bit is found wherever it is, in a file or in the record of its digest.
+``manifest.json`` is an envelope: the manifest as it was written, and the digest of those bytes. So
+a flipped bit is detected wherever it is, in a file or in the record of its digest.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from offbeat.trainers.errors import CheckpointMismatch
 
 MANIFEST: Final = "manifest.json"
 SCHEMA: Final = 2
-"""Version of the files of a checkpoint; another one is refused."""
+"""Version of the checkpoint format; another one is refused."""
 _BLOCK_BYTES: Final = 4 * 2**20
 
 
@@ -32,11 +32,11 @@ class CheckpointCorrupt(OffbeatError):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose state it is: only the same trainer of the same model can take it up."""
+    """Backend and model that a state belongs to; only an equal trainer can load it."""
 
     backend: str
     model: str  # for people
-    fingerprint: str  # of names, shapes and types of all weights
+    fingerprint: str  # digest of names, shapes and dtypes of all weights
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds."""
+    """Content of a checkpoint: version, identity, and its files."""
 
     schema: int
     version: int
@@ -58,7 +58,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Of all files but the manifest."""
+        """Return the bytes of all files but the manifest."""
         return sum(each.nbytes for each in self.files)
 
 
@@ -72,7 +72,7 @@ class _OnlySchema(msgspec.Struct, frozen=True):
 
 
 def describe(directory: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
-    """Size and digest of these files of a directory, by reading them.
+    """Read these files of a directory and return their sizes and digests.
 
     Raises:
         OSError: The disk cannot read.
@@ -82,18 +82,18 @@ def describe(directory: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """The content of ``manifest.json``."""
+    """Encode the content of ``manifest.json``."""
     content = msgspec.json.encode(manifest)
     digest = xxhash.xxh3_128_hexdigest(content)
     return msgspec.json.encode(_Envelope(digest, msgspec.Raw(content)))
 
 
 def read_manifest(directory: Path) -> CheckpointManifest:
-    """What a checkpoint says of itself; its files are there and have their sizes.
+    """Read the manifest of a checkpoint, and check that its files exist with their sizes.
 
     Raises:
         CheckpointCorrupt: The manifest or a file is missing or damaged.
-        CheckpointMismatch: It is of another schema.
+        CheckpointMismatch: Its schema is another one.
         OSError: The disk cannot read.
     """
     file = directory / MANIFEST
@@ -108,7 +108,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     try:
         schema = msgspec.json.decode(content, type=_OnlySchema).schema
         if schema != SCHEMA:
-            fix = "Go on with the release of offbeat that wrote it, or start a new run"
+            fix = "Resume with the release of offbeat that wrote it, or start a new run"
             raise CheckpointMismatch(str(directory), "schema", str(schema), str(SCHEMA), fix)
         manifest = msgspec.json.decode(content, type=CheckpointManifest)
     except msgspec.ValidationError as error:
@@ -136,20 +136,20 @@ def verify(directory: Path, files: Iterable[FileRecord]) -> None:
 
 
 def check_version(directory: Path, manifest: CheckpointManifest, named: int) -> None:
-    """Refuse what stands under the name of another version.
+    """Refuse a checkpoint that is stored under the name of another version.
 
     Raises:
-        CheckpointCorrupt: Naming the version it is of.
+        CheckpointCorrupt: Naming the version that it contains.
     """
     if manifest.version != named:
         raise CheckpointCorrupt(str(directory), f"it holds version {manifest.version}")
 
 
 def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity) -> None:
-    """Refuse another backend's state, and another model's.
+    """Refuse the state of another backend or another model.
 
     Raises:
-        CheckpointMismatch: Naming the difference and the way out.
+        CheckpointMismatch: Naming the difference and the fix.
     """
     held = manifest.identity
     if held.backend != own.backend:

@@ -1,7 +1,8 @@
-"""Checkpoints of a trainer on a machine that does not see the run directory: kept here, copied there.
+"""Checkpoints of a trainer on a machine without access to the run directory: local, with a copy.
 
-What is in the run directory counts. Before a rewind this machine gets what is there; after a save, or a
-rewind, it is there what is here. Of one rank only: several write one checkpoint together.
+The run directory is authoritative. Before a rewind its checkpoints are fetched to this machine;
+after a save or a rewind it is made equal to this machine. For one rank only: several ranks write
+one checkpoint together.
 """
 
 from pathlib import Path
@@ -19,14 +20,14 @@ _STATE, _ABANDONED, _PARTIAL = "state_", "abandoned_", ".partial_"
 
 
 class MirroredCheckpoints:
-    """The store of one rank, with its copy in the driver's run directory."""
+    """Checkpoint store of one rank, mirrored to the driver's run directory."""
 
     def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
-        """``root`` is where ``store`` keeps them on this machine."""
+        """Mirror ``store``, which keeps its checkpoints in ``root`` on this machine."""
         self._store, self._root, self._files = store, root, files
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
-        """As ``RankCheckpoints.save``; it is in the run directory when this returns."""
+        """Save like ``RankCheckpoints.save`` and return when the copy is in the run directory."""
         saved = self._store.save(version, weights_digest, nbytes, write)
         try:
             self._publish(gone=(_STATE, _ABANDONED))
@@ -35,7 +36,7 @@ class MirroredCheckpoints:
         return saved
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
-        """As ``RankCheckpoints.rewind``, among those of the run directory."""
+        """Rewind like ``RankCheckpoints.rewind``, among the checkpoints of the run directory."""
         try:
             self._fetch()
             found = self._store.rewind(at_most)
@@ -48,15 +49,15 @@ class MirroredCheckpoints:
         self._store.load(stored, load)
 
     def send_model(self, directory: Path) -> None:
-        """Put an exported model beside the checkpoints.
+        """Copy an exported model to the run directory, beside the checkpoints.
 
         Raises:
-            OSError: A disk or the way there failed.
+            OSError: A disk or the transfer failed.
         """
         send(self._files, directory, FOLDER, directory.name)
 
     def _fetch(self) -> None:
-        """Have here what is there: every state, and the name of the latest."""
+        """Fetch every state and LATEST from the run directory."""
         there, here = self._files.listing(FOLDER), fingerprints(self._root)
         self._root.mkdir(parents=True, exist_ok=True)
         for name, content in there.items():
@@ -67,10 +68,12 @@ class MirroredCheckpoints:
                 remove(self._root / name)
 
     def _publish(self, gone: tuple[str, ...]) -> None:
-        """Have there what is here; entries named like ``gone`` that are not here are removed."""
+        """Copy the local states to the run directory; remove its entries ``gone`` that are not local."""
         there, here = dict(self._files.listing(FOLDER)), fingerprints(self._root)
         extra = {there[name]: name for name in there if name not in here and _is_of_a_state(name)}
-        for name in sorted(here, key=lambda each: each == LATEST):  # it names what is there by then
+        for name in sorted(
+            here, key=lambda each: each == LATEST
+        ):  # last: it names a state that is complete by then
             if name.startswith(_PARTIAL) or there.get(name) == here[name]:
                 continue
             if (renamed := extra.pop(here[name], None)) is not None:

@@ -1,4 +1,4 @@
-"""A Hugging Face directory that is there whole, or not at all. Knows no backend and no tensors."""
+"""Atomic replacement of a Hugging Face directory, independent of backend and tensors."""
 
 import shutil
 import tempfile
@@ -12,12 +12,12 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h
 
 @contextmanager
 def replaced(target: Path, like: Path) -> Iterator[Path]:
-    """A directory to write weights and config to; it becomes ``target`` if the block does not raise.
+    """Yield a directory for weights and config; it becomes ``target`` if the block does not raise.
 
-    ``like``'s tokenizer and other assets are added. A directory that is there already is replaced.
+    The tokenizer and other assets of ``like`` are added. An existing directory is replaced.
 
     Raises:
-        OSError: The disk refused; what was at ``target`` is there still.
+        OSError: The disk failed; what was at ``target`` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -39,5 +39,5 @@ def replaced(target: Path, like: Path) -> Iterator[Path]:
 
 
 def _is_asset(file: Path) -> bool:
-    """Tokenizer, chat template, remote code: whatever is neither weights nor an index of them."""
+    """Return whether a file is neither weights nor an index of them: tokenizer, remote code, ..."""
     return file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")

@@ -1,8 +1,8 @@
-"""What the first rank has all ranks do on the files of a checkpoint, each its part, while they wait for it.
+"""File work of a checkpoint that rank 0 distributes over all ranks.
 
-The first one leads: it gives an order, all carry it out, and all hear how it went. The others follow,
-until it says that the whole is done. What fails anywhere fails on the first rank; what the first rank
-makes of it, it says at the end, and then it is the same for all.
+Rank 0 leads: it broadcasts an order, all ranks carry it out on their share of the files, and all
+gather the results. The other ranks follow until rank 0 broadcasts that the work is done. A failure
+anywhere is raised on rank 0; the outcome that rank 0 broadcasts at the end is the same for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,13 +44,13 @@ class _Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Files(msgspec.Struct, frozen=True, tag=True):
-    """What one rank has digested; empty of an order that asks for nothing."""
+    """Files that one rank has digested; empty for an order that returns nothing."""
 
     records: Sequence[FileRecord] = ()
 
 
 class _Failure(msgspec.Struct, frozen=True, tag=True):
-    """A failure of one rank, as the others receive it."""
+    """A failure of one rank in the form that the others receive."""
 
     text: str
     corrupt: tuple[str, str] | None  # fields of a CheckpointCorrupt: a file that was read
@@ -63,25 +63,25 @@ _ANSWERS: Final = msgspec.msgpack.Decoder[_Files | _Failure](_Files | _Failure)
 
 
 class SharedWork:
-    """One rank's part in it. Of one rank alone, it is all of it."""
+    """One rank's share of the work; in a world of one rank, the whole work."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._write: Write | None = None  # what all are to write, if they are asked to
+        self._write: Write | None = None  # this rank's part of a ``_Write`` order
 
-    def together(
+    def run(
         self,
         during: str,
         lead: Callable[[], T],
         decoder: "msgspec.msgpack.Decoder[T]",
         write: Write | None = None,
     ) -> T:
-        """The answer of ``lead``, which runs on the first rank, and gives orders through this object.
+        """Run ``lead`` on rank 0, which gives orders through this object; return its result on all ranks.
 
-        All ranks call it, with the same ``write`` of their own. ``decoder`` names the answer's type.
+        All ranks call it, with their own ``write``. ``decoder`` names the type of the result.
 
         Raises:
-            Exception: What ``lead`` raised, on the first rank; what failed on this one, on another.
+            Exception: What ``lead`` raised, on rank 0; on another rank, what failed there.
             PeerFailed: On the others.
         """
         self._write = write
@@ -91,46 +91,46 @@ class SharedWork:
             answer = lead()
         except Exception as error:
             if not self._peers.are_lost(error):
-                self._peers.told(_Done(failed=True), _ORDERS)
+                self._peers.broadcast(_Done(failed=True), _ORDERS)
             raise
         encoded = msgspec.Raw(msgspec.msgpack.encode(answer))
-        self._peers.told(_Done(failed=False, answer=encoded), _ORDERS)
+        self._peers.broadcast(_Done(failed=False, answer=encoded), _ORDERS)
         return answer
 
     def write(self, directory: Path) -> None:
-        """Order: all put their files into this directory."""
+        """Order all ranks to write their files into this directory."""
         self._lead(_Write(str(directory)))
 
     def describe(self, directory: Path, names: Sequence[str]) -> list[FileRecord]:
-        """Order: all digest some of these files."""
+        """Order all ranks to digest a share of these files each."""
         parts = self._lead(_Describe(str(directory), names))
         records = chain.from_iterable(each.records for each in parts)
         return sorted(records, key=lambda each: each.name)
 
     def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
-        """Order: all verify some of these files."""
+        """Order all ranks to verify a share of these files each."""
         self._lead(_Verify(str(directory), files))
 
     def _follow(self, during: str) -> msgspec.Raw:
-        """The answer of whatever is led, encoded."""
+        """Carry out orders until rank 0 is done; return its encoded result."""
         failure: Exception | None = None
-        while not isinstance(order := self._peers.told(_Done(failed=True), _ORDERS), _Done):
+        while not isinstance(order := self._peers.broadcast(_Done(failed=True), _ORDERS), _Done):
             _, own = self._carry_out(order)
-            if not isinstance(order, _Verify):  # what is damaged is skipped, not failed at
+            if not isinstance(order, _Verify):  # a damaged checkpoint is skipped, it is no failure
                 failure = failure or own
         if order.failed:
             raise failure or PeerFailed(self._peers.rank, 0, during)
         return order.answer
 
     def _lead(self, order: _Order) -> list[_Files]:
-        """The answers of all ranks.
+        """Broadcast an order, carry it out, and return the results of all ranks.
 
         Raises:
-            OSError: What a rank says it cannot do.
-            CheckpointCorrupt: What a rank has found.
-            Exception: What failed on this rank.
+            OSError: A rank could not carry it out.
+            CheckpointCorrupt: A rank found a damaged file.
+            Exception: This rank failed.
         """
-        self._peers.told(order, _ORDERS)
+        self._peers.broadcast(order, _ORDERS)
         answers, failure = self._carry_out(order)
         if failure is not None and not isinstance(failure, PeerFailed):
             raise failure
@@ -142,7 +142,7 @@ class SharedWork:
         return [each for each in answers if isinstance(each, _Files)]
 
     def _carry_out(self, order: _Order) -> tuple[list[_Files | _Failure], Exception | None]:
-        """The answers of all ranks, and what failed on this one."""
+        """Carry out this rank's share; return the results of all ranks and this rank's failure."""
         answer, failure = _Files(), None
         try:
             answer = _Files(self._part_of(order))
@@ -150,8 +150,8 @@ class SharedWork:
             if self._peers.are_lost(error):
                 raise
             failure = error
-        told = answer if failure is None else _as_told(failure)
-        return self._peers.gathered(told, _ANSWERS), failure
+        outcome = answer if failure is None else _encoded_failure(failure)
+        return self._peers.all_gather(outcome, _ANSWERS), failure
 
     def _part_of(self, order: _Order) -> Sequence[FileRecord]:
         own = slice(self._peers.rank, None, self._peers.size)
@@ -166,7 +166,7 @@ class SharedWork:
                 return ()
 
 
-def _as_told(failure: Exception) -> _Failure:
+def _encoded_failure(failure: Exception) -> _Failure:
     damaged = isinstance(failure, CheckpointCorrupt)
     corrupt = (failure.file, failure.problem) if damaged else None
     text = str(failure) if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"

@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write them, from whatever device they are on, and sync the file.
+    """Write tensors to a file, from whatever device they are on, and sync it.
 
-    On a disk that several machines share, only the one that wrote a file can sync it.
+    On a disk that several machines share, only the machine that wrote a file can sync it.
 
     Raises:
-        OSError: The disk refused; safetensors has a class of its own for it.
+        OSError: The disk failed; safetensors has an error class of its own for it.
     """
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
@@ -29,7 +29,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 @contextmanager
 def saved_tensors(file: Path) -> Iterator[Mapping[str, Tensor]]:
-    """The tensors of a file, on the CPU; each is read when it is asked for."""
+    """Yield the tensors of a file by name, on the CPU; each is read on access."""
     with safe_open(file, framework="pt") as opened:
         yield _Saved(opened)
 

@@ -1,13 +1,14 @@
-"""Checkpoints of a trainer's whole state: each is on disk wholly, or not at all.
+"""Checkpoints of a trainer's whole state, written atomically.
 
     state_N        a complete checkpoint of version N
     LATEST         the name of the newest one; for people and tools, ``newest`` does not rely on it
-    abandoned_N    of a lineage that was rewound; removed once the new lineage has a checkpoint
-    corrupt_N      found damaged at a rewind; kept for whoever wants to know why
-    .partial_*     being written or removed when a process died; the next save removes it
+    abandoned_N    from a rewound lineage; removed once the new lineage has a checkpoint
+    corrupt_N      found damaged at a rewind; kept for diagnosis
+    .partial_*     left by a process that died while writing or removing; the next save removes it
 
-A checkpoint is written as ``.partial_*``, synced file by file, and renamed; then LATEST is moved, and
-only then older ones go. So at every instant LATEST names a complete one, from the first one on.
+A checkpoint is written as ``.partial_*``, synced file by file, and renamed; then LATEST is
+replaced, and only then older ones are removed. So LATEST names a complete checkpoint at every
+instant after the first save.
 """
 
 import os
@@ -40,7 +41,7 @@ log = structlog.stdlib.get_logger()
 LATEST: Final = "LATEST"
 _STATE, _ABANDONED, _CORRUPT, _PARTIAL = "state_", "abandoned_", "corrupt_", ".partial_"
 _MOST_DIGITS: Final = 18
-_MARGIN_BYTES: Final = 2**20  # for what a file system needs beside the content
+_MARGIN_BYTES: Final = 2**20  # room that a file system needs beside the content
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,19 @@ class VerifiedCheckpoint:
 
 
 class CheckpointReaders(Protocol):
-    """Who reads the files of a checkpoint to digest them: they may be more than one process can read."""
+    """Reads the files of a checkpoint to digest them, in one process or distributed over several."""
 
     def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
-        """As ``checkpoint_manifest.describe``."""
+        """Return sizes and digests of files, like ``manifest.describe``."""
         ...
 
     def verify(self, directory: Path, files: Sequence[FileRecord]) -> None:
-        """As ``checkpoint_manifest.verify``."""
+        """Verify files, like ``manifest.verify``."""
         ...
 
 
 class SingleReader:
-    """This process reads all of them."""
+    """Reads all files in this process."""
 
     def describe(self, directory: Path, names: Sequence[str]) -> Iterable[FileRecord]:
         return describe(directory, names)
@@ -90,27 +91,27 @@ class CheckpointStore:
         readers: CheckpointReaders | None = None,
         disk: CheckpointDisk | None = None,
     ) -> None:
-        """``keep`` complete checkpoints stay, the newest ones; while one is written, one more."""
+        """Keep the ``keep`` newest complete checkpoints, and one more while one is written."""
         self._root, self._identity, self._keep, self._rank = root, identity, keep, rank
         self._readers, self._disk = readers or SingleReader(), disk or CheckpointDisk()
 
     def save(
         self, version: int, weights_digest: str, nbytes: int, write: Callable[[Path], None]
     ) -> int:
-        """Keep a state; returns its bytes once it is durable and LATEST names it.
+        """Save a state; return its bytes once it is durable and LATEST names it.
 
-        Saving again what is there already, whole, is a no-op. One of this version that is not is set
-        aside.
+        Saving a checkpoint that already exists intact is a no-op. A different or damaged one of
+        this version is set aside.
 
         Args:
-            version: Names it.
-            weights_digest: Of the weights in it.
-            nbytes: What the state will take, about.
-            write: Puts the files into the empty directory it is given; need not sync them.
+            version: Weight version of the state; it names the checkpoint.
+            weights_digest: Digest of the weights in the state.
+            nbytes: Estimated size of the state.
+            write: Writes the files into the given empty directory; need not sync them.
 
         Raises:
-            CheckpointFailed: The disk is full, cannot be written, or failed. What was there before
-                is there still, and ``newest`` finds it.
+            CheckpointFailed: The disk is full, cannot be written, or failed. Earlier checkpoints
+            are unchanged, and ``newest`` finds them.
         """
         partial, final = self._root / f"{_PARTIAL}{version}_{os.getpid()}", self._directory(version)
         try:
@@ -131,24 +132,25 @@ class CheckpointStore:
         return stored.manifest.nbytes
 
     def newest(self, at_most: int) -> VerifiedCheckpoint | None:
-        """The newest checkpoint of this version or older whose every file verifies.
+        """Return the newest checkpoint of this version or older whose every file verifies.
 
-        A damaged one is skipped and logged, and stays as it is.
+        A damaged one is skipped, logged, and left as it is.
 
         Raises:
-            CheckpointMismatch: The newest undamaged one is of another model, backend or schema.
+            CheckpointMismatch: The newest undamaged one belongs to another model, backend or
+                schema.
         """
         versions = (each for each in self._versions() if each <= at_most)
         return next((found for each in versions if (found := self._verified(each))), None)
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
-        """``newest``, and set aside whatever is newer: weights of those versions will be others now.
+        """Return ``newest`` and set aside all newer checkpoints, whose versions will be trained anew.
 
-        With None, the initial model, everything is set aside and there is no LATEST.
+        If it returns None, for the initial model, all are set aside and LATEST is removed.
 
         Raises:
-            CheckpointMismatch: As ``newest``; nothing is set aside.
-            CheckpointFailed: The disk refused; the trainer must not go on from there.
+            CheckpointMismatch: Raised by ``newest``; nothing is set aside.
+            CheckpointFailed: The disk failed; the trainer must not continue from there.
         """
         found = self.newest(at_most)
         version = found.version if found else 0
@@ -165,7 +167,7 @@ class CheckpointStore:
         return found
 
     def latest(self) -> int | None:
-        """The version that LATEST names; None without one, or when it is damaged."""
+        """Return the version that LATEST names; None if it is missing or damaged."""
         file = self._root / LATEST
         name = file.read_bytes().removeprefix(_STATE.encode()).strip() if file.exists() else b""
         return int(name) if name.isdigit() and len(name) <= _MOST_DIGITS else None
@@ -175,7 +177,7 @@ class CheckpointStore:
     def _write(
         self, partial: Path, version: int, weights_digest: str, write: Callable[[Path], None]
     ) -> CheckpointManifest:
-        """Everything of a checkpoint, synced, under a name that nobody looks at."""
+        """Write and sync all files of a checkpoint under a temporary name."""
         self._disk.make_directory(partial)
         write(partial)
         written = sorted(partial.iterdir())
@@ -192,13 +194,13 @@ class CheckpointStore:
         free = self._disk.free_bytes(self._root)
         if free < nbytes + _MARGIN_BYTES:
             problem = (
-                f"it takes about {nbytes / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free in "
+                f"it needs about {nbytes / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free in "
                 f"{self._root}. Free some space"
             )
             raise CheckpointFailed(self._rank, version, problem)
 
     def _same(self, version: int, weights_digest: str) -> VerifiedCheckpoint | None:
-        """This very checkpoint if it is there; whatever else has its name is set aside."""
+        """Return this checkpoint if it exists intact; set aside anything else under its name."""
         if version not in self._versions():
             return None
         there = self._verified(version)
@@ -210,7 +212,7 @@ class CheckpointStore:
         return None
 
     def _name_as_latest(self, stored: VerifiedCheckpoint | None) -> None:
-        """Durably, and in one moment. None: there is none."""
+        """Replace LATEST durably and atomically; None removes it."""
         latest = self._root / LATEST
         if stored is None:
             self._disk.remove(latest)
@@ -222,7 +224,7 @@ class CheckpointStore:
         self._disk.sync(self._root)
 
     def _set_aside(self, version: int, prefix: str) -> None:
-        """Out of the way, under a name that says why."""
+        """Rename a checkpoint to ``prefix``, which says why."""
         names = (f"{prefix}{version}{again}" for again in _suffixes())
         free = next(name for name in names if not (self._root / name).exists())
         log.warning("checkpoint.set_aside", version=version, name=free)
@@ -231,14 +233,16 @@ class CheckpointStore:
     # --- removing --------------------------------------------------------------------------------
 
     def _prune(self, version: int) -> None:
-        """Remove what the new checkpoint replaces. A disk that refuses costs room, nothing else."""
+        """Remove what the new checkpoint replaces. A failure of the disk costs space only."""
         whole = [each for each in self._versions() if each <= version and self._complete(each)]
         gone = [self._directory(each) for each in whole[self._keep :]]
         gone += sorted(self._root.glob(f"{_ABANDONED}*"))
         hidden = [self._root / f"{_PARTIAL}{path.name}" for path in gone]
         try:
             for path, partial in zip(gone, hidden, strict=True):
-                self._disk.rename(path, partial)  # so that half a checkpoint never has its name
+                self._disk.rename(
+                    path, partial
+                )  # so that a partly removed checkpoint never has its name
             if hidden:
                 self._disk.sync(self._root)
             for partial in hidden:
@@ -251,7 +255,7 @@ class CheckpointStore:
             self._disk.remove(path)
 
     def _give_up(self, partial: Path) -> None:
-        """Leave no half of a checkpoint behind, if the disk lets us; else the next save does it."""
+        """Remove a partial checkpoint if the disk allows it; otherwise the next save does."""
         try:
             self._disk.remove(partial)
         except OSError as error:
@@ -263,12 +267,12 @@ class CheckpointStore:
         return self._root / f"{_STATE}{version}"
 
     def _versions(self) -> list[int]:
-        """Newest first."""
+        """Return the versions of all checkpoints, newest first."""
         names = (path.name.removeprefix(_STATE) for path in self._root.glob(f"{_STATE}*"))
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     def _verified(self, version: int) -> VerifiedCheckpoint | None:
-        """A checkpoint of which every byte is as it was written; else None, and a line in the log."""
+        """Return a checkpoint if every byte is as it was written; else log it and return None."""
         directory = self._directory(version)
         try:
             manifest = read_manifest(directory)
@@ -284,7 +288,7 @@ class CheckpointStore:
         return VerifiedCheckpoint(directory, manifest)
 
     def _complete(self, version: int) -> CheckpointManifest | None:
-        """A checkpoint that has all its files in their sizes: what can be told without reading it."""
+        """Return the manifest if all files exist with their sizes, without reading them."""
         try:
             return read_manifest(self._directory(version))
         except (CheckpointCorrupt, CheckpointMismatch, OSError):

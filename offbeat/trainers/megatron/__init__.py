@@ -3,22 +3,21 @@
 Needs the extra ``megatron``; nothing outside this room imports it.
 
     split_step    MegatronTrainer: the step of one rank, its state, weights in and out
-    gradients     the open step: hooks taken away, sums, the one reduction
+    gradients     gradients of the open step: hooks removed, sums, one reduction
     forward       microbatches through the library's schedules -> log-probabilities
-    microbatches  rows of a chunk, cut alike on all ranks
+    microbatches  microbatches of a chunk, aligned between ranks
     optimizer     AdamW over the gradient buffers
-    sharded_optimizer   the same, dealt over data-parallel ranks by the library: on CUDA
-    parts         what a trainer is put together from
+    sharded_optimizer   AdamW sharded over data-parallel ranks by the library, on CUDA
+    parts         replaceable parts of a trainer
     model         architecture -> GPTModel
-    layers        what its layers are built from
+    layers        layer specification of the model
     architecture  Hugging Face config -> sizes, or a refusal
-    mapping       where every element of a parameter is in Hugging Face's tensors    (pure)
-    layout        the cut of a world and a rank's place in it                        (pure)
-    groups        its process groups
-    gathering     whole tensors out of all ranks' pieces
-    hf_files      boxes out of safetensors; hf_directory: a directory others load
-    state         a rank's share of a checkpoint, to be read under any layout
-    vocabulary    log-probabilities from logits dealt over tensor-parallel ranks
-    actor         the Ray actor of a rank
+    mapping       map from elements of a parameter to Hugging Face's tensors         (pure)
+    layout        parallel layout of a world and a rank's place in it                (pure)
+    groups        process groups of a layout
+    gathering     whole tensors gathered from all ranks' pieces
+    hf_files      boxes read from safetensors; hf_directory: export of a model directory
+    state         a rank's share of a checkpoint, readable under any layout
+    vocabulary    log-probabilities from logits sharded over tensor-parallel ranks
     cpu_shim      the library on a CPU, for tests
 """

@@ -1,4 +1,4 @@
-"""The sizes of a model, read from its Hugging Face config, and what is refused."""
+"""Sizes of a model, read from its Hugging Face config; unsupported features are refused."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +36,16 @@ class Architecture:
 
     @property
     def layer_weights(self) -> int:
-        """Elements of one layer's matrices that a token is multiplied with."""
+        """Return the number of elements of one layer's matrices that a token is multiplied with."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.groups)
         return attention + 3 * self.hidden * self.intermediate * max(1, self.experts_per_token)
 
 
 def read_architecture(path: str | Path) -> Architecture:
-    """What the model of a Hugging Face directory is made of.
+    """Read the architecture of the model in a Hugging Face directory.
 
     Raises:
-        UnsupportedModel: Not a decoder that is mapped here, or with a feature that is not.
+        UnsupportedModel: Not a decoder that is mapped here, or it has an unsupported feature.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     values: dict[str, Any] = config.to_dict()
@@ -78,7 +78,7 @@ def read_architecture(path: str | Path) -> Architecture:
 
 
 def _problems(values: dict[str, Any]) -> list[str]:
-    """What would be computed wrongly here."""
+    """Return the features of a config that this trainer would compute wrongly."""
     rope = values["rope_parameters"]["rope_type"]
     kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
     checks = {

@@ -1,9 +1,9 @@
-"""Megatron-core on a machine without CUDA, for tests: what it asks of ``torch.cuda`` is answered by the CPU.
+"""Replacement of ``torch.cuda`` by the CPU, to run megatron-core in tests without CUDA.
 
-The library names the device "cuda" in many places and never asks. Inside ``cpu_stands_in`` those names
-mean the CPU, streams and random states are the CPU's own, and a tensor that is asked for its type says
-"torch.cuda.FloatTensor". Collectives run over gloo. Kernels that only exist for CUDA stay out of reach:
-Transformer Engine, Apex.
+The library names the device "cuda" in many places without a check. Inside ``cpu_stands_in`` those
+names mean the CPU, streams and random states are the CPU's own, and ``Tensor.type()`` returns
+"torch.cuda.FloatTensor". Collectives run over gloo. Kernels that only exist for CUDA cannot be
+used: Transformer Engine, Apex.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _TYPES: Final = ("Float", "Half", "BFloat16", "Int", "Long", "Double", "Byte")
 
 @contextlib.contextmanager
 def cpu_stands_in(device: str) -> Iterator[None]:
-    """Inside, and in this thread, megatron-core computes on the CPU.
+    """Make megatron-core compute on the CPU inside the block, in this thread.
 
     Args:
-        device: Of the trainer; whoever enters has said "cpu".
+        device: Device of the trainer; must be "cpu".
 
     Raises:
         UnsupportedLayout: The device is another one, or this process sees CUDA.
@@ -47,7 +47,7 @@ def cpu_stands_in(device: str) -> Iterator[None]:
 
 
 class _Stream:
-    """Work on a CPU is done when it returns."""
+    """Stand-in for a CUDA stream: work on a CPU is done when the call returns."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def wait_stream(self, _: object) -> None: ...
@@ -83,7 +83,7 @@ def _is_cuda(device: object) -> bool:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """There is nothing to wait for, and nothing to set."""
+    """Do nothing: there is nothing to wait for or to set."""
 
 
 def _get_rng_state(*_: object, **__: object) -> torch.Tensor:

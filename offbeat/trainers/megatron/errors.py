@@ -1,10 +1,10 @@
-"""What the megatron trainer refuses, and why."""
+"""Errors of the megatron trainer."""
 
 from offbeat.messages.failures import OffbeatError
 
 
 class UnsupportedLayout(OffbeatError):
-    """A setting that this world of ranks, or this model, cannot have."""
+    """A setting that this world of ranks or this model does not support."""
 
     def __init__(self, setting: str, got: str, want: str) -> None:
         super().__init__(setting, got, want)
@@ -15,7 +15,7 @@ class UnsupportedLayout(OffbeatError):
 
 
 class UnmappedParameter(OffbeatError):
-    """A parameter of the megatron model that no rule gives a Hugging Face name."""
+    """A parameter of the megatron model for which no rule yields a Hugging Face name."""
 
     def __init__(self, parameter: str, problem: str) -> None:
         super().__init__(parameter, problem)
@@ -26,7 +26,7 @@ class UnmappedParameter(OffbeatError):
 
 
 class IncompleteWeights(OffbeatError):
-    """Files that do not hold what a model is made of."""
+    """Files that do not contain all weights of a model."""
 
     def __init__(self, where: str, tensor: str, problem: str) -> None:
         super().__init__(where, tensor, problem)

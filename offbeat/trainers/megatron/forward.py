@@ -1,9 +1,10 @@
-"""Microbatches through the library's schedules, down to the log-probabilities of the wanted tokens.
+"""Forward and backward passes over microbatches by the library's schedules.
 
-Every stage of a pipeline is given the same microbatches. The first reads their tokens, the last hands
-the log-probabilities to the caller; between them hidden states travel.
+Every stage of a pipeline receives the same microbatches. The first reads their tokens, the last
+gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
 
-Legend: R rows, T tokens of a row, U places that predict, N wanted tokens, H hidden, V vocabulary.
+Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
+    vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +34,13 @@ _Loss = Callable[[PackedRows, Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]
 
 
 class Forward:
-    """One rank's share of a model, as the schedules run it.
+    """Runs one rank's share of a model by the library's schedules.
 
     Args:
         wrapped: The model as it was given to the schedules: bare, or inside data parallelism.
         model: The model itself.
-        layout: This rank's place.
-        vocabulary: Tokens, without padding.
+        layout: This rank's place in the world.
+        vocabulary: Number of token ids, without padding.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class Forward:
         *,
         backward: bool,
     ) -> None:
-        """One call of the schedule. With ``backward``, gradients are added to what is there.
+        """Call the schedule once. With ``backward``, gradients are added to the buffers.
 
-        A microbatch without wanted tokens is computed like any other: its ranks meet others in
-        collectives. Without microbatches nothing is called, and no other rank may call either.
+        A microbatch without wanted tokens is computed like any other, because its ranks take part
+        in collectives. Without microbatches nothing is called, and no other rank may call either.
         """
         self._run(microbatches, partial(self._loss, consume, temperature), backward=backward)
 
     def logits(self, microbatch: PackedRows) -> Tensor | None:
-        """Whole logits [U, V] of the places that predict; None on all stages but the last."""
+        """Return logits [U, V] of the positions that predict; None on all stages but the last."""
         kept = list[Tensor]()
 
         def keep(_: PackedRows, logits_1UV: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -85,7 +86,7 @@ class Forward:
             data_iterator=iter(microbatches),
             model=[self._wrapped],
             num_microbatches=len(microbatches),
-            seq_length=tokens,  # between stages shapes are told; these are only read
+            seq_length=tokens,  # not used: stages send their shapes to each other
             micro_batch_size=rows,
             forward_only=not backward,
         )
@@ -114,14 +115,14 @@ class Forward:
         return loss, torch.zeros((), dtype=torch.int, device=self._device), {}
 
     def _mask(self, packed: PackedRows) -> Tensor | None:
-        """[R, 1, T, T], True where nothing is seen. None is plain causal attention."""
+        """Return the mask [R, 1, T, T] bool, True where hidden; None for plain causal attention."""
         if packed.one_sample_a_row:
             return None
         return ~torch.from_numpy(visible(packed.segments_RT)).to(self._device)[:, None]
 
     @contextmanager
     def _only_places(self, places_U: Tensor) -> Iterator[None]:
-        """Inside, the output head sees the hidden states [U, 1, H] of these places only."""
+        """Restrict the output head to the hidden states [U, 1, H] of these positions in the block."""
         if not self._layout.is_last_stage:
             yield
             return

@@ -1,4 +1,4 @@
-"""Whole tensors out of the pieces of all ranks, a few at a time."""
+"""Gathering of whole tensors from the pieces of all ranks, a few at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ class _Piece:
 
 
 class TensorGather:
-    """Where all boxes of a model are. All ranks make one, with their own boxes, at the same time."""
+    """Gathers tensors from the boxes of all ranks. All ranks make one together, with their boxes."""
 
     def __init__(self, boxes: Sequence[TensorBox], peers: Peers) -> None:
         self._rank = peers.rank
-        world = peers.gathered(list(boxes), _BOXES)
+        world = peers.all_gather(list(boxes), _BOXES)
         owned = dict[tuple[str, Shape], _Piece]()
         for rank, theirs in enumerate(world):
             for box in theirs:
@@ -47,16 +47,16 @@ class TensorGather:
                 raise IncompleteWeights("this world of ranks", name, problem)
 
     def owned(self) -> list[TensorBox]:
-        """The boxes this rank answers for: every element of the model is in one of one rank."""
+        """Return the boxes this rank owns: every element of the model is in one box of one rank."""
         pieces = (each for name in self.shapes for each in self._pieces[name])
         return [each.box for each in pieces if each.owner == self._rank]
 
     def tensors(self, names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors, on every rank; all ranks call it with the same names.
+        """Return whole tensors by name, on every rank; all ranks call it with the same names.
 
         Args:
             names: Hugging Face names.
-            values: This rank's parameters, or what has their names and shapes; one type for all.
+            values: This rank's parameters, or tensors of their names and shapes; one dtype for all.
         """
         some = next(iter(values.values()))
         whole = {
@@ -80,7 +80,7 @@ class TensorGather:
     def all_tensors(
         self, values: Mapping[str, Tensor], batch_elements: int = 1 << 26
     ) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor in order of its name; at most about ``batch_elements`` are held at a time."""
+        """Yield every tensor in order of its name, with about ``batch_elements`` in memory at a time."""
         batch, elements = list[str](), 0
         for name, shape in self.shapes.items():
             if batch and elements + prod(shape) > batch_elements:

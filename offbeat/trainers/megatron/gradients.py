@@ -1,14 +1,14 @@
-"""The gradient buffers of one rank, and the hooks by which the library would reduce them too early.
+"""Gradient buffers of one rank, and the library's hooks that would reduce them too early.
 
 The library's schedules take one call for a whole step: at its end they reduce gradients over ranks.
-A split step makes many calls, so three hooks of the config are taken away while it is open:
+A split step makes many calls, so three hooks of the config are removed while it is open:
 
     grad_sync_func              starts a reduction in a pipeline's last backward
     no_sync_func                the schedule would enter and leave it around all but the last
-                                microbatch; leaving it turns reductions on again inside our own
+                                microbatch; leaving it enables reductions again inside our own
     finalize_model_grads_func   reduces at the end of every call
 
-and are put back by whatever ends the step. The reduction then happens once, in ``reduce``.
+and restored when the step ends. The reduction then happens once, in ``reduce``.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from megatron.core.transformer import TransformerConfig
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the library calls between and after microbatches."""
+    """Functions that the library calls between and after microbatches."""
 
     grad_sync_func: Any
     no_sync_func: Any
@@ -51,41 +51,41 @@ class Gradients:
         self._saved: Hooks | None = None  # while a step is open
 
     def begin(self) -> None:
-        """All gradients are zero, and nothing but ``reduce`` reduces them until ``restore``."""
+        """Zero all gradients; until ``restore``, nothing but ``reduce`` reduces them."""
         self.zero()
         self._saved = Hooks.of(self._config)
         self.take_away().put(self._config)
 
     def take_away(self) -> Hooks:
-        """What stands in the hooks' places while a step is open."""
+        """Return the replacements of the hooks while a step is open."""
         return Hooks(None, contextlib.nullcontext, None)
 
     def accumulate(self, work: Callable[[], None]) -> None:
-        """Run forward and backward passes; their gradients are added, and stay on this rank."""
+        """Run forward and backward passes; their gradients are added without a reduction."""
         with self.no_sync():
             work()
 
     def reduce(self, denominator: float) -> None:
-        """Divide the sums and add them up over ranks: once a step, on all ranks."""
+        """Divide the sums and reduce them over ranks: once per step, on all ranks."""
         self.scale(1.0 / denominator)
         if (
             self._overlap
-        ):  # else the finalize hook reduces by itself, and this would be a second time
+        ):  # else the finalize hook reduces by itself, and this would be a second reduction
             self.start()
         self.finalize()
         torch.cuda.synchronize()
 
     def restore(self) -> None:
-        """Put the hooks back. Without an open step, nothing."""
+        """Restore the hooks. Without an open step, do nothing."""
         if self._saved is not None:
             self._saved.put(self._config)
             self._saved = None
 
     def zero(self) -> None:
-        """Forget what was accumulated, and any reduction that was under way."""
+        """Discard the accumulated gradients, and any reduction in progress."""
         for group in self._ddp.bucket_groups + self._ddp.expert_parallel_bucket_groups:
             if group.grad_reduce_handle is not None:
-                # It would still write; and the next step would take it for its own.
+                # It would still write, and the next step would mistake it for its own.
                 group.grad_reduce_handle.wait()
                 group.grad_reduce_handle = None
         self._ddp.zero_grad_buffer()
@@ -95,11 +95,11 @@ class Gradients:
     # --- the library's own, each at one place ------------------------------------------------------
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward starts no reduction."""
+        """Return a context in which backward starts no reduction."""
         return self._ddp.no_sync()
 
     def scale(self, factor: float) -> None:
-        """Multiply everything accumulated on this rank."""
+        """Multiply all gradients accumulated on this rank."""
         self._ddp.scale_gradients(factor)
 
     def start(self) -> None:
@@ -107,6 +107,6 @@ class Gradients:
         self._ddp.start_grad_sync()
 
     def finalize(self) -> None:
-        """Reduce over data-parallel ranks, and what else is shared: tied embeddings, norms of heads."""
+        """Reduce over data-parallel ranks, and over shared weights: tied embeddings, norms of heads."""
         assert self._saved is not None  # noqa: S101 -- only an open step is reduced
         self._saved.finalize_model_grads_func([self._ddp], None)

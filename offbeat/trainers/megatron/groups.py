@@ -1,4 +1,4 @@
-"""The process groups of a layout: megatron-core keeps them, one set a process."""
+"""Process groups of a layout; megatron-core keeps one set per process."""
 
 from typing import cast
 
@@ -14,13 +14,15 @@ from offbeat.trainers.ranks.peers import Peers
 
 
 def start_groups(config: TrainerConfig, peers: Peers) -> ParallelLayout:
-    """Cut the world as the config says; once a process. The process group is up, unless one is alone.
+    """Create the process groups of the config's layout, once per process.
+
+    The default process group exists already, unless the world has one rank.
 
     Raises:
         UnsupportedLayout: The parallel sizes do not make up the world, or do not go together.
     """
     if peers.size == 1 and not dist.is_initialized():
-        # The library speaks of groups even where there is nobody to speak to.
+        # The library needs groups even in a world of one rank.
         backend = "gloo" if config.device == "cpu" else "nccl"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     world = dist.get_world_size()
@@ -51,15 +53,15 @@ def start_groups(config: TrainerConfig, peers: Peers) -> ParallelLayout:
 
 
 def tensor_group() -> ProcessGroup:
-    """The ranks that hold pieces of the same matrices."""
+    """Return the group of the ranks that hold pieces of the same matrices."""
     return cast("ProcessGroup", megatron_groups.get_tensor_model_parallel_group())
 
 
 def pipeline_group() -> ProcessGroup:
-    """The stages of this rank's replica."""
+    """Return the group of the stages of this rank's replica."""
     return cast("ProcessGroup", megatron_groups.get_pipeline_model_parallel_group())
 
 
 def expert_group() -> ProcessGroup:
-    """The ranks between which tokens travel to their experts."""
+    """Return the group of the ranks that exchange tokens for their experts."""
     return cast("ProcessGroup", megatron_groups.get_expert_model_parallel_group())

@@ -1,4 +1,4 @@
-"""A Hugging Face directory that transformers and vLLM load, written from a stream of tensors."""
+"""Export of a stream of tensors as a Hugging Face directory for transformers and vLLM."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -26,12 +26,12 @@ def save_directory(
     dtype: torch.dtype,
     peers: Peers,
 ) -> None:
-    """Write weights, ``like``'s config and its tokenizer: wholly, or not at all. All ranks call it.
+    """Write weights, ``like``'s config and its tokenizer, atomically. All ranks call it.
 
-    Rank 0 writes, and the others come back when it is done. A directory that is there is replaced.
+    Rank 0 writes, and the others return when it is done. An existing directory is replaced.
 
     Raises:
-        OSError: The disk refused. Every rank raises it, so that none waits for another.
+        OSError: The disk failed. Every rank raises it, so that none waits for another.
     """
     problem: str | None = None
     if peers.rank == 0:
@@ -45,8 +45,8 @@ def save_directory(
     else:
         for _ in weights:
             pass
-    if (told := peers.told(problem, _PROBLEM)) is not None:
-        raise OSError(told)
+    if (failure := peers.broadcast(problem, _PROBLEM)) is not None:
+        raise OSError(failure)
 
 
 def _write(
@@ -60,7 +60,7 @@ def _write(
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
-    """One file, or several and an index."""
+    """Write one file, or several and an index."""
     files, held, nbytes, total = dict[str, str](), dict[str, Tensor](), 0, 0
     count = 0
 

@@ -1,4 +1,4 @@
-"""Weights in a Hugging Face directory: read box by box, written tensor by tensor."""
+"""Weights of a Hugging Face directory, read box by box."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ INDEX: Final = "model.safetensors.index.json"
 
 
 class HfWeights:
-    """The tensors of a directory's safetensors files; only what is asked for is read."""
+    """The tensors of a directory's safetensors files, read on demand."""
 
     def __init__(self, path: Path, opened: dict[str, Any]) -> None:
         self._path, self._opened = path, opened
 
     def read(self, box: TensorBox) -> Tensor:
-        """The box's elements, on the CPU, in the file's type.
+        """Return the elements of a box, on the CPU, in the file's dtype.
 
         Raises:
             IncompleteWeights: The tensor is missing or has another shape.
@@ -40,7 +40,7 @@ class HfWeights:
 
 @contextmanager
 def hf_weights(path: Path) -> Iterator[HfWeights]:
-    """The weights of a directory, while its files are open."""
+    """Yield the weights of a directory while its files are open."""
     index = path / INDEX
     files = [SINGLE]
     if index.exists():
@@ -66,10 +66,10 @@ def load_boxes(parameters: Mapping[str, Tensor], boxes: Sequence[TensorBox], pat
 
 
 def view_of(parameters: Mapping[str, Tensor], box: TensorBox) -> Tensor:
-    """The box's elements in the local parameter that holds them."""
+    """Return a view of the box's elements in the local parameter that holds them."""
     return parameters[box.parameter][where(box.local, box.shape)]
 
 
 def where(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The slices of a box."""
+    """Return the slices of a box."""
     return tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))

@@ -1,4 +1,4 @@
-"""What the layers of a model are built from: the library's modules, and a norm for every layout."""
+"""Specification of a model's layers: the library's modules, and a norm for every layout."""
 
 from typing import cast
 
@@ -24,10 +24,10 @@ from offbeat.trainers.megatron.layout import ParallelLayout
 
 
 class Norm(nn.RMSNorm):
-    """torch's RMS norm; the library's own wrapper of it refuses sequence parallelism.
+    """RMS norm of torch, usable with sequence parallelism, which the library's own wrapper refuses.
 
-    There every tensor-parallel rank norms its share of the tokens, so the weight's gradient is a part
-    of the sum on each: the mark tells the finalize hook to add the parts up.
+    There every tensor-parallel rank normalises its share of the tokens, so each has a partial
+    gradient of the weight; the attribute ``sequence_parallel`` makes the finalize hook sum them.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
@@ -36,7 +36,7 @@ class Norm(nn.RMSNorm):
 
 
 def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
-    """The layers of one stage, without Transformer Engine."""
+    """Return the specification of the layers of one stage, without Transformer Engine."""
     layer: ModuleSpec = get_gpt_layer_local_spec(
         num_experts=architecture.experts or None,
         qk_layernorm=architecture.qk_norm,
@@ -53,11 +53,11 @@ def block_of(architecture: Architecture, layout: ParallelLayout) -> ModuleSpec:
     return ModuleSpec(module=TransformerBlock, submodules=block)
 
 
-def mark_what_is_dealt(model: nn.Module) -> None:
-    """Say of which weights every tensor-parallel rank holds another part.
+def mark_sharded_weights(model: nn.Module) -> None:
+    """Mark the weights that are sharded over tensor-parallel ranks.
 
-    The library counts the others once in its gradient norm. Its layers mark their weights while they
-    initialise them, which they are not asked to: the weights come from files.
+    The library counts all others once in its gradient norm. Its layers set the marks when they
+    initialise weights, which is skipped here because the weights are loaded from files.
     """
     dealt_along = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
     for module in model.modules():

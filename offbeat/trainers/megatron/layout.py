@@ -1,11 +1,11 @@
-"""How the ranks of a world share one model, and which share is one rank's. Pure."""
+"""Parallel layout of a model over the ranks of a world. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """The cut of a world, and one rank's place in it."""
+    """Parallel sizes of a world, and one rank's place in it."""
 
     tensor: int = 1  # ranks that share every matrix
     pipeline: int = 1  # stages of layers
@@ -26,5 +26,5 @@ class ParallelLayout:
 
     @property
     def is_replica_leader(self) -> bool:
-        """The one rank of a replica whose replies count; its twins say the same."""
+        """Return whether this rank replies for its replica; the other ranks reply the same."""
         return self.tensor_rank == 0 and self.is_last_stage

@@ -1,16 +1,16 @@
-"""Where every element of a megatron parameter is in Hugging Face's tensors. Pure.
+"""Map from the elements of megatron parameters to Hugging Face's tensors. Pure.
 
 A parameter of one rank is a few boxes of a few Hugging Face tensors: a slice of rows, a slice of
-columns, or the heads of some key-value groups. Loading, export, checkpoints, digests and weight sync
-all walk the same boxes, so that they cannot disagree, and whatever was written under one layout can
+columns, or the heads of some key-value groups. Loading, export, checkpoints, digests and weight
+sync all use the same boxes, so that they cannot disagree, and a state written under one layout can
 be read under another.
 
     direct      every rank holds the whole tensor              norms, the router
-    row         columns are dealt to tensor-parallel ranks     output of attention, of the MLP
+    row         columns are sharded over tensor-parallel ranks output of attention, of the MLP
     gated       gate's rows, then up's rows                    input of a gated MLP
     qkv         for each key-value group: its queries' rows, its key's, its value's
-    vocabulary  rows are dealt; rows behind the vocabulary pad it and have no counterpart
-    expert      one of the above, for an expert dealt to expert-parallel ranks
+    vocabulary  rows are sharded; rows behind the vocabulary are padding without a counterpart
+    expert      one of the above, for an expert of an expert-parallel rank
 """
 
 import re
@@ -38,7 +38,7 @@ class TensorBox:
 
     @property
     def key(self) -> tuple[str, Shape]:
-        """Equal for copies of the same box on several ranks."""
+        """Return a key that is equal for copies of the same box on several ranks."""
         return self.tensor, self.start
 
 
@@ -49,7 +49,7 @@ Rule = Callable[[Shape, int], list[TensorBox]]
 def boxes_of(
     parameters: Mapping[str, Shape], architecture: Architecture, layout: ParallelLayout
 ) -> list[TensorBox]:
-    """The boxes of one rank's parameters, in their order.
+    """Return the boxes of one rank's parameters, in the order of the parameters.
 
     Raises:
         UnmappedParameter: No rule knows the name, or the boxes do not cover the parameter.
@@ -67,7 +67,7 @@ def boxes_of(
 
 
 def padded_vocabulary(architecture: Architecture, layout: ParallelLayout) -> int:
-    """Rows of the embedding, all ranks together: as many for each."""
+    """Return the rows of the embedding over all ranks, padded to an equal number on each."""
     return -(-architecture.vocabulary // layout.tensor) * layout.tensor
 
 
@@ -185,7 +185,7 @@ def _vocabulary(
 
 
 def _padding(name: str, shape: Shape, a: Architecture, layout: ParallelLayout) -> int:
-    """Elements of a parameter that only pad the vocabulary."""
+    """Return the number of elements of a parameter that only pad the vocabulary."""
     if name not in _EMBEDDINGS:
         return 0
     end = shape[0] * (layout.tensor_rank + 1)

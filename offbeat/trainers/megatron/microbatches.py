@@ -1,4 +1,4 @@
-"""One rank's rows of a chunk, cut into microbatches that all ranks can run together."""
+"""Alignment of a rank's microbatches with those of the ranks that it computes with."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +13,12 @@ from offbeat.trainers.megatron.groups import expert_group
 
 
 def aligned(microbatches: Sequence[PackedRows], config: TransformerConfig) -> list[PackedRows]:
-    """The same microbatches, padded and with empty ones behind, so that no rank waits for another.
+    """Return the microbatches padded, with empty ones appended, so that no rank waits for another.
 
-    Ranks that share experts exchange the tokens of every microbatch. They need as many of them as the
-    others, and of the same shape if they gather the tokens of all; they call this together. Ranks that
-    only share gradients need not be even. Ranks that share each row need its length to be a multiple.
+    Ranks that share experts exchange the tokens of every microbatch. They need equal numbers of
+    microbatches, and equal shapes if they gather the tokens of all; they call this together. Ranks
+    that share only gradients need neither. Ranks that share each row need its length to be a
+    multiple.
     """
     multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
     has_experts = config.num_moe_experts is not None
@@ -36,14 +37,14 @@ def aligned(microbatches: Sequence[PackedRows], config: TransformerConfig) -> li
 
 
 def _most(values: Sequence[int]) -> list[int]:
-    """The largest of each on any rank that this one shares experts with."""
+    """Return the elementwise maximum over the ranks that share experts with this one."""
     most = torch.tensor(values).to(torch.cuda.current_device())
     dist.all_reduce(most, dist.ReduceOp.MAX, group=expert_group())
     return most.tolist()
 
 
 def _padded(packed: PackedRows, rows: int, tokens: int, multiple: int) -> PackedRows:
-    """The same with so many rows, and so long ones or a little longer; none of it is read."""
+    """Pad to ``rows`` rows of ``tokens`` tokens, rounded up to ``multiple``; padding is not read."""
     tokens = -(-tokens // multiple) * multiple
     if packed.input_ids_RT.shape == (rows, tokens):
         return packed

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from offbeat.trainers.megatron.architecture import Architecture
 from offbeat.trainers.megatron.errors import UnsupportedLayout
-from offbeat.trainers.megatron.layers import block_of, mark_what_is_dealt
+from offbeat.trainers.megatron.layers import block_of, mark_sharded_weights
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.megatron.mapping import padded_vocabulary
 
@@ -30,16 +30,16 @@ def transformer_config(
     sequence_parallel: bool = False,
     recompute: bool = False,
 ) -> TransformerConfig:
-    """The library's description of one rank's share.
+    """Return the library's configuration of one rank's share of a model.
 
     Raises:
-        UnsupportedLayout: The model cannot be cut like this.
+        UnsupportedLayout: The model cannot be partitioned like this.
     """
     _check(architecture, layout, sequence_parallel=sequence_parallel)
     a = architecture
-    # A token travels to its experts. With tensor parallelism that takes gathers of uneven parts, which
-    # gloo does not have, and the tests could not run what is trained with: there every rank gathers the
-    # tokens of all that it shares experts with, whose rows are made alike.
+    # Tokens are sent to their experts. With tensor parallelism that takes gathers of uneven parts, which
+    # gloo does not have, so that tests could not run the code that trains: there every rank gathers the
+    # tokens of all ranks that share its experts, whose rows have equal lengths.
     gathers = a.experts > 0 and layout.tensor > 1
     options: dict[str, Any] = {
         "num_layers": a.layers,
@@ -67,10 +67,10 @@ def transformer_config(
         # Microbatches are as long as their longest row.
         "variable_seq_lengths": layout.pipeline > 1 and not gathers,
         "moe_token_dispatcher_type": "allgather" if gathers else "alltoall",
-        "use_cpu_initialization": True,  # of weights that are about to be loaded
+        "use_cpu_initialization": True,  # the weights are loaded afterwards
         "perform_initialization": False,
         "gradient_accumulation_fusion": False,  # a CUDA kernel of Apex
-        # Else the schedule divides the loss by the number of its microbatches.
+        # Otherwise the schedule divides the loss by the number of its microbatches.
         "calculate_per_token_loss": True,
     }
     if recompute:  # each layer by itself
@@ -94,7 +94,7 @@ def transformer_config(
 def build_model(
     architecture: Architecture, config: TransformerConfig, layout: ParallelLayout, seed: int
 ) -> GPTModel:
-    """One rank's share of the model, on the device the library takes for its own."""
+    """Build one rank's share of the model, on the library's current device."""
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     model = GPTModel(
         config=config,
@@ -110,9 +110,9 @@ def build_model(
     model.rotary_pos_emb = PackedRotary(
         architecture.head_dim, architecture.rope_theta, model.pg_collection.cp
     )
-    mark_what_is_dealt(model)
+    mark_sharded_weights(model)
     if layout.is_last_stage:
-        # ``Forward`` gathers what the head sees, which is less than the head itself would.
+        # ``Forward`` gathers the inputs of the head, which are fewer than the head itself would gather.
         model.output_layer.sequence_parallel = False
     return model.to(torch.cuda.current_device())
 
@@ -120,13 +120,13 @@ def build_model(
 def in_data_parallel(
     model: GPTModel, config: TransformerConfig, *, overlap: bool, sharded: bool
 ) -> DistributedDataParallel:
-    """The model with buffers for its gradients. Sums of many microbatches need more than 16 bits.
+    """Wrap the model with gradient buffers in float32, which sums of many microbatches need.
 
     Args:
         model: One rank's share.
-        config: Its description.
+        config: Its configuration.
         overlap: Reductions may start while backward passes still run.
-        sharded: Reduced gradients are dealt to data-parallel ranks, for an optimizer that is, too.
+        sharded: Gradients are reduce-scattered over data-parallel ranks, for a sharded optimizer.
     """
     options = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.params_dtype != torch.float64,
@@ -137,7 +137,7 @@ def in_data_parallel(
 
 
 class PackedRotary(RotaryEmbedding):
-    """Rotary positions that need not count up along a row: samples share a prompt."""
+    """Rotary embedding for rows whose positions do not count up: samples share a prompt."""
 
     def __init__(self, dim: int, base: float, context_group: ProcessGroup) -> None:
         super().__init__(
@@ -150,7 +150,7 @@ class PackedRotary(RotaryEmbedding):
         self.positions_RT: Tensor | None = None  # of the microbatch being computed; None: 0, 1, ..
 
     def forward(self, max_seq_len: int, *unused: object, **also_unused: object) -> Tensor:
-        """Angles [T, R or 1, 1, head_dim], as the attention of the library multiplies them in."""
+        """Return angles [T, R or 1, 1, head_dim] in the layout of the library's attention."""
         del unused, also_unused
         if self.positions_RT is None:
             return self.get_emb(max_seq_len)

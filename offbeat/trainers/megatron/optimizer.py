@@ -1,7 +1,7 @@
-"""AdamW over the library's gradient buffers: every rank updates all it holds.
+"""AdamW over the library's gradient buffers: every rank updates its whole share of the model.
 
-Half-precision parameters get a float32 master each. Moments are as large as the share of the model
-this rank holds: for less, on CUDA, there is ``sharded_optimizer``, which keeps the same promises.
+Half-precision parameters get a float32 master each. Moments are as large as this rank's share of
+the model; ``sharded_optimizer`` has the same interface and needs less memory, on CUDA.
 """
 
 import math
@@ -25,39 +25,39 @@ _HALF: Final = (torch.bfloat16, torch.float16)
 
 
 def has_master(parameter: Tensor) -> bool:
-    """Its updates would be lost in rounding: a float32 copy of it is what is trained."""
+    """Return whether a float32 master of the parameter is trained, because its dtype has 16 bits."""
     return parameter.dtype in _HALF
 
 
 class RankOptimizer(ABC):
-    """AdamW on what one rank holds. Weight decay is for matrices only.
+    """AdamW of one rank's share of a model. Weight decay applies to matrices only.
 
-    Its state has the same form whoever keeps it, and is as large as this rank's share of the model.
+    The form of its state is the same for all subclasses; its size is that of this rank's share.
     """
 
     sharded: ClassVar[bool]
-    """It wants gradients that are dealt to data-parallel ranks, not whole ones on each."""
+    """True if it needs gradients that are reduce-scattered over data-parallel ranks."""
 
     def __init__(
         self, ddp: DistributedDataParallel, config: OptimizerConfig, owned: Sequence[TensorBox]
     ) -> None:
-        """Start with no moments, from the weights as they are.
+        """Start without moments, from the current weights.
 
         Args:
             ddp: A module whose parameters have a ``main_grad`` each.
             config: Rates and bounds.
-            owned: What this rank answers for: every element of the model is in one box of one rank.
+            owned: Boxes this rank owns: every element of the model is in one box of one rank.
         """
         self._config, self._owned = config, owned
         self._parameters: dict[str, nn.Parameter] = dict(ddp.module.named_parameters())
 
     @abstractmethod
     def grad_norm(self) -> float:
-        """Of the whole model's reduced gradients, nothing counted twice; all ranks call it."""
+        """Return the norm of the whole model's reduced gradients; all ranks call it."""
 
     @abstractmethod
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
-        """Clip by this norm, which is finite, and update; all ranks call it.
+        """Clip by this norm, which is finite, and update the weights; all ranks call it.
 
         Returns:
             Whether this rank's part of the float32 weights moved.
@@ -66,37 +66,37 @@ class RankOptimizer(ABC):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Updates since the state was new."""
+        """Return the number of updates since the state was new."""
 
     @abstractmethod
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """By kind, then by the parameter's name: moments, and masters where there are any.
+        """Return moments, and masters where there are any, by kind, then by the parameter's name.
 
         All ranks call it.
         """
 
     @abstractmethod
     def load(self, kinds: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Take up a ``state`` of the same parameters; the weights are somebody else's business."""
+        """Load a ``state`` of the same parameters; the caller loads the weights."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Be as new, after somebody else wrote the weights."""
+        """Return to the initial state, after the caller wrote the weights."""
 
     def kinds(self, steps: int) -> tuple[str, ...]:
-        """The kinds of a ``state`` after so many updates."""
+        """Return the kinds of a ``state`` after ``steps`` updates."""
         masters = (MASTER,) if self._has_masters else ()
         return (*MOMENTS, *masters) if steps else masters
 
     def like(self, name: str) -> Tensor:
-        """Room for one parameter's moment or master, filled with zeros."""
+        """Allocate one parameter's moment or master, filled with zeros."""
         parameter = self._parameters[name].detach()
         dtype = torch.float32 if has_master(parameter) else parameter.dtype
         return torch.zeros_like(parameter, dtype=dtype)
 
     @property
     def bytes_a_weight(self) -> int:
-        """Of ``state``, once there are moments."""
+        """Return the bytes of ``state`` per weight, once there are moments."""
         room = self.like(next(iter(self._parameters)))
         return room.element_size() * (2 + self._has_masters)
 
@@ -134,7 +134,7 @@ class MainGradAdamW(RankOptimizer):
         )
 
     def grad_norm(self) -> float:
-        """Summed over owned boxes: neither replicas count twice nor tied embeddings on two stages."""
+        """Return the norm over owned boxes: replicas and tied embeddings count once."""
         gradients = {name: _gradient(each) for name, each in self._parameters.items()}
         device = next(iter(gradients.values())).device
         squares = torch.zeros((), dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""What a trainer is put together from; tests exchange them."""
+"""Replaceable parts of a trainer; tests replace them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from offbeat.trainers.megatron.sharded_optimizer import ShardedAdamW
 
 @dataclass(frozen=True, slots=True)
 class BackendParts:
-    """The usual ones, unless told otherwise."""
+    """Parts that a trainer is assembled from; the defaults are those of production."""
 
     gradients: Callable[[DistributedDataParallel, TransformerConfig], Gradients] = Gradients
     optimizer: type[RankOptimizer] | None = None
@@ -24,6 +24,6 @@ class BackendParts:
 
 
 def optimizer_for(device: torch.device, dtype: torch.dtype) -> type[RankOptimizer]:
-    """The library's own on CUDA, dealt over data-parallel ranks; it knows no float64."""
-    is_dealt = device.type == "cuda" and dtype != torch.float64
-    return ShardedAdamW if is_dealt else MainGradAdamW
+    """Return ``ShardedAdamW`` on CUDA, but for float64, which it does not support."""
+    is_sharded = device.type == "cuda" and dtype != torch.float64
+    return ShardedAdamW if is_sharded else MainGradAdamW

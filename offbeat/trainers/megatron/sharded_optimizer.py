@@ -1,8 +1,8 @@
-"""AdamW dealt over data-parallel ranks: the library's distributed optimizer, for CUDA.
+"""AdamW sharded over data-parallel ranks: the library's distributed optimizer, for CUDA.
 
 Gradients are reduce-scattered, every rank updates its part of each buffer, and the new weights are
-gathered. A part is a range of a flattened parameter, not a box: states are made whole on the way out
-and cut on the way in, so that they are those of ``MainGradAdamW`` and are taken up under any layout.
+gathered. A part is a range of a flattened parameter, not a box: states are gathered when they are
+saved and split when they are loaded, so they equal those of ``MainGradAdamW`` and fit any layout.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,19 +28,19 @@ _STEP: Final = "step"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A parameter of this rank, and the part of it that this rank updates, if any."""
+    """A parameter of this rank, with the part of it that this rank updates, if any."""
 
     parameter: nn.Parameter
     optimizer: DistributedOptimizer
-    main: Tensor | None  # of the part, in float32; what the moments belong to
-    part: slice  # of the flattened parameter
+    main: Tensor | None  # the part in float32; the moments belong to it
+    part: slice  # range of the flattened parameter
 
 
 class ShardedAdamW(RankOptimizer):
-    """AdamW on this rank's part of the parameters that its data-parallel peers hold as well.
+    """AdamW on this rank's part of the parameters that it shares with its data-parallel peers.
 
-    Weights and gradients are float32 or have 16 bits. The gradients are reduced by a
-    ``DistributedDataParallel`` that deals them out (``sharded``).
+    Weights and gradients are float32 or have 16 bits. The gradients are reduce-scattered by a
+    ``DistributedDataParallel`` with ``sharded``.
     """
 
     sharded: ClassVar[bool] = True
@@ -67,30 +67,33 @@ class ShardedAdamW(RankOptimizer):
             [ddp],
             use_gloo_process_groups=False,
         )
-        self._library = cast("ChainedOptimizer", library)  # one of matrices, maybe one of experts
+        self._library = cast(
+            "ChainedOptimizer", library
+        )  # one for matrices, possibly one for experts
         chained = cast("list[DistributedOptimizer]", self._library.chained_optimizers)
         self._chained = [each for each in chained if not each.is_stub_optimizer]
         self._places = dict(self._all_places())
         self._steps = 0
 
     def grad_norm(self) -> float:
-        """Of the whole model's reduced gradients, in float32; all ranks call it.
+        """Return the float32 norm of the whole model's reduced gradients; all ranks call it.
 
-        Every element counts on one rank: parts do not overlap, and of what tensor-parallel ranks hold
-        alike, or two stages, the library takes one.
+        Every element counts on one rank: parts do not overlap, and of parameters that are
+            replicated on
+        tensor-parallel ranks or on two stages the library counts one.
         """
         self._library.prepare_grads()
         return float(self._library.get_grad_norm())
 
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
-        """Clip by this norm, which ``grad_norm`` has just told, and update; all ranks call it."""
+        """Clip by this norm, the result of ``grad_norm``, and update; all ranks call it."""
         if (limit := self._config.max_grad_norm) is not None:
             for each in self._chained:
                 parts = cast("list[Tensor]", each.get_parameters())
                 clip_grad_by_total_norm_fp32(parts, limit, grad_norm)
         for group in self._library.param_groups:
             group["lr"] = learning_rate
-            # The library leaves this to its own scheduler: the multiple is 0 for vectors.
+            # The library's own scheduler would set this: the multiple is 0 for vectors.
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         mains = [cast("Tensor", main) for each in self._chained for main in each.get_parameters()]
         probe = MovementProbe(mains)
@@ -141,7 +144,7 @@ class ShardedAdamW(RankOptimizer):
 
     @torch.no_grad()
     def _whole(self, place: _Place, kind: str) -> Tensor:
-        """One parameter's master or moment, from the parts of all data-parallel ranks, on the CPU."""
+        """Gather one parameter's master or moment from all data-parallel ranks, on the CPU."""
         whole = torch.zeros_like(place.parameter, dtype=torch.float32).view(-1)
         if place.main is not None:
             held = place.optimizer.optimizer.state[place.main]
@@ -150,7 +153,7 @@ class ShardedAdamW(RankOptimizer):
         return whole.view(place.parameter.shape).cpu()
 
     def _all_places(self) -> Iterator[tuple[str, _Place]]:
-        """In an order that is the same on all ranks that share a parameter."""
+        """Yield the places in an order that is the same on all ranks that share a parameter."""
         names = {parameter: name for name, parameter in self._parameters.items()}
         for optimizer in self._chained:
             for buffer in optimizer.buffers:

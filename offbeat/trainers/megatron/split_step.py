@@ -1,7 +1,7 @@
-"""The megatron trainer of one rank: the split step over tensor, pipeline, data and expert parallelism.
+"""Megatron trainer of one rank: the split step over tensor, pipeline, data and expert parallelism.
 
-Every rank of a world makes one, and all make the same calls in the same order. A rank is given its
-data-parallel share of the groups; ranks of one replica are given the same.
+Every rank of a world makes one, and all make the same calls in the same order. A rank receives its
+data-parallel share of the groups; ranks of one replica receive the same.
 """
 
 import math
@@ -44,7 +44,7 @@ from offbeat.trainers.megatron.model import build_model, in_data_parallel, trans
 from offbeat.trainers.megatron.parts import BackendParts, optimizer_for
 from offbeat.trainers.megatron.state import WEIGHTS, SavedShares, save_share
 from offbeat.trainers.movement import check_moved
-from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of, together
+from offbeat.trainers.ranks.peers import Peers, SingleRank, WorldBroken, line_of, run_on_all_ranks
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import RankSums, StepSums, StepTotals
 from offbeat.trainers.torch.logprobs import largest_logprobs
@@ -71,22 +71,22 @@ class MegatronTrainer(TrainerBackend):
         peers: Peers | None = None,
         parts: BackendParts | None = None,
     ) -> None:
-        """Cut the world into groups and load this rank's share.
+        """Create the process groups and load this rank's share.
 
         Args:
             model_path: Hugging Face directory with safetensors files. The KL penalty pulls towards
                 this model.
-            trainer: Its parallel sizes, packing and optimizer.
-            model: Its type of weights.
-            total_steps: Where the learning-rate schedule ends.
-            seed: Of the library's generators, which nothing draws from.
-            peers: The ranks of the world, whose process group is up. None: this one is alone.
-            parts: Other than the usual ones.
+            trainer: Parallel sizes, packing and optimizer.
+            model: Dtype of the weights.
+            total_steps: Number of steps at which the learning-rate schedule ends.
+            seed: Seed of the library's generators, which nothing draws from.
+            peers: The ranks of the world, whose process group exists. None: one rank.
+            parts: Replacements of the default parts.
 
         Raises:
             UnsupportedModel: This kind of model has no mapping here.
             WeightsMismatch: The files are not those of the model that their config describes.
-            UnsupportedLayout: The model or the world cannot be cut like this.
+            UnsupportedLayout: The model or the world cannot be partitioned like this.
         """
         super().__init__()
         self._peers, self._parts = peers or SingleRank(), parts or BackendParts()
@@ -95,7 +95,9 @@ class MegatronTrainer(TrainerBackend):
         self._config, self._total_steps, self._seed = trainer, total_steps, seed
         self._dtype = torch_dtype(model.dtype)
         self.architecture = read_architecture(model_path)
-        together(self._peers, "its start", lambda: self.is_first and check_files(model_path))
+        run_on_all_ranks(
+            self._peers, "its start", lambda: self.is_first and check_files(model_path)
+        )
         self.layout = start_groups(trainer, self._peers)
         self.transformer = self._description()
         self.model = self._build(self.transformer)
@@ -112,7 +114,7 @@ class MegatronTrainer(TrainerBackend):
         self.gathering = TensorGather(self.boxes, self._peers)
         self.optimizer = optimizer(self.ddp, trainer.optimizer, self.gathering.owned())
         a = self.architecture
-        self._cutting = MicrobatchPlanner(
+        self._planner = MicrobatchPlanner(
             trainer.max_tokens_per_microbatch,
             trainer.shared_prompt,
             ratio_tokens=a.layer_weights / (2 * a.hidden),
@@ -125,13 +127,17 @@ class MegatronTrainer(TrainerBackend):
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
     ) -> list[LogprobColumns]:
-        """Log-probabilities of every response token, the same on all ranks of a replica.
+        """Compute the log-probability of every response token; all ranks of a replica return the same.
 
-        An open step's gradients stay where they are. The reference is loaded when first asked for.
+        Gradients of an open step stay. The reference is loaded when it is first needed.
+
+        Returns:
+            For each group, ``policy_logprobs`` and ``reference_logprobs``, whichever was requested:
+            [N] float32 each, one value per response token of the group.
         """
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
-        batch, microbatches = self._together(
-            "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
+        batch, microbatches = self._prepared_on_all_ranks(
+            "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
         )
         columns: list[LogprobColumns] = [{} for _ in groups]
         for name in (name for name, wanted in asked if wanted):
@@ -175,32 +181,34 @@ class MegatronTrainer(TrainerBackend):
         with self._no_message_unread():
             logits_PV = self._forward.logits(rows)
         kept = None if logits_PV is None else largest_logprobs(logits_PV, count)
-        told = self._peers.gathered(kept, _KEPT)  # the first rank need not be on the last stage
-        return next(each for each in told if each is not None)
+        gathered = self._peers.all_gather(
+            kept, _KEPT
+        )  # the first rank need not be on the last stage
+        return next(each for each in gathered if each is not None)
 
     # --- weights in and out ----------------------------------------------------------------------
 
     @property
     def parameters(self) -> int:
-        """Number of weights of the whole model, tied ones once."""
+        """Return the number of weights of the whole model; tied weights count once."""
         return sum(math.prod(shape) for shape in self.gathering.shapes.values())
 
     @property
     def local_weights(self) -> dict[str, Tensor]:
-        """This rank's share, by the library's names."""
+        """Return this rank's share of the weights, by the library's names."""
         return {name: each.detach() for name, each in self.model.named_parameters()}
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights under their Hugging Face names, by name; tied ones once. All ranks call it."""
+        """Yield whole weights in order of their Hugging Face names; tied ones once. All ranks call it."""
         return self.gathering.all_tensors(self.local_weights)
 
     def metas(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight, in the order of ``named_weights``."""
+        """Return name, shape and dtype of every weight, in the order of ``named_weights``."""
         dtype = str(self._dtype).removeprefix("torch.")
         return [(name, shape, dtype) for name, shape in self.gathering.shapes.items()]
 
     def weights_digest(self) -> str:
-        """Names and bytes of all weights in one number, whatever the layout. All ranks call it."""
+        """Return one digest over names and bytes of all weights, equal under every layout. All ranks."""
         return weights_digest(self.named_weights())
 
     def save(self, directory: str | Path) -> None:
@@ -211,7 +219,7 @@ class MegatronTrainer(TrainerBackend):
 
     @property
     def identity(self) -> Identity:
-        """The same under every layout: a state may be taken up under another."""
+        """Return an identity that is equal under every layout: a state may be loaded under another."""
         digest = xxhash.xxh3_128()
         for name, shape, dtype in self.metas():
             digest.update(f"{name} {shape} {dtype}\n".encode())
@@ -221,7 +229,7 @@ class MegatronTrainer(TrainerBackend):
 
     @property
     def state_nbytes(self) -> int:
-        """Of all ranks' shares together."""
+        """Return the bytes of all ranks' shares together."""
         return self.parameters * (self._dtype.itemsize + self.optimizer.bytes_a_weight)
 
     def _save(self, directory: Path) -> None:
@@ -253,7 +261,7 @@ class MegatronTrainer(TrainerBackend):
         started, sums = time.perf_counter(), self._step
 
         def read() -> tuple[tuple[Batch, MakeTokens] | None, list[PackedRows]]:
-            batch, own = self._cutting.cut(groups, only_trained=True)
+            batch, own = self._planner.cut(groups, only_trained=True)
             if batch is None:
                 return None, []
             spec, version = sums.spec, self.steps_applied
@@ -268,7 +276,7 @@ class MegatronTrainer(TrainerBackend):
             return part.loss
 
         with self._undone_if_raised():
-            what, microbatches = self._together("microbatch", read)
+            what, microbatches = self._prepared_on_all_ranks("microbatch", read)
             temperature = sums.spec.temperature
             with self._no_message_unread():
                 self.gradients.accumulate(
@@ -282,15 +290,15 @@ class MegatronTrainer(TrainerBackend):
         sums.chunks, sums.compute_s = sums.chunks + 1, sums.compute_s + compute_s
         return ChunkResult(tokens, sequences, len(own), compute_s)
 
-    def _together(
+    def _prepared_on_all_ranks(
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
-        """What was read, made ready to be computed beside the other ranks.
+        """Return what ``read`` returned, with its microbatches aligned with the other ranks'.
 
         Raises:
-            Exception: What reading raised, here; on the other ranks ``PeerFailed``.
+            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
         """
-        what, own = together(self._peers, during, read)
+        what, own = run_on_all_ranks(self._peers, during, read)
         return what, aligned(own, self.transformer)
 
     def _finish(self) -> StepResult:
@@ -305,14 +313,14 @@ class MegatronTrainer(TrainerBackend):
         return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
 
     def _totals(self, sums: StepSums) -> StepTotals:
-        """The step's sums over data-parallel ranks: one rank of each replica tells its own."""
-        told = self._peers.gathered(
+        """Return the step's sums over data-parallel ranks; one rank per replica contributes."""
+        gathered = self._peers.all_gather(
             sums.own() if self.layout.is_replica_leader else None, _LEADER_SUMS
         )
-        return StepTotals(sums.spec, [each for each in told if each is not None])
+        return StepTotals(sums.spec, [each for each in gathered if each is not None])
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        """Gradient norm, and why the weights stay as they are; empty when they do not."""
+        """Return the gradient norm, and why the weights were not updated; empty if they were."""
         if totals.refusal:
             return 0.0, totals.refusal
         self.gradients.reduce(totals.denominator)
@@ -325,7 +333,7 @@ class MegatronTrainer(TrainerBackend):
         return norm, ""
 
     def _drop(self) -> None:
-        """Hooks as before begin, no gradients, no open step. Again and again, if need be."""
+        """Restore the hooks, discard gradients and step. Idempotent."""
         self.gradients.restore()
         self.gradients.zero()
         self._sums = None
@@ -340,10 +348,10 @@ class MegatronTrainer(TrainerBackend):
 
     @contextmanager
     def _no_message_unread(self) -> Iterator[None]:
-        """Stages that stop midway may hold what others sent: the next microbatch would read it.
+        """Declare the world broken if a pipeline stage fails: unread messages would be read later.
 
         Raises:
-            WorldBroken: Whatever was raised, between pipeline stages.
+            WorldBroken: An error was raised in the block, with several pipeline stages.
         """
         try:
             yield

@@ -1,7 +1,7 @@
 """A rank's share of a trainer's state in one file, in Hugging Face's coordinates.
 
-The files of all ranks lie in one directory. Whoever reads them takes the boxes that overlap its own,
-so that a state can be taken up under another layout than it was written under.
+The files of all ranks lie in one directory. A reader takes the boxes that overlap its own, so that
+a state can be loaded under another layout than it was written under.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,16 +24,16 @@ _STEPS: Final = "steps"
 _FILES: Final = "share-*.safetensors"
 
 Kinds = Mapping[str, Mapping[str, Tensor]]
-"""By kind (weights, moments), then by the local parameter's name."""
+"""Tensors by kind (weights, moments), then by the local parameter's name."""
 
 
 def save_share(
     directory: Path, rank: int, boxes: Sequence[TensorBox], kinds: Kinds, steps: int
 ) -> None:
-    """Write the boxes this rank answers for, of every kind.
+    """Write the boxes that this rank owns, of every kind.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk failed.
     """
     tensors = {
         f"{kind}/{box.tensor}@{_text(box.start)}": view_of(values, box).detach()
@@ -45,7 +45,7 @@ def save_share(
 
 
 class SavedShares:
-    """The files of all ranks of a state, while they are open. They hold one tensor in memory at a time."""
+    """Reader of the files of all ranks of a state; it holds one tensor in memory at a time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._stack = directory, ExitStack()
@@ -71,7 +71,7 @@ class SavedShares:
 
     @torch.no_grad()
     def fill(self, kind: str, values: Mapping[str, Tensor], boxes: Iterable[TensorBox]) -> None:
-        """Copy everything of a kind that the boxes ask for.
+        """Copy the elements of the boxes, for one kind, into ``values``.
 
         Raises:
             IncompleteWeights: An element of a box is in no file.
@@ -89,7 +89,7 @@ class SavedShares:
 
 
 def _fill(target: Tensor, start: Shape, pieces: Iterable[tuple[Shape, Tensor]]) -> int:
-    """Copy what pieces of the same tensor have of a box; how many of its elements none of them has."""
+    """Copy the overlap of pieces with a box; return how many of its elements no piece has."""
     missing = target.numel()
     for at, piece in pieces:
         low = tuple(map(max, start, at))

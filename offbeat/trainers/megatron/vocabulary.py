@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens from logits whose columns are dealt to tensor-parallel ranks.
+"""Log-probabilities of given tokens from logits that are sharded over tensor-parallel ranks.
 
-Legend: U places with logits, V columns of this rank, N tokens, each predicted by one of the places.
+Legend: U positions with logits, V columns of this rank, N tokens, each predicted by one position.
 """
 
 from typing import Any
@@ -19,19 +19,22 @@ def vocabulary_logprobs(
     vocabulary: int,
     group: ProcessGroup,
 ) -> Tensor:
-    """``log softmax(logits / temperature)[which, target]``, [N], the same on every rank of ``group``.
+    """Compute ``log softmax(logits / temperature)[which, target]``, equal on all ranks of ``group``.
 
-    Natural logs, in float32, or in float64 for float64 logits. Columns behind the vocabulary are
-    padding: they take no part, and their gradient is zero. Three small reductions forward, none
-    backward.
+    Columns behind the vocabulary are padding: they are ignored, and their gradient is zero. Three
+        small
+    reductions forward, none backward.
 
     Args:
-        logits_UV: This rank's columns; rank r holds those from ``r * V`` on.
-        which_N: The place that predicts each token.
-        target_N: Token ids, of the whole vocabulary.
-        temperature: Of the softmax.
-        vocabulary: Columns of all ranks together, padding not counted.
+        logits_UV: [U, V] floating: this rank's columns; rank r has those from ``r * V`` on.
+        which_N: [N] int64: index of the position that predicts each token.
+        target_N: [N] int64: token ids of the whole vocabulary.
+        temperature: Temperature of the softmax.
+        vocabulary: Number of columns over all ranks, without padding.
         group: The tensor-parallel ranks.
+
+    Returns:
+        [N] natural logs, float32, or float64 for float64 logits.
     """
     first = dist.get_rank(group) * logits_UV.shape[1]
     own_UV = logits_UV[:, : max(0, vocabulary - first)]
@@ -39,7 +42,7 @@ def vocabulary_logprobs(
 
 
 def whole_logits(logits_UV: Tensor, vocabulary: int, group: ProcessGroup) -> Tensor:
-    """Logits [U, vocabulary] from each rank's columns, the same on every rank of ``group``."""
+    """Gather logits [U, vocabulary] from each rank's columns [U, V], on every rank of ``group``."""
     parts = [torch.empty_like(logits_UV) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, logits_UV.contiguous(), group=group)
     return torch.cat(parts, -1)[:, :vocabulary]

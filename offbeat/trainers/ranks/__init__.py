@@ -1,1 +1,1 @@
-"""What the ranks of one trainer do together: process group, collectives, dispatch of groups."""
+"""Ranks of one trainer: process group, collectives, assignment of groups, assembly of a rank."""

@@ -1,4 +1,4 @@
-"""What the actor of a rank is put together from, whatever the backend."""
+"""Functions that build the trainer and the weight source of a rank, the same for all backends."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class MakesTrainer(Protocol[T_co]):
-    """The constructor that trainers of all backends have."""
+    """Constructor signature that the trainers of all backends share."""
 
     def __call__(
         self,
@@ -32,7 +32,7 @@ class MakesTrainer(Protocol[T_co]):
 
 
 def trainer_of(kind: MakesTrainer[T_co], spec: TrainerSpec, peers: Peers) -> T_co:
-    """The trainer of one rank."""
+    """Build the trainer of one rank."""
     config = spec.config
     return kind(
         spec.model_path,
@@ -47,15 +47,15 @@ def trainer_of(kind: MakesTrainer[T_co], spec: TrainerSpec, peers: Peers) -> T_c
 def source_of(
     spec: TrainerSpec, metas: Iterable[Meta], named: Callable[[], Iterator[Named]]
 ) -> GatheredSource:
-    """What sends the weights of one rank, under the names that the run's engines hold them by.
+    """Build the weight source of one rank, with the names that the run's engines load.
 
     Args:
-        spec: Of the rank.
-        metas: Name, shape and type of every weight, in the order of ``named``.
-        named: Goes through the whole weights, on all ranks together.
+        spec: The rank's spec.
+        metas: Name, shape and dtype of every weight, in the order of ``named``.
+        named: Iterates over the whole weights, on all ranks together.
 
     Raises:
-        UnsupportedModel: The engines hold them under names that are not known here.
+        UnsupportedModel: The engines need names that no known naming yields.
     """
     config, sync, held = spec.config, spec.config.sync, list(metas)
     if config.generator.backend == "vllm":

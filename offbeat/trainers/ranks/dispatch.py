@@ -1,7 +1,7 @@
-"""Which groups of a chunk each data-parallel rank trains, and which rank is which replica. Pure.
+"""Assignment of the groups of a chunk to data-parallel ranks, and of ranks to replicas. Pure.
 
-The same function deals in production and in tests: a test that feeds every rank everything would
-not see half of the mistakes that are made here.
+Production and tests use the same function: a test that feeds all groups to every rank would miss
+half of the mistakes that can be made here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,42 +12,42 @@ T = TypeVar("T")
 
 
 def shares(tokens: Mapping[int, int], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Deal groups to ranks so that all have about as many tokens; a group is never split.
+    """Assign groups to ranks so that all have about as many tokens; a group is never split.
 
-    The heaviest group first, each to the rank with the fewest tokens so far; of equal ranks to the
-    lowest, of equal groups the one of the lowest number. So no two ranks are further apart than the
-    heaviest group, and no rank is without a group while there are enough of them. It depends on the
-    numbers and their tokens alone, not on the order they come in.
+    Groups are assigned by falling size, each to the rank with the fewest tokens so far; of equal
+    ranks the lowest, of equal groups the one with the lowest number. So two ranks differ by at most
+    the largest group, and no rank is without a group if there are enough of them. The result
+    depends on the numbers and their tokens alone, not on their order.
 
     Args:
-        tokens: Of each group, by any number that names it; a group of none counts as one token.
-        ranks: To deal to, 1 or more.
+        tokens: Tokens of each group, by a number that identifies it; 0 tokens count as one.
+        ranks: Number of ranks, 1 or more.
 
     Returns:
-        The numbers of each rank's groups, in rising order.
+        For each rank the numbers of its groups, in rising order.
     """
-    dealt, loads = [list[int]() for _ in range(ranks)], [0] * ranks
+    assigned, loads = [list[int]() for _ in range(ranks)], [0] * ranks
     for group in sorted(tokens, key=lambda each: (-tokens[each], each)):
         lightest = loads.index(min(loads))
-        dealt[lightest].append(group)
+        assigned[lightest].append(group)
         loads[lightest] += max(1, tokens[group])
-    return tuple(tuple(sorted(each)) for each in dealt)
+    return tuple(tuple(sorted(each)) for each in assigned)
 
 
-def evened(microbatches: Sequence[T], count: int, padding: T) -> list[T]:
-    """The microbatches, and as much padding behind them as makes ``count``.
+def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[T]:
+    """Return the microbatches, followed by as much padding as makes ``count`` of them.
 
-    Ranks that shard one model compute together: whoever has fewer microbatches, or none at all,
-    computes padding, whose gradient is zero, until the others are done too.
+    Ranks that shard one model compute together: a rank with fewer microbatches, or none, computes
+    padding, whose gradient is zero, until the others are done too.
     """
     if len(microbatches) > count:
-        raise ValueError(f"{len(microbatches)} microbatches cannot be evened to {count}")
+        raise ValueError(f"{len(microbatches)} microbatches cannot be padded to {count}")
     return [*microbatches, *[padding] * (count - len(microbatches))]
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Which ranks of a world hold a copy of the model together.
+    """Partition of a world into replicas: sets of ranks that hold one copy of the model together.
 
     Ranks are numbered with the tensor-parallel place fastest, then the data-parallel one, then the
     pipeline stage.
@@ -59,15 +59,15 @@ class Replicas:
 
     @property
     def ranks(self) -> int:
-        """Of the whole world."""
+        """Return the number of ranks of the whole world."""
         return self.data * self.tensor * self.pipeline
 
     def share_of(self, rank: int) -> int:
-        """Which share of the data a rank trains."""
+        """Return the index of the data share that ``rank`` trains."""
         return rank // self.tensor % self.data
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """One rank a replica, in order of the shares: its answers stand for its twins' too."""
+        """Return one rank per replica, in order of the shares; it replies for the replica."""
         first_of_last_stage = (self.pipeline - 1) * self.data * self.tensor
         return tuple(first_of_last_stage + share * self.tensor for share in range(self.data))

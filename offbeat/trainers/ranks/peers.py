@@ -1,4 +1,4 @@
-"""What one rank says to the others of its world, beside the tensors that a library reduces."""
+"""Collectives between the ranks of a world for small typed values, beside a library's tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
@@ -11,18 +11,18 @@ T = TypeVar("T")
 
 
 class PeerFailed(OffbeatError):
-    """This rank could go on; another one has failed, and says itself why."""
+    """Another rank failed, and raises the cause itself; this rank stopped with it."""
 
     def __init__(self, rank: int, failed: int, during: str) -> None:
         super().__init__(rank, failed, during)
         self.rank, self.failed, self.during = rank, failed, during
 
     def __str__(self) -> str:
-        return f"trainer rank {self.rank} gave up in {self.during}: rank {self.failed} failed"
+        return f"trainer rank {self.rank} stopped in {self.during}: rank {self.failed} failed"
 
 
 class WorldBroken(OffbeatError):
-    """The ranks cannot reach each other any more: only new processes can go on."""
+    """The ranks cannot reach each other any more; only new processes can continue."""
 
     def __init__(self, rank: int, during: str, detail: str) -> None:
         super().__init__(rank, during, detail)
@@ -33,12 +33,12 @@ class WorldBroken(OffbeatError):
 
 
 def line_of(error: Exception) -> str:
-    """An error in one short line: gloo's and NCCL's own go on."""
+    """Return an error in one short line; gloo's and NCCL's own texts have many."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 class Peers(Protocol):
-    """The ranks of a world, as one of them sees them. All of them make the same calls, in order."""
+    """The ranks of a world, seen from one of them. All of them make the same calls, in order."""
 
     @property
     def rank(self) -> int: ...
@@ -46,23 +46,23 @@ class Peers(Protocol):
     @property
     def size(self) -> int: ...
 
-    def most(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value on any rank."""
+    def all_reduce_max(self, values: Sequence[int]) -> list[int]:
+        """Return the elementwise maximum of ``values`` over all ranks."""
         ...
 
-    def gathered(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
+    def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
         """Return the values of all ranks, in order of the ranks: the same list on each of them.
 
-        ``decoder`` names their type: they travel as msgpack.
+        ``decoder`` names their type; they are sent as msgpack.
         """
         ...
 
-    def told(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
         """Return the first rank's value; ``decoder`` names its type."""
         ...
 
     def are_lost(self, error: Exception) -> bool:
-        """It was raised because another rank is gone, or too late."""
+        """Return whether ``error`` was raised because another rank is gone, or too late."""
         ...
 
 
@@ -72,14 +72,14 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def most(self, values: Sequence[int]) -> list[int]:
+    def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
-    def gathered(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
+    def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
         del decoder
         return [value]
 
-    def told(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
         del decoder
         return value
 
@@ -88,16 +88,16 @@ class SingleRank:
         return False
 
 
-def agreed_most(peers: Peers, during: str, value: int, failure: Exception | None) -> int:
-    """The largest value of any rank, if none of them has failed. All ranks call it together.
+def all_reduce_max_or_fail(peers: Peers, during: str, value: int, failure: Exception | None) -> int:
+    """Return the maximum of ``value`` over all ranks, if none of them failed. All ranks call it.
 
-    So a rank that cannot take part says so before the others wait for it.
+    So a rank that cannot continue reports it before the others wait for it.
 
     Raises:
         Exception: ``failure``, on the rank that has it.
         PeerFailed: On the others.
     """
-    most, failed = peers.most([value, 0 if failure is None else peers.rank + 1])
+    most, failed = peers.all_reduce_max([value, 0 if failure is None else peers.rank + 1])
     if failure is not None:
         raise failure
     if failed:
@@ -105,8 +105,8 @@ def agreed_most(peers: Peers, during: str, value: int, failure: Exception | None
     return most
 
 
-def together(peers: Peers, during: str, work: Callable[[], T]) -> T:
-    """Do what may fail on any rank; all of them go on, or none. All ranks call it together.
+def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
+    """Run ``work``, which may fail on any rank; either all continue or none. All ranks call it.
 
     Raises:
         Exception: What ``work`` raised, on the rank where it did.
@@ -118,5 +118,5 @@ def together(peers: Peers, during: str, work: Callable[[], T]) -> T:
         if peers.size == 1 or peers.are_lost(error):
             raise
         done, failure = None, error
-    agreed_most(peers, during, 0, failure)
+    all_reduce_max_or_fail(peers, during, 0, failure)
     return cast("T", done)

@@ -1,6 +1,6 @@
-"""A world of ranks over ``torch.distributed``: how it comes together, and how its end is noticed.
+"""A world of ranks over ``torch.distributed``: rendezvous, collectives, detection of lost ranks.
 
-Ranks exchange tensors and msgpack, never pickles: what a rank sends is data to the others, not code.
+Ranks exchange tensors and msgpack, never pickles: what a rank receives is data, not code.
 """
 
 import os
@@ -24,27 +24,27 @@ from offbeat.trainers.spec import WorldRendezvous
 T = TypeVar("T")
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 _BROKEN: Final = ("gloo", "NCCL", "Application timeout caused pair closure", "Connection closed")
-"""In the text of what a collective raises: gloo has no class of its own for it."""
+"""Substrings of the errors of collectives that lost a rank: gloo has no class of its own for it."""
 
 
 def open_rendezvous(host: str) -> tuple[StoreServer, StoreAddress]:
-    """Let ranks meet at a free port of this address. Only holders of the key are answered."""
+    """Start a rendezvous store at a free port of ``host``; it serves holders of its key only."""
     key = SharedKey.random()
     server = StoreServer(host, key)
     return server, StoreAddress(server.host, server.port, key)
 
 
 def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "ProcessGroupPeers":
-    """Be a rank of a world; returns once all of its ranks are there.
+    """Join a world as ``rank``; returns once all of its ranks have joined.
 
     Args:
-        at: Where.
-        rank: Which one.
-        device: What the ranks compute on: gloo on the CPU, NCCL on CUDA devices.
-        own_address: Of this machine. The sockets of gloo and NCCL are bound to its interface.
+        at: Rendezvous of the world.
+        rank: This rank's number.
+        device: Device kind of the ranks: gloo is used for the CPU, NCCL for CUDA.
+        own_address: This machine's address. gloo and NCCL bind their sockets to its interface.
 
     Raises:
-        WorldBroken: Not all ranks came in time.
+        WorldBroken: Not all ranks joined before the timeout.
         AddressNotLocal: This machine has another address.
     """
     bind_collectives(own_address, os.environ)
@@ -53,39 +53,39 @@ def join(at: WorldRendezvous, rank: int, device: str, own_address: str) -> "Proc
         peers = enter(PrefixStore(at.world, store), rank, at.size, device, at.timeout_s)
     except Exception as error:
         if dist.is_initialized():
-            dist.destroy_process_group()  # so that these processes can meet again
+            dist.destroy_process_group()  # so that these processes can join again
         if is_broken(error):
             raise WorldBroken(rank, "its start", line_of(error)) from error
         raise
-    peers.store = store  # groups that are made later ask it, and would find its C++ half alone
+    peers.store = store  # groups made later need it; else only its C++ half would stay alive
     return peers
 
 
 def enter(store: Store, rank: int, size: int, device: str, timeout_s: float) -> "ProcessGroupPeers":
-    """Be a rank of a world whose ranks have a store in common already."""
+    """Join a world whose ranks share a connected store already."""
     kind, patience = device.partition(":")[0], timedelta(seconds=timeout_s)
     dist.init_process_group(
         _BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=patience
     )
     peers = ProcessGroupPeers(kind)
-    peers.most([0])
+    peers.all_reduce_max([0])
     return peers
 
 
 class ProcessGroupPeers:
-    """All ranks of the process group of this process."""
+    """Collectives over the default process group of this process."""
 
     def __init__(self, kind: str) -> None:
         self._device = torch.device(kind)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store: Store | None = None
 
-    def most(self, values: Sequence[int]) -> list[int]:
+    def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         most = torch.tensor(values, dtype=torch.int64, device=self._device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return most.tolist()
 
-    def gathered(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
+    def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
         own = self._encoded(value)
         lengths = torch.empty(self.size, dtype=torch.int64, device=self._device)
         dist.all_gather_single(lengths, self._length(own))
@@ -100,7 +100,7 @@ class ProcessGroupPeers:
             for row, length in zip(rows, lengths.tolist(), strict=True)
         ]
 
-    def told(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
         own = self._encoded(value) if self.rank == 0 else None
         length = self._length(own) if own is not None else self._length(torch.empty(0))
         dist.broadcast(length, src=0)
@@ -125,7 +125,7 @@ def _decoded(data: Tensor, decoder: "msgspec.msgpack.Decoder[T]") -> T:
 
 
 def is_broken(error: Exception) -> bool:
-    """A collective has raised it: a rank is gone, or too late."""
+    """Return whether a collective raised ``error`` because a rank is gone, or too late."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _BROKEN)

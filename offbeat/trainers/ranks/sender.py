@@ -1,4 +1,4 @@
-"""A rank's end of weight sync: the first one sends, the others help to make weights whole."""
+"""The sending side of weight sync on a rank: rank 0 sends, the others help to gather weights."""
 
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -9,15 +9,15 @@ from offbeat.weight_sync.transports.choose import make_sender
 
 
 class SharedSource(Source, Protocol):
-    """Weights of which every rank has a part."""
+    """Weight source of which every rank has a part."""
 
     def take_part(self) -> None:
-        """What the other ranks do while the first draws all chunks."""
+        """Take part in the gathering while rank 0 iterates over all chunks."""
         ...
 
 
 class NullSender:
-    """Of all ranks but the first."""
+    """Sender of every rank but rank 0: it takes part in the gathering and sends nothing."""
 
     handles = 0
 
@@ -30,11 +30,11 @@ class NullSender:
         return PublishedRelease(self._source.manifest, "", ())
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no thread was started."""
 
 
 def sender_of(spec: TrainerSpec, source: Source, host: Callable[[], str], life: str) -> Sender:
-    """The sender of a rank. With several ranks its source is a shared one."""
+    """Return the sender of a rank. With several ranks ``source`` is a ``SharedSource``."""
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     return make_sender(spec.config.sync, source, host, life)

@@ -1,7 +1,7 @@
-"""What ranks tell each other when they write a checkpoint together, as msgpack.
+"""Records that ranks exchange as msgpack when they write a checkpoint together.
 
-``torch.distributed.checkpoint`` would exchange its own records as pickles, which run code where they
-arrive. These hold the part of them that a state of plain and sharded tensors needs.
+``torch.distributed.checkpoint`` would exchange its own records as pickles, which run code where
+they arrive. These hold the part of them that a state of plain and sharded tensors needs.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _DTYPES: Final = {str(each): each for each in vars(torch).values() if type(each)
 
 
 class PlannedWrite(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor, or the part of one, that a rank would write."""
+    """A tensor, or a part of one, that a rank plans to write."""
 
     name: str
     is_shard: bool
@@ -40,7 +40,7 @@ class PlannedWrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WrittenPart(msgspec.Struct, frozen=True, array_like=True):
-    """Where in which file a part lies."""
+    """Location of a written part: its file and offset."""
 
     name: str
     start: tuple[int, ...] | None
@@ -52,18 +52,18 @@ class WrittenPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 def planned_writes(plan: SavePlan) -> list[PlannedWrite]:
-    """Return a rank's plan as it is sent."""
+    """Convert a rank's plan to the records that are sent."""
     return [_planned(item) for item in plan.items]
 
 
 def save_plan(writes: Sequence[PlannedWrite]) -> SavePlan:
-    """Return a rank's plan as it was before it was sent."""
+    """Convert received records back to a rank's plan."""
     names = {each.name: (each.name,) for each in writes}  # where readers of the library put it
     return SavePlan([_item(each) for each in writes], planner_data=names)
 
 
 def written_parts(results: Sequence[WriteResult]) -> list[WrittenPart]:
-    """Return what a rank has written, as it is sent."""
+    """Convert a rank's write results to the records that are sent."""
     return [
         WrittenPart(
             each.index.fqn,
@@ -79,7 +79,7 @@ def written_parts(results: Sequence[WriteResult]) -> list[WrittenPart]:
 
 
 def write_results(parts: Sequence[WrittenPart]) -> list[WriteResult]:
-    """Return what a rank has written, as it was before it was sent."""
+    """Convert received records back to a rank's write results."""
     return [
         WriteResult(
             MetadataIndex(each.name, each.start, each.index),

@@ -1,6 +1,7 @@
 """One forward pass over packed rows, down to the log-probabilities of the wanted tokens.
 
-Legend: R rows, T tokens of a row, U places that predict, N wanted tokens, H hidden, V vocabulary.
+Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
+    vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from offbeat.trainers.torch.sharding import settle
 def packed_logprobs(
     model: PreTrainedModel, packed: PackedRows, temperature: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Log-probabilities [N] of the wanted tokens of a microbatch, in ``packed.source_N``'s order.
+    """Compute log-probabilities [N] of the wanted tokens of a microbatch, ordered by ``source_N``.
 
     Computed in ``dtype``, if that is another than the weights are held in.
 
@@ -48,7 +49,7 @@ def packed_logprobs(
 def top_logprobs(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """The most probable tokens after prompts of equal length, by the model's plain forward pass."""
+    """Return the most probable tokens after prompts of equal length, by a plain forward pass."""
     tokens_RT = torch.tensor(prompts, device=model.device)
     rows, tokens = tokens_RT.shape
     last_U = torch.arange(1, rows + 1, device=model.device) * tokens - 1
@@ -63,7 +64,7 @@ def top_logprobs(
 
 
 def output_head(model: PreTrainedModel) -> nn.Module:
-    """What makes logits of hidden states.
+    """Return the module that maps hidden states to logits.
 
     Raises:
         UnsupportedModel: There is none.
@@ -75,7 +76,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 
 def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """Additive [R, 1, T, T]. None where plain causal attention is right: one sample, then padding."""
+    """Return the additive mask [R, 1, T, T]; None if plain causal attention is exact."""
     if packed.one_sample_a_row:
         return None
     seen_RTT = torch.from_numpy(visible(packed.segments_RT)).to(device)
@@ -85,7 +86,7 @@ def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tenso
 
 @contextmanager
 def _only_places(head: nn.Module, places_U: Tensor) -> Iterator[None]:
-    """Inside, the output head sees the hidden states [U, H] of these places only.
+    """Restrict the output head to the hidden states [U, H] of these positions inside the block.
 
     A hook in front of the head, because it works for every model: what a model does to its logits
     afterwards (a cap, a scale) is elementwise and does not care. Calling body and head one by one

@@ -1,4 +1,4 @@
-"""How a torch trainer comes by its model: whole on one rank, cut and filled by the first on several."""
+"""Loading of a torch trainer's model: whole on one rank; sharded and filled by rank 0 on several."""
 
 from pathlib import Path
 from typing import Final, cast
@@ -12,7 +12,7 @@ from offbeat.config.training import TrainerConfig
 from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.trainers.backend import TrainerBackend
-from offbeat.trainers.ranks.peers import Peers, together
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
@@ -46,11 +46,13 @@ class LoadedModel(TrainerBackend):
         self._attention: str | None = None  # None: as transformers chooses
 
     def _read_model(self, during: str) -> PreTrainedModel | None:
-        """The model of the files, whole, on the first rank; None on the others."""
-        return together(self.peers, during, lambda: self._load_model() if self.is_first else None)
+        """Return the whole model of the files on rank 0; None on the others."""
+        return run_on_all_ranks(
+            self.peers, during, lambda: self._load_model() if self.is_first else None
+        )
 
     def _proved(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
-        """What the first rank has proved on the whole model; the same on all ranks."""
+        """Prove the rows of the whole model on rank 0; return the result on all ranks."""
         shared_prompt, length = self._config.shared_prompt, self._max_model_len
 
         def prove() -> tuple[RowProof, Witness] | None:
@@ -58,11 +60,11 @@ class LoadedModel(TrainerBackend):
                 return None
             return prove_rows(whole, length, dtype=self._dtype, shared_prompt=shared_prompt)
 
-        proved = together(self.peers, "the proof of the model", prove)
-        return self.peers.told(cast("tuple[RowProof, Witness]", proved), _PROVED)
+        proved = run_on_all_ranks(self.peers, "the proof of the model", prove)
+        return self.peers.broadcast(cast("tuple[RowProof, Witness]", proved), _PROVED)
 
     def _unfilled(self, whole: PreTrainedModel | None) -> PreTrainedModel:
-        """The model of one rank as it was read; of several, one without memory, to be cut and filled."""
+        """Return the model as it was read; with several ranks one without memory, to be sharded."""
         if self.peers.size == 1 and whole is not None:
             return whole
         shell = self._shell()
@@ -71,7 +73,7 @@ class LoadedModel(TrainerBackend):
         return shell
 
     def _shell(self) -> PreTrainedModel:
-        """The model that ``_load_model`` loads, without memory."""
+        """Return the model that ``_load_model`` loads, without memory."""
         remote_code = self._model_config.trust_remote_code
         shell = shell_of(self.model_path, self._dtype, trust_remote_code=remote_code)
         if self._attention:
@@ -79,7 +81,7 @@ class LoadedModel(TrainerBackend):
         return shell
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        """Leave a model to one rank whole, or cut it over all of them and fill each one's part."""
+        """Keep the model whole on one rank, or shard it over several and fill each one's part."""
         if self.peers.size == 1:
             return Weights(model)
         device = self._config.device

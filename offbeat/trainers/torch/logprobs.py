@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens from logits.
 
-Legend: U places with logits, V vocabulary, N tokens, each predicted by one of the places.
+Legend: U positions with logits, V vocabulary, N tokens, each predicted by one of the positions.
 """
 
 from collections.abc import Iterator
@@ -11,17 +11,25 @@ from torch import Tensor
 
 _IN_A_CACHE: Final = 1 << 20
 _ON_A_GPU: Final = 1 << 26
-"""Logits that are worked on at a time."""
+"""Number of logits that are processed at a time."""
 
 
 def token_logprobs(
     logits_UV: Tensor, which_N: Tensor, target_N: Tensor, temperature: float
 ) -> Tensor:
-    """``log softmax(logits / temperature)[which, target]``, [N]: natural logs.
+    """Compute ``log softmax(logits / temperature)[which, target]`` in natural logs.
 
-    Computed in float32, or in float64 for float64 logits. Several tokens may share a place.
-    Backward makes one buffer of the size and type of the logits, where autograd's own would make
-    several, in float32. Whatever else either pass needs is of some rows at a time.
+    Backward allocates one buffer of the size and dtype of the logits, where autograd would allocate
+    several in float32. All other buffers of both passes are of a few rows at a time.
+
+    Args:
+        logits_UV: [U, V] floating.
+        which_N: [N] int64: index of the position that predicts each token; positions may repeat.
+        target_N: [N] int64: token ids.
+        temperature: Temperature of the softmax.
+
+    Returns:
+        [N] float32, or float64 for float64 logits.
     """
     return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature)  # pyright: ignore[reportReturnType]
 
@@ -29,7 +37,10 @@ def token_logprobs(
 def largest_logprobs(
     logits_UV: Tensor, count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """The most probable tokens of each row and their natural logprobs, in falling order."""
+    """Return the ``count`` most probable tokens of each row of [U, V] logits, and their logprobs.
+
+    Tokens are in falling order of their natural logprobs, which are returned in the same order.
+    """
     wide_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
     kept = torch.log_softmax(wide_UV, -1).topk(min(count, logits_UV.shape[-1]), -1)
     tokens, logprobs = kept.indices.tolist(), kept.values.tolist()
@@ -74,7 +85,7 @@ class _TokenLogprobs(torch.autograd.Function):
             place_N = (which_N - rows.start) * part_UV.shape[1] + target_N
             add_N = grad_N
             if len(part_UV) < len(logits_UV):
-                # Whose rows are elsewhere adds nothing: to pick the others, a GPU would have to be asked.
+                # Tokens of other rows add zero: selecting them would need a synchronisation with the GPU.
                 here_N = (which_N >= rows.start) & (which_N < rows.stop)
                 place_N, add_N = torch.where(here_N, place_N, 0), torch.where(here_N, add_N, 0)
             part_UV.view(-1).index_add_(0, place_N, add_N)

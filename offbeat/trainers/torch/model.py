@@ -1,4 +1,4 @@
-"""A causal LM in and out of a Hugging Face directory."""
+"""Loading and saving of a causal LM in a Hugging Face directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from offbeat.weight_sync.source import named_weights
 def load_model(
     path: str | Path, dtype: str, device: str, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Return the causal LM of a directory, in evaluation mode: dropout would make logprobs random.
+    """Load the causal LM of a directory in evaluation mode: dropout would make logprobs random.
 
     Raises:
         WeightsMismatch: Its files are not those of the model that its config describes.
@@ -29,7 +29,7 @@ def load_model(
 
 
 def identity(model: PreTrainedModel) -> Identity:
-    """Whose state this model's is: names, shapes and types of its weights, in order."""
+    """Return the identity of this model's state: names, shapes and dtypes of its weights, in order."""
     digest, count = xxhash.xxh3_128(), 0
     for name, tensor in named_weights(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -41,9 +41,9 @@ def identity(model: PreTrainedModel) -> Identity:
 
 
 def linear_to_pair_ratio(model: PreTrainedModel) -> float:
-    """Multiplications of a token outside attention, over those of one pair of tokens inside it.
+    """Return the multiplications per token outside attention over those per pair of tokens inside.
 
-    Every weight but the embeddings is used once a token; a pair takes two products (score and
+    Every weight but the embeddings is used once per token; a pair takes two products (score and
     value) of all heads in every layer, which together are about as wide as the hidden state.
     """
     config = model.config.get_text_config(decoder=True)
@@ -53,23 +53,23 @@ def linear_to_pair_ratio(model: PreTrainedModel) -> float:
 
 
 def vocabulary(model: PreTrainedModel) -> int:
-    """Number of tokens it has an embedding of."""
+    """Return the number of token ids that have an embedding."""
     return len(cast("Tensor", model.get_input_embeddings().weight))
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Its repeated layers in their order; none if the model does not say which they are.
+    """Return the repeated layers in their order; empty if the model does not name their class.
 
-    They are known by their class, which ``fully_shard`` changes: ask before a model is cut.
+    They are identified by their class, which ``fully_shard`` changes: call it before sharding.
     """
     kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place it is said
     return [each for each in model.modules() if type(each).__name__ in kinds]
 
 
 def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) -> None:
-    """Write weights, config and ``like``'s tokenizer to ``directory``: wholly, or not at all.
+    """Write weights, config and ``like``'s tokenizer to ``directory`` atomically.
 
-    A directory that is there already is replaced.
+    An existing directory is replaced.
     """
     with replaced(Path(directory), Path(like)) as staged:
         model.save_pretrained(staged)
@@ -82,23 +82,23 @@ def save_weights(
     directory: str | Path,
     like: str | Path,
 ) -> None:
-    """Write whole weights as ``save_model`` writes those of ``model``, of which this rank has a part.
+    """Write whole weights like ``save_model``, for a ``model`` of which this rank has a part only.
 
-    A model without memory stands for it: nothing is held a second time.
+    A model without memory takes its place, so that nothing is in memory twice.
     """
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(
             model.config, dtype=dtype, trust_remote_code=model.is_remote_code()
         )
     shell.generation_config = model.generation_config
-    # What was renamed when the files were read has to be renamed back when they are written.
+    # Weights that were renamed when the files were read are renamed back when they are written.
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001
     with replaced(Path(directory), Path(like)) as staged:
         shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
 
 
 def _with_tied(shell: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under all their names, as a module's ``state_dict`` has them."""
+    """Return weights under all their names, tied ones included, like a module's ``state_dict``."""
     first_names, named = dict[int, str](), dict[str, Tensor]()
     for name, tensor in shell.state_dict(keep_vars=True).items():
         first = first_names.setdefault(id(tensor), name)

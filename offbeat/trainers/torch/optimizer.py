@@ -1,10 +1,10 @@
 """AdamW over raw gradient sums: normalise, clip, check and step in one place.
 
 Half-precision parameters get a float32 master each: gradients are added up and weights are updated
-there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its type.
+there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its dtype.
 
-Of a model that is cut over ranks each rank updates its parts: AdamW is elementwise, so that only the
-norm has to be made together.
+If the model is sharded, each rank updates its shards: AdamW is elementwise, so that only the norm
+needs a collective.
 """
 
 import math
@@ -29,7 +29,7 @@ _FLOAT: Final = msgspec.msgpack.Decoder(float)
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What ``Optimizer.step`` did. The weights were updated if and only if ``applied``."""
+    """Result of ``Optimizer.step``. The weights were updated if and only if ``applied``."""
 
     applied: bool
     grad_norm: float  # after normalisation, before clipping
@@ -37,9 +37,9 @@ class UpdateResult:
 
 
 class Optimizer:
-    """AdamW of the trainable parameters of a module. Weight decay is for matrices only.
+    """AdamW of the trainable parameters of a module. Weight decay applies to matrices only.
 
-    Of a module that is cut over ranks, all ranks make one and make the same calls.
+    If the module is sharded, all ranks make one and make the same calls.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Optimizer:
         )
 
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
-        """Divide the summed gradients, clip them, update the weights and drop the gradients.
+        """Divide the summed gradients, clip them, update the weights and discard the gradients.
 
         With a gradient norm that is not finite, nothing but the gradients changes.
         """
@@ -88,14 +88,14 @@ class Optimizer:
         return UpdateResult(applied, norm, movement)
 
     def drop_gradients(self) -> None:
-        """Forget what was accumulated; weights and moments stay."""
+        """Discard the accumulated gradients; weights and moments stay."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             parameter.grad = None
             master.grad = None
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Be as new, after somebody else wrote the module's weights."""
+        """Return to the initial state, after the caller wrote the module's weights."""
         self.drop_gradients()
         self._adamw.state.clear()
         for parameter, master in zip(self._parameters, self._masters, strict=True):
@@ -104,17 +104,17 @@ class Optimizer:
 
     @property
     def names(self) -> Collection[str]:
-        """Of the parameters it updates."""
+        """Return the names of the parameters that it updates."""
         return self._names
 
     def masters(self) -> dict[str, Tensor]:
-        """Where weights are updated that the module holds a rounded copy of; none of a cut module."""
+        """Return the float32 masters of 16-bit parameters by name; empty for a sharded module."""
         return {name: each for name, own, each in self._named() if _is_copy(own, each)}
 
     def moments(self) -> dict[str, Tensor]:
-        """AdamW's averages by what they are and the parameter's name: the memory itself, not copies.
+        """Return AdamW's moments by kind and parameter name: the tensors themselves, not copies.
 
-        Of a parameter that is cut, so are they, and know it.
+        The moments of a sharded parameter are sharded like it.
         """
         return {
             f"{kind}/{name}": cut_like(self._adamw.state[master][kind], parameter)
@@ -124,14 +124,14 @@ class Optimizer:
         }
 
     def steps(self) -> Tensor:
-        """How often each parameter was updated, in their order; a copy."""
+        """Return [parameters]: the number of updates of each, in their order; a copy."""
         never = torch.zeros((), device=self._masters[0].device)
         states = (self._adamw.state.get(each, {}) for each in self._masters)
         return torch.stack([each.get("step", never) for each in states])
 
     @torch.no_grad()
     def make_room(self, names: Collection[str]) -> None:
-        """Hold the moments of these names, as yet zero, and no others."""
+        """Allocate the moments of these names, filled with zeros, and no others."""
         self.drop_gradients()
         self._adamw.state.clear()
         for name, _, master in self._named():
@@ -142,9 +142,9 @@ class Optimizer:
 
     @torch.no_grad()
     def filled(self, steps: Tensor) -> None:
-        """Go on with masters and moments that somebody else has filled.
+        """Continue with masters and moments that the caller has filled.
 
-        Of a module that is held in 16 bits, the weights are made from the masters.
+        16-bit weights of the module are set from the masters.
         """
         for master, count in zip(self._masters, steps, strict=True):
             if master in self._adamw.state:
@@ -153,7 +153,7 @@ class Optimizer:
 
     @property
     def state_nbytes(self) -> int:
-        """Of the weights it updates, in full precision, and their moments."""
+        """Return the bytes of the updated weights, in full precision, and of their moments."""
         each_takes = 1 + len(_MOMENTS)
         return sum(
             parameter.numel() * master.element_size() * each_takes
@@ -164,19 +164,19 @@ class Optimizer:
         return zip(self._names, self._parameters, self._masters, strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        """What masters have been given; of a parameter that is cut, this rank's part."""
+        """Return the gradients of the masters; of a sharded parameter, this rank's part."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)
         return [each.grad for each in self._masters if each.grad is not None]
 
     def _norm(self, gradients: list[Tensor]) -> float:
-        """Over all ranks, and the same number on each: all of them step, or none."""
+        """Return the norm over all ranks, equal on each, so that all of them step or none."""
         if self._peers.size == 1:
             return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
         norms = torch.stack([each.double().norm() for each in gradients]) if gradients else None
         mine = 0.0 if norms is None else float(norms.square().sum())
-        return math.sqrt(sum(self._peers.gathered(mine, _FLOAT)))
+        return math.sqrt(sum(self._peers.all_gather(mine, _FLOAT)))
 
     @torch.no_grad()
     def _write_back(self) -> None:
@@ -186,7 +186,7 @@ class Optimizer:
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """Where a parameter is updated: it itself, the part of it that this rank holds, or a copy."""
+    """Return the tensor that is updated: the parameter, this rank's shard, or a float32 copy."""
     if isinstance(parameter, DTensor):
         return own(parameter.detach()).requires_grad_()
     if parameter.dtype not in HALF:

@@ -1,8 +1,9 @@
-"""Proof, when a trainer is made, that its rows compute what the model computes of each sample alone.
+"""Proof, when a trainer is made, that packed rows compute what the model computes per sample.
 
-A row may hold several samples behind one copy of their prompt, or one sample and padding, and stands
-beside longer ones. Whether a model allows that is not read off its name or its config: both kinds of
-rows are compared with transformers' plain forward pass, on a miniature of the class and on the model.
+A row may hold several samples behind one copy of their prompt, or one sample and padding, and
+stands beside longer ones. Whether a model allows that is not read off its name or its config: both
+kinds of rows are compared with transformers' plain forward pass, on a miniature of the class and on
+the model.
 """
 
 from collections.abc import Sequence
@@ -47,16 +48,16 @@ _log = structlog.stdlib.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
-    """How a model has to be run, so that rows compute what the model means."""
+    """Settings under which packed rows compute the same as the model does per sample."""
 
     attention: str  # implementation
     shared_prompt: bool  # samples may share one copy of their prompt
-    problem: str = ""  # why they may not, where it was asked for
+    problem: str = ""  # why they may not, if it was requested
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What a model computed of some rows, which follow from its vocabulary and the other arguments."""
+    """Reference values of some rows, which follow from the vocabulary and the other arguments."""
 
     max_model_len: int
     share: bool
@@ -75,13 +76,13 @@ _proofs: dict[tuple[object, ...], RowProof] = {}
 def prove_rows(
     model: PreTrainedModel, max_model_len: int, *, shared_prompt: bool, dtype: torch.dtype
 ) -> tuple[RowProof, Witness]:
-    """Prove rows of a loaded model, and leave it attending by the implementation that is exact.
+    """Prove rows of a loaded model, and set it to the attention implementation that is exact.
 
     Args:
         model: Whole, on the device it is trained on, its rotary frequencies fixed.
         max_model_len: Tokens of the longest sequence of the run.
-        shared_prompt: Whether samples should share a prompt if they may.
-        dtype: Type it computes in.
+        shared_prompt: Samples should share a prompt if that is exact.
+        dtype: Dtype that it computes in.
 
     Raises:
         UnsupportedModel: Its rows are not exact, whichever way they are made.
@@ -106,7 +107,8 @@ def prove_kind(
     """Prove rows on a miniature of a class: the same answer for the same arguments.
 
     Raises:
-        UnsupportedModel: Not even a row of one sample and padding computes what the sample does alone.
+        UnsupportedModel: Not even a row of one sample and padding computes what the sample does
+            alone.
     """
     chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
@@ -173,7 +175,8 @@ def prove_model(
         dtype: Type it computes in.
 
     Raises:
-        UnsupportedModel: It computes a sample otherwise in a row than alone, or has no such position.
+        UnsupportedModel: It computes a sample otherwise in a row than alone, or has no such
+            position.
     """
     name = type(model).__name__
     witness = Witness(max_model_len, proof.shared_prompt, {})

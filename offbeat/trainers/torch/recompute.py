@@ -1,8 +1,8 @@
-"""Layers that keep nothing but their input for backward, and are computed again there.
+"""Activation checkpointing: layers keep only their input, and are computed again in backward.
 
-transformers has this too, but only for a model in training mode. Ours is in evaluation mode, where
-nothing random happens, so its switch would be silently without effect. It is the layer's ``forward``
-that is repeated, and nothing around it: what FSDP2 does before and after a layer happens once a pass.
+transformers has this too, but only for a model in training mode. Ours is in evaluation mode,
+without randomness, so its switch would silently have no effect. Only the layer's ``forward`` is
+repeated: the hooks of FSDP2 before and after a layer run once per pass.
 """
 
 import functools
@@ -19,7 +19,7 @@ from offbeat.trainers.torch.model import decoder_layers
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Have every decoder layer computed again in backward; before the model is cut, and once.
+    """Recompute every decoder layer in backward. Call it once, before the model is sharded.
 
     Names, weights and values stay as they are.
 

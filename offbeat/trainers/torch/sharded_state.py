@@ -1,8 +1,8 @@
-"""Tensors in the files of all ranks, each its own shards, by ``torch.distributed.checkpoint``.
+"""Sharded tensors in files by ``torch.distributed.checkpoint``: each rank writes its own shards.
 
-``__N_0.distcp`` is what rank N has written, ``.metadata`` says what lies where: so any number of
-ranks can take them up, each reading what it needs. Tensors that all ranks hold whole are written by
-the first. A rank that fails says so, and the others hear of it.
+``__N_0.distcp`` is written by rank N, ``.metadata`` is the table of contents: so any number of
+ranks can load them, each reading what it needs. Tensors that are whole on all ranks are written by
+rank 0. A failure of one rank is raised on all.
 """
 
 import pickle
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from offbeat.trainers.ranks.peers import Peers, together
+from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.checkpoint_plans import (
     PlannedWrite,
     WrittenPart,
@@ -41,11 +41,11 @@ _PARTS: Final = msgspec.msgpack.Decoder(list[WrittenPart])
 def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
     """Write tensors, from whatever device they are on; all ranks call it together.
 
-    Of each they give their part, or all of it. What a rank has written is synced.
+    Each rank passes its part of each tensor, or all of it. The written files are synced.
 
     Raises:
-        OSError: The disk refused.
-        PeerFailed: That of another rank did.
+        OSError: The disk failed.
+        PeerFailed: The disk of another rank failed.
     """
     writer, leads = _Writer(directory), peers.rank == 0
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
@@ -60,35 +60,35 @@ def save_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
         written.wait()
         return written.value()
 
-    own = together(peers, "checkpoint", plan)
-    # Every rank makes the plan of all of them, the same: so none has to be sent back.
-    told = peers.gathered(planned_writes(own), _PLANS)
-    plans, metadata = planner.create_global_plan([save_plan(each) for each in told])
+    own = run_on_all_ranks(peers, "checkpoint", plan)
+    # Every rank computes the same global plan, so that none has to be sent back.
+    gathered = peers.all_gather(planned_writes(own), _PLANS)
+    plans, metadata = planner.create_global_plan([save_plan(each) for each in gathered])
     plans = writer.prepare_global_plan(plans)
-    parts = peers.gathered(written_parts(together(peers, "checkpoint", write)), _PARTS)
+    parts = peers.all_gather(written_parts(run_on_all_ranks(peers, "checkpoint", write)), _PARTS)
 
     def finish() -> None:
         if leads:
             writer.finish(metadata, [write_results(each) for each in parts])
 
-    together(peers, "checkpoint", finish)
+    run_on_all_ranks(peers, "checkpoint", finish)
 
 
 def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
     """Fill tensors with what was saved under their names; all ranks call it together.
 
-    How many ranks saved them, and how they were cut, makes no difference.
+    The number of ranks that saved them, and their sharding, make no difference.
 
     Raises:
         OSError: A file cannot be read, or is not what this needs.
         PeerFailed: Another rank could not go on.
     """
-    # What a rank reads depends on the files and on its own part: there is nothing to agree upon.
-    together(peers, "restore", lambda: _load(tensors, directory))
+    # A rank's reads depend on the files and on its own part alone: no collective is needed.
+    run_on_all_ranks(peers, "restore", lambda: _load(tensors, directory))
 
 
 def saved_names(directory: Path) -> frozenset[str]:
-    """Under which names there are tensors.
+    """Return the names of the saved tensors.
 
     Raises:
         OSError: It cannot be read, or is not what was written.
@@ -97,7 +97,7 @@ def saved_names(directory: Path) -> frozenset[str]:
 
 
 class _Writer(FileSystemWriter):
-    """The usual one; but what it writes depends on the tensors alone, and failures say what failed."""
+    """File writer whose output depends on the tensors alone, and whose errors name their cause."""
 
     def storage_meta(self) -> StorageMeta | None:
         return (
@@ -113,7 +113,7 @@ class _Writer(FileSystemWriter):
 
 
 class _Reader(FileSystemReader):
-    """The usual one; but nothing is executed when the table of contents is read."""
+    """File reader that executes no code when the table of contents is read."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:  # noqa: ANN401 -- its signature
         with (Path(self.path) / METADATA).open("rb") as stream:
@@ -128,7 +128,7 @@ class _Reader(FileSystemReader):
 
 
 class _OnlyMetadata(pickle.Unpickler):
-    """Knows the classes of such a table, and no others."""
+    """Unpickler that knows the classes of such a table, and no others."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:  # noqa: ANN401 -- as overridden
         allowed = _MODULES.get(module_name)
@@ -166,7 +166,7 @@ def _load(tensors: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def _disk_failure(error: BaseException) -> BaseException:
-    """What a failure came from, if that was the disk."""
+    """Return the error of the disk that caused a failure, if there is one; else the failure."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__

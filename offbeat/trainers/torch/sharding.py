@@ -1,8 +1,8 @@
-"""A model cut over the ranks of a world by FSDP2, and whole tensors out of and into its shards.
+"""Sharding of a model over the ranks of a world by FSDP2; whole tensors from and into its shards.
 
-Every parameter is cut along its first axis, the way ``torch.chunk`` cuts. A parameter of 16 bits is
-held in float32 shards, which are its masters, and gathered in 16 bits: so the forward pass sees the
-weights that one rank would, and gradients are added up in float32.
+Every parameter is sharded along its first axis, as by ``torch.chunk``. A parameter of 16 bits is
+kept in float32 shards, which are its masters, and gathered in 16 bits: so the forward pass uses the
+same weights as on one rank, and gradients are added up in float32.
 """
 
 import itertools
@@ -24,17 +24,17 @@ HALF: Final = (torch.bfloat16, torch.float16)
 
 
 def world_mesh(device: str, ranks: int) -> DeviceMesh:
-    """All ranks in one line, on a kind of device."""
+    """Return a one-dimensional mesh of all ranks, on a kind of device."""
     return init_device_mesh(device.partition(":")[0], (ranks,))
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Cut a model over the ranks of a mesh: each decoder layer, and what is left.
+    """Shard a model over the ranks of a mesh: each decoder layer, then the rest.
 
-    Gradients are summed over ranks, never averaged: a step divides them once, at its end.
+    Gradients are summed over ranks, not averaged: a step divides them once, at its end.
 
     Raises:
-        UnsupportedModel: Its parameters are of several types.
+        UnsupportedModel: Its parameters have several dtypes.
     """
     dtypes = {each.dtype for each in model.parameters()}
     if len(dtypes) > 1:
@@ -56,14 +56,14 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    """Every part that is gathered by itself."""
+    """Yield every module that is gathered on its own."""
     return (each for each in model.modules() if isinstance(each, FSDPModule))
 
 
 def settle(model: nn.Module, *, failed: bool = False) -> None:
-    """Free what forward passes without a backward left gathered, or what a failure left half done.
+    """Free weights that a forward pass without backward, or a failed pass, left gathered.
 
-    Weights that stay gathered would be the old ones after an optimizer step.
+    Weights that stay gathered would be stale after an optimizer step.
     """
     if isinstance(model, FSDPModule):
         if failed:
@@ -80,27 +80,27 @@ class Weights:
         self._dtypes = {name: each.dtype for name, each in named_weights(model)}
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights. All ranks go through it together."""
+        """Yield whole weights by name. All ranks iterate together."""
         return named_weights(self._model)
 
-    def held(self) -> dict[str, Tensor]:
-        """What this rank holds of each: the memory itself, which knows how it is cut."""
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's part of each weight: the tensor itself, a DTensor if it is sharded."""
         return dict(named_weights(self._model))
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of each."""
+        """Yield name, whole shape and dtype of each weight."""
         for name, each in named_weights(self._model):
             yield name, tuple(each.shape), dtype_name(each)
 
     @torch.no_grad()
     def fill(self, values: Mapping[str, Tensor]) -> None:
-        """Take up whole weights."""
+        """Copy whole weights into this rank's parts."""
         for name, tensor in self.named():
             tensor.copy_(values[name])
 
 
 class ShardedWeights(Weights):
-    """The same, of a model that is cut: each rank holds a part of each."""
+    """All weights of a sharded model: each rank holds a part of each."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class ShardedWeights(Weights):
         mesh: DeviceMesh,
         make_room: Callable[[PreTrainedModel], None] = lambda _: None,
     ) -> None:
-        """Cut the model. ``make_room``: gives one without memory room for this rank's part."""
+        """Shard the model. ``make_room`` allocates this rank's part of one without memory."""
         super().__init__(model)
         shard(model, mesh)
         make_room(model)
-        held = model.state_dict(keep_vars=True)
-        self._held: dict[str, Tensor] = {name: held[name] for name in self._dtypes}
+        state = model.state_dict(keep_vars=True)
+        self._local: dict[str, Tensor] = {name: state[name] for name in self._dtypes}
         parts = {name: each for name, each in model.named_modules() if isinstance(each, FSDPModule)}
         self._places = [
             (name, parts[_part_with(name, parts)], model.get_submodule(name.rpartition(".")[0]))
@@ -121,7 +121,7 @@ class ShardedWeights(Weights):
         ]
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Gathered part by part, as for a forward pass, and copied: they stay when a part is freed."""
+        """Yield whole weights, gathered module by module; copies, which stay valid."""
         for part, places in itertools.groupby(self._places, key=lambda each: each[1]):
             part.unshard()
             copies = [
@@ -131,33 +131,33 @@ class ShardedWeights(Weights):
             part.reshard()
             yield from copies
 
-    def held(self) -> dict[str, Tensor]:
-        return {name: each.detach() for name, each in self._held.items()}
+    def local_tensors(self) -> dict[str, Tensor]:
+        return {name: each.detach() for name, each in self._local.items()}
 
     def metas(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
-        for name, each in self._held.items():
+        for name, each in self._local.items():
             yield name, tuple(each.shape), str(self._dtypes[name]).removeprefix("torch.")
 
     @torch.no_grad()
     def fill(self, values: Mapping[str, Tensor]) -> None:
-        for name, each in self._held.items():
+        for name, each in self._local.items():
             own(each.detach()).copy_(part_of(values[name], each))
 
 
 def _part_with(weight: str, parts: Collection[str]) -> str:
-    """The name of the smallest part that has a weight of this name."""
+    """Return the name of the innermost module that contains a weight of this name."""
     return max(
         (each for each in parts if f"{weight}.".startswith(f"{each}." if each else "")), key=len
     )
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: the memory it is held in."""
+    """Return this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_of(values: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of whole values, if they are cut as ``like`` is."""
+    """Return this rank's part of whole values, sharded like ``like``."""
     if not isinstance(like, DTensor):
         return values
     mesh = like.device_mesh
@@ -167,7 +167,7 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def cut_like(part: Tensor, like: Tensor) -> Tensor:
-    """A rank's part of something that is cut as ``like`` is, with the knowledge of how; no copy."""
+    """Return a local part as a tensor that is sharded like ``like``, without a copy."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(

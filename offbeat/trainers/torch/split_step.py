@@ -2,10 +2,10 @@
 
 Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
 tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
-chunks or dealt to ranks, and ``train`` is the same step in one call.
+chunks or assigned to ranks, and ``train`` is the same step in one call.
 
-With several ranks the model is cut over them (``sharding``), and they compute every microbatch
-together; before each chunk they tell each other how many there are, and whether anybody cannot.
+With several ranks the model is sharded over them (``sharding``), and they compute every microbatch
+together; before each chunk they exchange the number of microbatches, and whether a rank has failed.
 """
 
 import time
@@ -27,13 +27,13 @@ from offbeat.config.run import ModelConfig
 from offbeat.config.training import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
-from offbeat.trainers.batches.inputs import loss_tokens, worthless_tokens
-from offbeat.trainers.batches.packing import WORTHLESS, Batch, PackedRows
+from offbeat.trainers.batches.inputs import loss_tokens, padding_tokens
+from offbeat.trainers.batches.packing import PADDING_MICROBATCH, Batch, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.movement import check_moved
-from offbeat.trainers.ranks.dispatch import evened
-from offbeat.trainers.ranks.peers import Peers, SingleRank, agreed_most, together
+from offbeat.trainers.ranks.dispatch import pad_microbatches
+from offbeat.trainers.ranks.peers import Peers, SingleRank, all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepSums, StepTotals
 from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
@@ -70,15 +70,15 @@ MakeTokens = Callable[[PackedRows, Tensor], LossTokens]
 @dataclass(slots=True)
 class _OpenStep:
     sums: StepSums
-    rng: Tensor  # torch's CPU generator as begin found it
+    rng: Tensor  # state of torch's CPU generator at begin
 
 
 class TorchTrainer(LoadedModel):
-    """One model, one optimizer, one step at a time. Its weights are the same tensors for life.
+    """Trainer of one model with one optimizer. Its weight tensors keep their identity.
 
-    Every rank of a world makes one, and all make the same calls in the same order, each with its own
-    share of the groups, which may be none. What they answer is the same on all of them, but for
-    ``train_microbatch`` and ``prepare_logprobs``, which answer for the share.
+    Every rank of a world makes one, and all make the same calls in the same order, each with its
+    own share of the groups, which may be empty. Results are equal on all ranks, but for
+    ``train_microbatch`` and ``prepare_logprobs``, which cover the share.
     """
 
     def __init__(
@@ -92,20 +92,20 @@ class TorchTrainer(LoadedModel):
         seed: int = 0,
         peers: Peers | None = None,
     ) -> None:
-        """Load the model, and cut it if there are several ranks.
+        """Load the model, and shard it if there are several ranks.
 
         Args:
             model_path: Hugging Face directory. The KL penalty pulls towards this model.
-            trainer: Its device, packing, and optimizer. Threads are the process's business.
-            model: Its type of weights, and whether code that comes with it may run.
-            total_steps: Where the learning-rate schedule ends.
+            trainer: Device, packing, and optimizer. The caller sets the number of threads.
+            model: Dtype of the weights, and whether code of the model directory may run.
+            total_steps: Number of steps at which the learning-rate schedule ends.
             max_model_len: Tokens of the longest sequence of the run.
-            seed: Of torch's generator, for weights a model makes up when it is loaded.
-            peers: The ranks of the world, whose process group is up. None: this one is alone.
+            seed: Seed of torch's generator, for weights that the files lack.
+            peers: The ranks of the world, whose process group exists. None: one rank.
 
         Raises:
-            UnsupportedModel: A model whose rows do not compute what it means, or with
-                ``trainer.activation_checkpointing`` or several ranks one that cannot have that.
+            UnsupportedModel: Packed rows of the model are not exact, or it does not support
+                ``trainer.activation_checkpointing`` or several ranks where they are set.
         """
         super().__init__(
             model_path,
@@ -122,7 +122,7 @@ class TorchTrainer(LoadedModel):
         self._model = self._unfilled(whole)
         if trainer.activation_checkpointing:
             recompute_layers(self._model)
-        self._cutting = MicrobatchPlanner(
+        self._planner = MicrobatchPlanner(
             trainer.max_tokens_per_microbatch,
             rows.shared_prompt,
             linear_to_pair_ratio(self._model),
@@ -142,17 +142,17 @@ class TorchTrainer(LoadedModel):
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
     ) -> list[LogprobColumns]:
-        """Log-probabilities of every response token, under the weights as they are now.
+        """Compute the log-probability of every response token under the current weights.
 
-        Leaves an open step's gradients alone. The reference is loaded when first asked for.
+        Gradients of an open step stay. The reference is loaded when it is first needed.
 
         Returns:
-            For each group ``policy_logprobs`` and ``reference_logprobs``, whichever was asked for,
-            one value a response token.
+            For each group, ``policy_logprobs`` and ``reference_logprobs``, whichever was requested:
+            [N] float32 each, one value per response token of the group.
         """
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
-        batch, microbatches = self._together(
-            "prepare_logprobs", lambda: self._cutting.cut(groups, only_trained=False)
+        batch, microbatches = self._prepared_on_all_ranks(
+            "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
         )
         columns: list[LogprobColumns] = [{} for _ in groups]
         for name in (name for name, wanted in asked if wanted):
@@ -174,7 +174,7 @@ class TorchTrainer(LoadedModel):
         with _settled(model):
             for packed in microbatches:
                 logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
-                if packed is not WORTHLESS:
+                if packed is not PADDING_MICROBATCH:
                     values[packed.source_N] = logprobs_N.float().cpu().numpy()
             settle(model)
         return values
@@ -190,36 +190,36 @@ class TorchTrainer(LoadedModel):
 
     @property
     def module(self) -> PreTrainedModel:
-        """The model being trained; its tensors stay the same objects for life."""
+        """Return the model being trained; its tensors keep their identity."""
         return self._model
 
     @property
     def weights(self) -> Weights:
-        """Its weights, under their Hugging Face names."""
+        """Return its weights under their Hugging Face names."""
         return self._weights
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether samples of a group are computed behind one copy of their prompt."""
-        return self._cutting.shared_prompt
+        """Return whether samples of a group share one copy of their prompt in a row."""
+        return self._planner.shared_prompt
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied ones once."""
+        """Return the number of weights; tied weights count once."""
         return sum(each.numel() for each in self._model.parameters())
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under their Hugging Face names, in a fixed order; tied ones once. Of all ranks."""
+        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
         return self._weights.named()
 
     def weights_digest(self) -> str:
-        """Names and bytes of all weights in one number. All ranks call it together."""
+        """Return one digest over names and bytes of all weights. All ranks call it together."""
         return weights_digest(self.named_weights())
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic.
 
-        All ranks call it together, the first one writes.
+        All ranks call it together; rank 0 writes.
         """
         if self.peers.size == 1:
             save_model(self._model, directory, like=self.model_path)
@@ -230,20 +230,22 @@ class TorchTrainer(LoadedModel):
 
     @property
     def identity(self) -> Identity:
-        """The same for any number of ranks: what some have saved, others can take up."""
+        """Return an identity that is equal for any number of ranks, which can load each other's state."""
         return self._identity
 
     @property
     def state_nbytes(self) -> int:
         trained = self._optimizer.names
-        others = (each for name, each in self._weights.held().items() if name not in trained)
+        others = (
+            each for name, each in self._weights.local_tensors().items() if name not in trained
+        )
         return self._optimizer.state_nbytes + sum(each.nbytes for each in others)
 
     def _save(self, directory: Path) -> None:
         save_shards(self._state(), directory, self.peers)
 
     def _load(self, directory: Path) -> None:
-        names = together(self.peers, "restore", lambda: saved_names(directory))
+        names = run_on_all_ranks(self.peers, "restore", lambda: saved_names(directory))
         self._optimizer.make_room(names)
         state = self._state()
         load_shards(state, directory, self.peers)
@@ -251,8 +253,8 @@ class TorchTrainer(LoadedModel):
         torch.set_rng_state(state[_RNG])
 
     def _state(self) -> dict[str, Tensor]:
-        """All that is saved, where it is held; of what is cut, this rank's part. Never 16 bits for 32."""
-        weights = self._weights.held() | self._optimizer.masters()
+        """Return the tensors to save, not copies: this rank's parts, and masters for 16-bit weights."""
+        weights = self._weights.local_tensors() | self._optimizer.masters()
         return {
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},
             **self._optimizer.moments(),
@@ -287,25 +289,25 @@ class TorchTrainer(LoadedModel):
         tokens, sequences, microbatches = 0, 0, 0
 
         def read() -> tuple[MakeTokens, list[PackedRows]]:
-            batch, own = self._cutting.cut(groups, only_trained=True)
+            batch, own = self._planner.cut(groups, only_trained=True)
             if batch is None:
-                return worthless_tokens, own
+                return padding_tokens, own
             device = self._model.device
             version = self.steps_applied
             return loss_tokens(batch, groups, advantages, sums.spec, device, version=version), own
 
-        make_tokens, planned = self._together("microbatch", read)
+        make_tokens, planned = self._prepared_on_all_ranks("microbatch", read)
         with _settled(self._model):
             for packed in planned:
                 logprobs_N = packed_logprobs(
                     self._model, packed, sums.spec.temperature, self._dtype
                 )
-                worthless = packed is WORTHLESS
-                inputs = (worthless_tokens if worthless else make_tokens)(packed, logprobs_N)
+                is_padding = packed is PADDING_MICROBATCH
+                inputs = (padding_tokens if is_padding else make_tokens)(packed, logprobs_N)
                 part = self._loss(inputs, sums.spec)
                 part.loss.backward()
                 sums.add(part)
-                if not worthless:
+                if not is_padding:
                     tokens += len(packed.source_N)
                     sequences += inputs.sequences
                     microbatches += 1
@@ -329,7 +331,7 @@ class TorchTrainer(LoadedModel):
         return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        """Gradient norm, and why the weights stay as they are: the same on all ranks."""
+        """Return the gradient norm, and why the weights were not updated; equal on all ranks."""
         if totals.refusal:
             return 0.0, totals.refusal
         update = self._optimizer.step(totals.denominator, rate)
@@ -338,13 +340,13 @@ class TorchTrainer(LoadedModel):
             check_moved(self.peers, update.movement, step=step, learning_rate=rate, grad_norm=norm)
         return norm, "" if update.applied else f"gradient norm is {norm}"
 
-    def _together(
+    def _prepared_on_all_ranks(
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
-        """What was read, with padding to as many microbatches as any rank has.
+        """Return what ``read`` returned, padded to the largest number of microbatches of any rank.
 
         Raises:
-            Exception: What reading raised, here; on the other ranks ``PeerFailed``.
+            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
         """
         what, own, failure = None, list[PackedRows](), None
         try:
@@ -353,8 +355,8 @@ class TorchTrainer(LoadedModel):
             if self.peers.size == 1:
                 raise
             failure = error
-        count = agreed_most(self.peers, during, len(own), failure)
-        return cast("T", what), evened(own, count, WORTHLESS)
+        count = all_reduce_max_or_fail(self.peers, during, len(own), failure)
+        return cast("T", what), pad_microbatches(own, count, PADDING_MICROBATCH)
 
     @property
     def _step(self) -> _OpenStep:
@@ -371,7 +373,7 @@ class TorchTrainer(LoadedModel):
 
 @contextmanager
 def _settled(model: PreTrainedModel) -> Iterator[None]:
-    """If a pass through the model raises inside, the next one finds nothing of it."""
+    """Clean up after a pass through the model that raises inside the block."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
-"""Loads a model that is cut over ranks: the first rank reads it, each keeps its part.
+"""Loading of a sharded model: rank 0 reads it, each rank keeps its part.
 
-Every rank makes the model without memory, cuts it, and makes room for its own part only. Then the
-first rank, which alone has read the files, sends tensor by tensor; each rank copies its part of it.
+Every rank makes the model without memory, shards it, and allocates its own part only. Then rank 0,
+which alone has read the files, broadcasts tensor by tensor; each rank copies its part.
 """
 
 from pathlib import Path
@@ -29,10 +29,10 @@ def shell_of(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool) -
 
 
 def make_room(model: PreTrainedModel, device: str) -> None:
-    """Give a model that was cut without memory room for this rank's part, and for all buffers.
+    """Allocate this rank's part, and all buffers, of a model that was sharded without memory.
 
     Raises:
-        UnsupportedModel: It keeps a tensor elsewhere, which nobody would fill.
+        UnsupportedModel: It keeps a tensor elsewhere, which would not be filled.
     """
     model.to_empty(device=device)
     for name, module in model.named_modules():
@@ -45,16 +45,16 @@ def make_room(model: PreTrainedModel, device: str) -> None:
 
 @torch.no_grad()
 def spread(source: PreTrainedModel | None, model: PreTrainedModel, weights: Weights) -> None:
-    """Fill the weights and buffers of a cut model. All ranks call it together.
+    """Fill the weights and buffers of a sharded model. All ranks call it together.
 
     Args:
-        source: The whole model, on the first rank; None on the others.
-        model: Cut, with room for this rank's part.
-        weights: Of ``model``.
+        source: The whole model, on rank 0; None on the others.
+        model: Sharded, with this rank's part allocated.
+        weights: Weights of ``model``.
     """
     given = {} if source is None else dict(named_weights(source))
     dtypes = {name: dtype for name, _, dtype in weights.metas()}
-    for name, each in weights.held().items():
+    for name, each in weights.local_tensors().items():
         whole = _from_first(given.get(name), each, getattr(torch, dtypes[name]))
         own(each).copy_(part_of(whole, each))
     given = {} if source is None else dict(source.named_buffers())
@@ -63,13 +63,13 @@ def spread(source: PreTrainedModel | None, model: PreTrainedModel, weights: Weig
 
 
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Take over what files say of a model besides its weights: it is exported with that."""
+    """Copy what the files say of a model besides its weights, for a later export."""
     model.generation_config = source.generation_config
     model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
 
 
 def _from_first(given: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the first rank's tensor on every rank."""
+    """Return the tensor of rank 0 on every rank."""
     device = own(like).device
     if given is None:
         whole = torch.empty(like.shape, dtype=dtype, device=device)

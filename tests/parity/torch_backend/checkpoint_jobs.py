@@ -59,7 +59,7 @@ def restored(
         return 0, trainer.weights_digest(), ""
     if lost and not peers.rank:
         (found.directory / lost).unlink()
-    peers.most([0])
+    peers.all_reduce_max([0])
     try:
         store.load(found, trainer.load_state)
     except (CheckpointFailed, PeerFailed) as error:

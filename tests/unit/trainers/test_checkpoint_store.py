@@ -79,7 +79,7 @@ def test_a_disk_without_room_is_found_out_before_anything_is_written(root: Path)
     save(root, 10)
     disk = FaultyDisk()
     disk.free = 2**20
-    with pytest.raises(CheckpointFailed, match=r"takes about 0\.0 MiB and 1\.0 MiB are free in /"):
+    with pytest.raises(CheckpointFailed, match=r"needs about 0\.0 MiB and 1\.0 MiB are free in /"):
         save(root, 20, disk=disk)
     assert names(root) == ["LATEST", "state_10"]
     assert disk.operations <= 2
@@ -299,14 +299,14 @@ def test_a_rewind_to_the_initial_model_leaves_no_latest(root: Path) -> None:
         (
             {"backend": "torch"},
             (
-                "is of backend stub; this trainer is of backend torch. "
+                "belongs to backend stub; this trainer has backend torch. "
                 "Set trainer.backend to stub, or start a new run"
             ),
         ),
         (
             {"model": "Qwen3 of 99 weights", "fingerprint": "0" * 32},
             (
-                "is of model a stub (ffffffff); this trainer is of model Qwen3 of 99 weights (00000000). "
+                "belongs to model a stub (ffffffff); this trainer has model Qwen3 of 99 weights (00000000). "
                 "Set model.path and model.dtype to what the run began with, or start a new run"
             ),
         ),
@@ -331,5 +331,5 @@ def test_a_checkpoint_of_another_schema_is_refused(root: Path) -> None:
     content = msgspec.json.encode(manifest)
     envelope = {"digest": digest_of(content), "manifest": msgspec.Raw(content)}
     file.write_bytes(msgspec.json.encode(envelope))
-    with pytest.raises(CheckpointMismatch, match="is of schema 3; this trainer is of schema 2"):
+    with pytest.raises(CheckpointMismatch, match="belongs to schema 3; this trainer has schema 2"):
         store_on(root).newest(99)

@@ -1,4 +1,4 @@
-"""Groups are dealt to ranks evenly, wholly, and always the same way."""
+"""Groups are assigned to ranks evenly, wholly, and always the same way."""
 
 from itertools import chain
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.trainers.ranks.dispatch import Replicas, evened, shares
+from offbeat.trainers.ranks.dispatch import Replicas, pad_microbatches, shares
 
 GROUPS = st.dictionaries(st.integers(0, 10_000), st.integers(0, 3000), max_size=24)
 RANKS = st.integers(1, 9)
@@ -14,10 +14,10 @@ RANKS = st.integers(1, 9)
 
 @given(tokens=GROUPS, ranks=RANKS)
 def test_every_group_is_one_ranks(tokens: dict[int, int], ranks: int) -> None:
-    dealt = shares(tokens, ranks)
-    assert len(dealt) == ranks
-    assert sorted(chain.from_iterable(dealt)) == sorted(tokens)
-    assert all(list(each) == sorted(each) for each in dealt)
+    assigned = shares(tokens, ranks)
+    assert len(assigned) == ranks
+    assert sorted(chain.from_iterable(assigned)) == sorted(tokens)
+    assert all(list(each) == sorted(each) for each in assigned)
 
 
 @given(tokens=GROUPS, ranks=RANKS)
@@ -55,7 +55,7 @@ def test_the_order_in_which_groups_come_does_not_matter(
 @given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=8))
 def test_all_ranks_compute_as_many_microbatches(counts: list[int]) -> None:
     own = [[f"microbatch {i}" for i in range(count)] for count in counts]
-    all_ranks = [evened(each, max(counts), "padding") for each in own]
+    all_ranks = [pad_microbatches(each, max(counts), "padding") for each in own]
     assert {len(each) for each in all_ranks} == {max(counts)}
     for before, after in zip(own, all_ranks, strict=True):
         assert [each for each in after if each != "padding"] == before
@@ -63,7 +63,7 @@ def test_all_ranks_compute_as_many_microbatches(counts: list[int]) -> None:
 
 def test_microbatches_are_never_left_out() -> None:
     with pytest.raises(ValueError, match="3 microbatches"):
-        evened([1, 2, 3], 2, 0)
+        pad_microbatches([1, 2, 3], 2, 0)
 
 
 @given(data=st.integers(1, 4), tensor=st.integers(1, 4), pipeline=st.integers(1, 4))

@@ -95,6 +95,6 @@ def test_logprobs_are_not_computed_of_a_group_without_tokens(trainer_of: MakeTra
 
 
 def test_it_crosses_processes_with_all_it_says() -> None:
-    unfit = UnfitColumns(BAD, "loss_mask", "3 values", "4: one a response token").on(7)
+    unfit = UnfitColumns(BAD, "loss_mask", "3 values", "4: one per response token").on(7)
     again = pickle.loads(pickle.dumps(unfit))  # noqa: S301 -- our own
     assert (again.place, again.rank, str(again)) == (BAD, 7, str(unfit))

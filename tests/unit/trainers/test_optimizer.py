@@ -96,7 +96,7 @@ def test_a_step_without_a_learning_rate_or_a_gradient_may_leave_the_weights_alon
 
 def test_one_rank_whose_weights_moved_vouches_for_the_others() -> None:
     class OtherRankMoved(SingleRank):
-        def gathered(self, value: Any, decoder: Any) -> Any:
+        def all_gather(self, value: Any, decoder: Any) -> Any:
             del decoder
             return [value, (True, 0)]
 
