@@ -127,14 +127,7 @@ class MegatronTrainer(TrainerBackend):
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
     ) -> list[LogprobColumns]:
-        """Compute the log-probability of every response token; all ranks of a replica return the same.
-
-        Gradients of an open step stay. The reference is loaded when it is first needed.
-
-        Returns:
-            For each group, ``policy_logprobs`` and ``reference_logprobs``, whichever was requested:
-            [N] float32 each, one value per response token of the group.
-        """
+        """Compute log-probabilities like the base class; equal on all ranks of a replica."""
         asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
         batch, microbatches = self._prepared_on_all_ranks(
             "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
