@@ -1,6 +1,41 @@
 """Asynchronous reinforcement learning for language models: one controller, nothing lost, nothing stale.
 
-Start reading at ``ARCHITECTURE.md``. Importing this package loads nothing else.
+The names in ``__all__`` are what a program needs. They are imported when they are first used, so
+importing this package loads nothing else. The map of the code is ``ARCHITECTURE.md``.
 """
 
+from importlib import import_module
+from typing import Any, Final
+
 __version__ = "0.1.0"
+
+_MODULES: Final = {
+    "Environment": "offbeat.environments.protocol",
+    "EnvironmentUnavailable": "offbeat.environments.protocol",
+    "Episode": "offbeat.environments.protocol",
+    "MultiTurn": "offbeat.environments.protocol",
+    "OffbeatError": "offbeat.messages.failures",
+    "Prompt": "offbeat.messages.groups",
+    "Response": "offbeat.environments.protocol",
+    "RolloutTask": "offbeat.messages.groups",
+    "Sampler": "offbeat.sampler.policy",
+    "SingleTurn": "offbeat.environments.protocol",
+    "load_recipe": "offbeat.config.loader",
+    "read_events": "offbeat.runs.past_run",
+    "run_recipe": "offbeat.launch.launch",
+}
+"""The module of each public name; ``__init__.pyi`` declares them to type checkers."""
+
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the stub has the types
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'offbeat' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -1,9 +1,10 @@
 """Takes a checked recipe to an exit code: sets the process up, then starts the driver."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from offbeat.config.loader import LoadedRecipe
+from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.launch.process_environment import ENVIRONMENT, PRIVATE
 from offbeat.launch.ray_token import client_environment
 
@@ -24,3 +25,28 @@ def launch(
     from offbeat.launch.driver import drive
 
     return drive(loaded, run_dir, dry_run=dry_run, resume=resume)
+
+
+def run_recipe(
+    recipe: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    run_dir: Path | str | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Run a recipe from a program, as ``offbeat train`` does; return the exit code of ``launch``.
+
+    It sets environment variables of this process, starts or joins Ray, and takes it down again: one
+    run per process, in the main thread, with Ray not imported yet.
+
+    Args:
+        recipe: A YAML file.
+        overrides: Settings laid over the recipe, as ``["steps=10"]``.
+        run_dir: Where the run is written; None: as the recipe says.
+        dry_run: Run the same code with a stub trainer and stub engines.
+
+    Raises:
+        ConfigError: The recipe cannot work; the error lists every problem.
+    """
+    loaded = load_recipe(recipe, overrides, dry_run=dry_run)
+    return launch(loaded, run_dir=None if run_dir is None else Path(run_dir), dry_run=dry_run)

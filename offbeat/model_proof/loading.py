@@ -39,7 +39,7 @@ class WeightsMismatch(OffbeatError):
 
     @property
     def problem(self) -> str:
-        """What is wrong, without the path and the fix."""
+        """Return the problem, without the path and the fix."""
         parts = (
             (self.missing, "lack {} of the model ({})"),
             (self.unexpected, "hold {} that the model has no place for ({})"),
@@ -50,7 +50,7 @@ class WeightsMismatch(OffbeatError):
 
     @property
     def fix(self) -> str:
-        """What to do about it."""
+        """Return the fix."""
         return "Bring config.json and weight files of one model together: copy or download it again"
 
     def __str__(self) -> str:

@@ -1,13 +1,46 @@
-"""The queue as a service of its own: a server around the core, clients of two kinds, two channels.
+"""The transfer queue as a service for any program: a server, and clients of two kinds.
 
-client.py, sync_client.py  the API; lease.py is what a claim gives
-conversation.py  what a client does about each request: payloads into memory and out, calls between
-wire.py      what is said: typed messages in msgpack, no pickle
-links.py     the client's end of the socket, blocking and asyncio; ray_links.py, that of Ray calls
-socket.py    the service's end: a Unix socket, for processes of this user
-actor.py     the service as a Ray actor, which is the other channel
-desk.py      answers messages: the core, the waits, the memory. No I/O but the loop's timers
-memory.py    whose each payload's memory is, and who still views it
-saving.py    index and payloads on disk
-house.py     all of the service, put together
+The names in ``__all__`` are imported when they are first used; ``start``, ``stop``, ``connect`` and
+``connect_async`` need Ray, the others do not.
+
+core/                 the queue as a pure object: groups, tasks, leases, waits and bounds
+storage/              memory shared by the processes of one node
+server/               connections, requests, payload memory, snapshots; ``server.server`` puts it together
+clients/              the clients; ``protocol`` is what both do about each request
+wire, frames          typed messages in msgpack, cut from a stream of bytes
+ray_actor, ray_links  the service as a Ray actor, and the channel of clients on other nodes
 """
+
+from importlib import import_module
+from typing import Any, Final
+
+_MODULES: Final = {
+    "ClientLease": "offbeat.queue_service.clients.lease",
+    "LeaseExpired": "offbeat.queue_service.errors",
+    "QueueFull": "offbeat.queue_service.errors",
+    "QueueLimits": "offbeat.queue_service.core.records",
+    "QueuePayloadLost": "offbeat.queue_service.errors",
+    "QueueServer": "offbeat.queue_service.server.server",
+    "Ragged": "offbeat.transfer_queue.codec",
+    "SyncTransferQueueClient": "offbeat.queue_service.clients.blocking_client",
+    "TransferQueueClient": "offbeat.queue_service.clients.asyncio_client",
+    "connect": "offbeat.queue_service.ray_actor",
+    "connect_async": "offbeat.queue_service.ray_actor",
+    "start": "offbeat.queue_service.ray_actor",
+    "stop": "offbeat.queue_service.ray_actor",
+}
+"""The module of each public name; ``__init__.pyi`` declares them to type checkers."""
+
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the stub has the types
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'offbeat.queue_service' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

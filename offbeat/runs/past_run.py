@@ -61,6 +61,17 @@ def journal_of(run_dir: Path) -> Path:
     return journal
 
 
+def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
+    """Return every event of a run's journal, oldest first, over all incarnations of its controller.
+
+    Raises:
+        NotARun: The directory holds no journal.
+        JournalCorrupt: A file of the journal is damaged.
+        JournalVersion: Another version of offbeat wrote it.
+    """
+    return read_journal(journal_of(Path(run_dir)))
+
+
 def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
     """Yield every event with its number, from 1, once the ledger has taken it in.
 

@@ -1,0 +1,31 @@
+from offbeat.config.loader import load_recipe
+from offbeat.environments.protocol import (
+    Environment,
+    EnvironmentUnavailable,
+    Episode,
+    MultiTurn,
+    Response,
+    SingleTurn,
+)
+from offbeat.launch.launch import run_recipe
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt, RolloutTask
+from offbeat.runs.past_run import read_events
+from offbeat.sampler.policy import Sampler
+
+__all__ = [
+    "Environment",
+    "EnvironmentUnavailable",
+    "Episode",
+    "MultiTurn",
+    "OffbeatError",
+    "Prompt",
+    "Response",
+    "RolloutTask",
+    "Sampler",
+    "SingleTurn",
+    "load_recipe",
+    "read_events",
+    "run_recipe",
+]
+__version__: str
