@@ -184,8 +184,8 @@ class RolloutConfig(Config):
     outage_failures: Annotated[int, Field(ge=1)] = 4
     """Failures of the environment in a row, over all groups, that are taken for an outage of it.
 
-    From
-    then on one group at a time is tried, with growing waits, until a rollout is answered."""
+    From then on one group at a time is tried, with growing waits, until a rollout is answered. A trial
+    costs its prompt no retry."""
 
     data_retries: Annotated[int, Field(ge=0)] = 1
     """Further attempts of a group whose environment or reward failed."""

@@ -96,7 +96,7 @@ class Returned(Event, frozen=True):
 
     ordinal: int
     attempt: int
-    kind: str  # infrastructure | data | evicted | cancelled | recovered
+    kind: str  # infrastructure | data | outage | evicted | cancelled | recovered
     reason: str
 
 

@@ -9,14 +9,15 @@ class OutageBreaker:
     """Recognises an outage of the environment: failures in a row, over all groups.
 
     While it is open, one group at a time is tried, with growing waits; the first rollout that is
-    answered closes it. Prompts that are rolled out as fast as they fail would all be dropped for a
-    service that is back half a minute later.
+    answered closes it. A trial that fails says nothing about its prompt, and costs it no retry:
+    otherwise a service that is back a minute later would have cost every prompt that was tried.
     """
 
     def __init__(self, limits: RolloutConfig) -> None:
         self._limits = limits
         self._failures_in_row = 0
-        self._trials = 0  # failed ones since it opened
+        self.trials = 0
+        """Failed ones since it opened."""
         self._is_trying = False
         self._not_before = 0.0  # event loop's clock
 
@@ -27,23 +28,24 @@ class OutageBreaker:
 
     def answered(self) -> None:
         """A rollout came back whole."""
-        self._failures_in_row = self._trials = 0
+        self._failures_in_row = self.trials = 0
         self._is_trying, self._not_before = False, 0.0
 
     def failed(self, now: float) -> bool:
         """A rollout failed by its environment; returns whether that counts against its prompt.
 
-        It does not for those that were out when the breaker opened: they say nothing more.
+        It does not once the breaker is open, be it a trial or a rollout that was out before.
         """
-        if self.is_open and not self._is_trying:
+        was_open = self.is_open
+        if was_open and not self._is_trying:
             return False
         self._failures_in_row += 1
         if self.is_open:
-            wait_s = self._limits.backoff_s * math.pow(2, self._trials)
-            self._trials += 1
+            wait_s = self._limits.backoff_s * math.pow(2, self.trials)
+            self.trials += was_open
             self._not_before = now + min(self._limits.backoff_max_s, wait_s)
             self._is_trying = False
-        return True
+        return not was_open
 
     def dispatched(self) -> None:
         """A group was sent out."""

@@ -65,20 +65,27 @@ class RetryPolicy:
         kind, reason = _classify(failure)
         if kind is FailureKind.BUG:
             raise failure
-        group = self._state.ledger.retry(task.ordinal, kind, reason)
-        log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
         now = asyncio.get_running_loop().time()
         if isinstance(failure, RolloutFailed) and failure.source is FailureSource.ENVIRONMENT:
             counts = self.outage.failed(now)
         else:
             counts = True
             self.outage.returned()
-        if kind is FailureKind.DATA:
-            wait_s = self._after_data(group, reason, failure) if counts else 0.0
-            return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
-        self._blame(task, failure, incarnation)
-        self._count(task)
-        wait_s = self._after_infrastructure(group, reason, failure)
+        group = self._state.ledger.retry(task.ordinal, kind if counts else "outage", reason)
+        log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
+        if kind is FailureKind.INFRASTRUCTURE:
+            self._blame(task, failure, incarnation)
+            self._count(task)
+            self._check_failures_in_row(failure)
+        if not counts:
+            self._check_trials(kind, failure)
+            wait_s: float | None = 0.0
+        elif kind is FailureKind.DATA:
+            wait_s = self._after_data(group, reason, failure)
+        elif self._has_retries_left(group, reason, failure):
+            wait_s = self._backoff_s(group.failures[FailureKind.INFRASTRUCTURE])
+        else:
+            wait_s = None
         return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
@@ -108,20 +115,29 @@ class RetryPolicy:
         log.warning("group.lost", group=group_id(ordinal), error=str(failure))
         return self._has_retries_left(group, reason, failure)
 
-    def _after_infrastructure(
-        self, group: GroupRecord, reason: str, failure: Failure
-    ) -> float | None:
-        limits, failures = self._state.config.rollout, group.failures[FailureKind.INFRASTRUCTURE]
-        if self._failures_in_row >= limits.consecutive_failures:
+    def _check_failures_in_row(self, failure: Failure) -> None:
+        limit = self._state.config.rollout.consecutive_failures
+        if self._failures_in_row >= limit:
+            what = "infrastructure failures in a row"
             raise BudgetSpent(
-                "infrastructure failures in a row",
-                limits.consecutive_failures,
-                "rollout.consecutive_failures",
-                str(failure),
+                what, limit, "rollout.consecutive_failures", str(failure)
             ) from failure
-        if self._has_retries_left(group, reason, failure):
-            return self._backoff_s(failures)
-        return None
+
+    def _check_trials(self, kind: FailureKind, failure: Failure) -> None:
+        """Trials of an environment that raises end the run after as many as its budget allows failures.
+
+        Those of one that says that it is out of service are failures in a row.
+        """
+        limits = self._state.config.rollout
+        if kind is FailureKind.DATA and self.outage.trials >= (limits.data_retries + 1) * (
+            limits.drop_budget + 1
+        ):
+            what = (
+                "dropped prompt groups, which an environment that fails every rollout would spend"
+            )
+            raise BudgetSpent(
+                what, limits.drop_budget, "rollout.drop_budget", str(failure)
+            ) from failure
 
     def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
         """Return False once the group has spent its retries: it was dropped."""

@@ -10,7 +10,6 @@ dropped with a reason, or it ends the run.
 
 import asyncio
 import enum
-import heapq
 from collections.abc import Iterable
 from typing import Final, NamedTuple, NoReturn
 
@@ -20,7 +19,6 @@ from offbeat.config.rollouts import WindowedConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import EngineRecord
-from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.pending_waits import is_cancelled
 from offbeat.controller.ports import Prompts, Rollouts
@@ -28,6 +26,7 @@ from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.room import groups_without_room
 from offbeat.controller.state import RunState
+from offbeat.controller.waiting_groups import WaitingGroups
 from offbeat.messages.failures import (
     ActorLost,
     DeadlineExceeded,
@@ -38,7 +37,6 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.sampler.filters import GroupFilter
-from offbeat.sampler.policy import NEVER
 
 log = structlog.stdlib.get_logger()
 _REPORT_S: Final = 5.0
@@ -72,9 +70,7 @@ class RolloutPump:
     ) -> None:
         self._state, self._prompts, self._workers = state, prompts, workers
         self._retries, self._max_group_bytes = retries, max_group_bytes
-        self._due: list[tuple[int, int]] = []  # heap of waiting groups: (stamp, ordinal)
-        self._is_due = set[int]()  # those in the heap, each once
-        self._backing_off = set[int]()  # waiting groups that are not in the heap yet
+        self._waiting = WaitingGroups(state)
         self._running: dict[int, _Running] = {}
         config = state.config
         self._sampling = sampling_identity(config)
@@ -96,12 +92,7 @@ class RolloutPump:
 
     def again(self, ordinal: int) -> None:
         """Dispatch an admitted group once more, as soon as its policy lets it."""
-        if ordinal in self._is_due:
-            return
-        self._is_due.add(ordinal)
-        self._backing_off.discard(ordinal)
-        stamp = self._state.ledger.groups[ordinal].stamp
-        heapq.heappush(self._due, (stamp if stamp != NEVER else 0, ordinal))
+        self._waiting.again(ordinal)
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -115,7 +106,7 @@ class RolloutPump:
             and state.fleet.pick() is not None
             and self._retries.outage.may_dispatch(asyncio.get_running_loop().time())
             and self._has_room(0)
-            and self._turn() is not None
+            and (self._turn() is not None or self._waiting.next_trial() is not None)
         )
 
     def _turn(self) -> "_Turn | None":
@@ -124,16 +115,14 @@ class RolloutPump:
         Groups of the step in progress go first, then a fresh prompt for that step. What belongs to a
         later step leaves those before it their room: the step in progress may wait for them.
         """
-        due = self._next_due()
+        due = self._waiting.next_due()
         if due is not None and due.stamp <= self._state.step:
             return _Turn.WAITING
         stamp = self._next_stamp()
         if stamp is not None and stamp == self._state.step:
             return _Turn.FRESH
         if due is not None:
-            groups = self._state.ledger.groups
-            first = sum(groups[each].stamp < due.stamp for each in self._backing_off)
-            return _Turn.WAITING if self._has_room(first) else None
+            return _Turn.WAITING if self._has_room(self._waiting.before(due.stamp)) else None
         if stamp is None or not self._has_room(self._state.ledger.admitted):
             return None
         return _Turn.FRESH
@@ -145,22 +134,6 @@ class RolloutPump:
             return False
         promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
         return state.queue.bytes_held + promised <= self._capacity_bytes
-
-    def _next_due(self) -> GroupRecord | None:
-        """The waiting group that is first in turn, if its policy lets it go now."""
-        state, groups = self._state, self._state.ledger.groups
-        while self._due:
-            group = groups.get(self._due[0][1])
-            if group is None or group.place is not Place.ADMITTED:
-                self._pop_due()  # it went its way meanwhile
-                continue
-            return group if state.sampler.may_dispatch(state.view, group) else None
-        return None
-
-    def _pop_due(self) -> int:
-        _, ordinal = heapq.heappop(self._due)
-        self._is_due.remove(ordinal)
-        return ordinal
 
     def _next_stamp(self) -> int | None:
         """Return the stamp of one more prompt, if the run needs one and the sampler admits it."""
@@ -177,7 +150,13 @@ class RolloutPump:
     def _dispatch_one(self, rollouts: asyncio.TaskGroup) -> None:
         """Send out one group: one that comes again, or a fresh prompt."""
         state = self._state
-        ordinal = self._pop_due() if self._turn() is _Turn.WAITING else self._draw()
+        match self._turn():
+            case _Turn.WAITING:
+                ordinal = self._waiting.pop_due()
+            case _Turn.FRESH:
+                ordinal = self._draw()
+            case None:
+                ordinal = self._waiting.pop_trial()
         if ordinal is None:
             return
         engine = state.fleet.pick(avoid=self._failed_on(ordinal))
@@ -284,6 +263,7 @@ class RolloutPump:
             await self._failed(task, failure, incarnation)
             return
         self._retries.answered(task, incarnation)
+        self._waiting.outage_is_over()
         unwanted = self._filter.refusal(receipt, max(group.stamp, state.step))
         if unwanted:
             state.ledger.drop(task.ordinal, unwanted, filtered=True)
@@ -310,12 +290,13 @@ class RolloutPump:
             return
         if wait_s:
             who = f"retry of {task.group_id}"
-            self._backing_off.add(task.ordinal)
+            self._waiting.back_off(task.ordinal)
             await state.awaits.pause(who, on="its back-off", for_s=wait_s)
-        group = state.ledger.groups.get(task.ordinal)
-        if group is not None and group.place is Place.ADMITTED:
-            self.again(task.ordinal)
+        if self._retries.outage.is_open:
+            self._waiting.after_all_others(task.ordinal)
             state.moved()
+        else:
+            self._waiting.again_if_admitted(task.ordinal)
 
     # --- what grew too old -----------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN
 LEAVES_FROM: Final = {
     "infrastructure": (IN_FLIGHT, READY),  # READY: its payload died with a machine
     "data": (IN_FLIGHT,),
+    "outage": (IN_FLIGHT,),  # says nothing about the group
     "cancelled": (IN_FLIGHT,),
     "evicted": (READY,),
     "recovered": (IN_FLIGHT, READY),

@@ -85,9 +85,8 @@ def draw_plan(
             strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
         strikes += draw_machine_strikes(dice, profile, steps=config.steps, machines=machines)
         strikes += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
-        # Not both: with few retries the trials of a long outage spend those of a prompt.
-        outage = draw_outage(random.Random(f"{seed}/outage"), profile, steps=config.steps)
-        strikes += poison or outage
+        strikes += poison
+        strikes += draw_outage(random.Random(f"{seed}/outage"), profile, steps=config.steps)
     spools = rng.random() < 0.5 or surplus  # noqa: PLR2004
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))

@@ -5,11 +5,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from offbeat.controller.events import Dropped, Returned
 from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from tests.support.fakes import FakeGenerator, FakeRollouts
-from tests.support.scenarios import outcome, play, use_rollouts
+from tests.support.scenarios import SAMPLERS, outcome, play, use_rollouts
 from tests.support.world import World
 
 
@@ -43,7 +46,32 @@ def test_an_environment_that_says_it_is_unavailable_costs_no_prompt_and_no_engin
     assert sum(engine.restarts for engine in world.generators.values()) == 0
 
 
-def test_an_outage_that_looks_like_bad_prompts_costs_a_few_of_them() -> None:
+@pytest.mark.parametrize("name", ["in_order", "ready_first"])
+def test_trials_during_an_outage_cost_no_prompt_its_retries(name: str) -> None:
+    """A minute, in which the prompts that are tried would spend two retries several times over."""
+    few = {"infrastructure_retries": 2, "infrastructure_drop_budget": 100}
+    world = World({"sampler": SAMPLERS[name], "rollout": few, "steps": 40})
+    use_rollouts(world, OutOfService(world.generators, until_s=70.0))
+    play(world)
+    world.assert_books_agree()
+    assert len(world.trained) == 160
+    assert not world.built.state.ledger.totals.dropped
+    outages = [event.ordinal for event in world.events(Returned) if event.kind == "outage"]
+    assert len(set(outages)) > 2, "one prompt after another is tried"
+
+
+def test_a_prompt_that_fails_by_itself_does_not_hold_up_what_follows_an_outage() -> None:
+    """Others are tried before it is tried again: the first one that is answered ends the outage."""
+    world = World({"rollout": {"drop_budget": 1, "data_retries": 8, "outage_failures": 2}})
+    bad = RolloutFailed(FailureKind.DATA, 0, 1, "raised", "bad", FailureSource.ENVIRONMENT)
+    world.rollouts.faults = {0: [bad] * 100}
+    play(world)
+    world.assert_books_agree()
+    assert [event.ordinal for event in world.events(Dropped)] == [0]
+    assert len(world.trained) == 40
+
+
+def test_an_outage_that_looks_like_bad_prompts_costs_only_those_it_is_recognised_by() -> None:
     world = World({"rollout": {"drop_budget": 100}, "steps": 40})
     use_rollouts(
         world,
@@ -51,7 +79,8 @@ def test_an_outage_that_looks_like_bad_prompts_costs_a_few_of_them() -> None:
     )
     took_s = play(world)
     world.assert_books_agree()
-    assert sum(world.built.state.ledger.totals.dropped.values()) <= 12
+    dropped = world.built.state.ledger.totals.dropped
+    assert sum(dropped.values()) <= world.config.rollout.outage_failures
     assert took_s < 40 * 4 + 30 + 20, "it goes on soon after the outage"
 
 

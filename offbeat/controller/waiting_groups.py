@@ -1,0 +1,98 @@
+"""The order in which groups that come again are dispatched.
+
+backing off --again--> due --pop--> dispatched
+^                                  |
++------ failed, tried in an outage +
+"""
+
+import heapq
+
+from offbeat.controller.ledger import GroupRecord, Place
+from offbeat.controller.state import RunState
+from offbeat.sampler.policy import NEVER
+
+
+class WaitingGroups:
+    """Admitted groups that were out before: those due, in order, and those that wait for their time."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._due: list[tuple[int, int]] = []  # heap of (stamp, ordinal)
+        self._is_due = set[int]()  # those in the heap, each once
+        self._backing_off = set[int]()  # not in the heap yet
+        self._tried: dict[int, None] = {}  # in an outage, oldest first: others are tried before
+
+    def back_off(self, ordinal: int) -> None:
+        """Keep a group until ``again``."""
+        self._backing_off.add(ordinal)
+
+    def again(self, ordinal: int) -> None:
+        """Make a group due."""
+        self._tried.pop(ordinal, None)
+        if ordinal in self._is_due:
+            return
+        self._is_due.add(ordinal)
+        self._backing_off.discard(ordinal)
+        stamp = self._state.ledger.groups[ordinal].stamp
+        heapq.heappush(self._due, (stamp if stamp != NEVER else 0, ordinal))
+
+    def after_all_others(self, ordinal: int) -> None:
+        """Keep a group until no other one can be tried, or the outage is over."""
+        self._tried[ordinal] = None
+
+    def outage_is_over(self) -> None:
+        """Make every group that was tried due."""
+        for ordinal in list(self._tried):
+            self.again_if_admitted(ordinal)
+
+    def again_if_admitted(self, ordinal: int) -> None:
+        """Make a group due, unless it went its way meanwhile."""
+        if self._is_admitted(ordinal):
+            self.again(ordinal)
+            self._state.moved()
+        else:
+            self._tried.pop(ordinal, None)
+
+    def before(self, stamp: int) -> int:
+        """Return how many that back off belong to earlier steps."""
+        groups = self._state.ledger.groups
+        return sum(groups[each].stamp < stamp for each in self._backing_off)
+
+    def next_due(self) -> GroupRecord | None:
+        """The group that is first in turn, if its policy lets it go now."""
+        state, groups = self._state, self._state.ledger.groups
+        while self._due:
+            ordinal = self._due[0][1]
+            if self._is_admitted(ordinal):
+                group = groups[ordinal]
+                return group if state.sampler.may_dispatch(state.view, group) else None
+            self.pop_due()  # it went its way meanwhile
+        return None
+
+    def pop_due(self) -> int:
+        """Take out the first one."""
+        _, ordinal = heapq.heappop(self._due)
+        self._is_due.remove(ordinal)
+        return ordinal
+
+    def next_trial(self) -> int | None:
+        """Return the group tried longest ago that may go now."""
+        state, groups = self._state, self._state.ledger.groups
+        for ordinal in self._tried:
+            if self._is_admitted(ordinal) and state.sampler.may_dispatch(
+                state.view, groups[ordinal]
+            ):
+                return ordinal
+        return None
+
+    def pop_trial(self) -> int | None:
+        """Take it out."""
+        ordinal = self.next_trial()
+        if ordinal is not None:
+            del self._tried[ordinal]
+            self._backing_off.discard(ordinal)
+        return ordinal
+
+    def _is_admitted(self, ordinal: int) -> bool:
+        group = self._state.ledger.groups.get(ordinal)
+        return group is not None and group.place is Place.ADMITTED
