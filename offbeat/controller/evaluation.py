@@ -159,7 +159,7 @@ class Evaluation:
 
     def _report(self, version: int, receipts: Sequence[Receipt]) -> None:
         rewards = [reward for receipt in receipts for reward in receipt.rewards]
-        lengths = [tokens for receipt in receipts for tokens in receipt.response_tokens]
+        lengths = [tokens for receipt in receipts for tokens in receipt.valid_tokens]
         metrics = {
             "eval/reward": statistics.fmean(rewards),
             "eval/samples": float(len(rewards)),

@@ -33,6 +33,7 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
         len(receipt.valid_tokens),
         len(receipt.finish_reasons),
         len(receipt.version_spans),
+        len(receipt.truncated_turns or receipt.rewards),
     }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"

@@ -14,7 +14,7 @@ from typing import Literal
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import SyncReport
-from offbeat.messages.groups import Receipt
+from offbeat.messages.groups import OUT_OF_TURNS, Receipt
 from offbeat.messages.training import StepResult
 
 
@@ -112,7 +112,8 @@ class StepMetricsBuilder:
     def metrics(self) -> dict[str, float]:
         """Return every number of this step, under the names of the metric table."""
         rewards = self.rewards
-        responses = [n for receipt in self.receipts for n in receipt.response_tokens]
+        generated = [n for receipt in self.receipts for n in receipt.valid_tokens]
+        truncated = sum(receipt.truncated_samples for receipt in self.receipts)
         reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
         flat = sum(1 for each in self.receipts if min(each.rewards) == max(each.rewards))
         samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
@@ -129,8 +130,9 @@ class StepMetricsBuilder:
             "train/chunks": self.result.chunks,
             "off_policy/staleness_mean": sum(s * n for s, n in self.staleness.items()) / samples,
             "off_policy/staleness_max": max(self.staleness),
-            "rollout/response_tokens_mean": statistics.fmean(responses),
-            "rollout/truncated_fraction": reasons.count("length") / samples,
+            "rollout/response_tokens_mean": statistics.fmean(generated),
+            "rollout/truncated_fraction": truncated / samples,
+            "rollout/out_of_turns_fraction": reasons.count(OUT_OF_TURNS) / samples,
             "rollout/generate_s_mean": self.mean_of("generate_s"),
             "rollout/reward_s_mean": self.mean_of("reward_s"),
             "time/step_s": self.wall_s,

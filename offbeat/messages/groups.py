@@ -4,7 +4,7 @@ A receipt is columnar: one tuple entry a sample. It is all the controller ever s
 tokens stay in the payload.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -56,6 +56,13 @@ class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: bytes
 
 
+OUT_OF_TOKENS: Final = "length"
+"""The finish reason of a sample that was cut for want of tokens."""
+
+OUT_OF_TURNS: Final = "turns"
+"""The finish reason of an episode that was cut because no turn was left."""
+
+
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A finished group as its producer vouches for it: schema, lengths and finiteness checked.
 
@@ -79,6 +86,16 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     spooled: Spooled | None = None  # None: the columns live and die with the controller
     kept_kv: tuple[int, ...] = ()  # of each sample, tokens over older keys; empty: none of any
     sampling: str = ""  # identity of the settings it was sampled under; empty: not known
+    truncated_turns: tuple[
+        int, ...
+    ] = ()  # of each sample, turns that ran out of tokens; empty: none
+
+    @property
+    def truncated_samples(self) -> int:
+        """Samples of which the end, or the end of an earlier turn, was cut for want of tokens."""
+        turns = self.truncated_turns or (0,) * self.samples
+        reasons = zip(self.finish_reasons, turns, strict=True)
+        return sum(reason == OUT_OF_TOKENS or cut > 0 for reason, cut in reasons)
 
     @property
     def samples(self) -> int:

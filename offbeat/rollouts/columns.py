@@ -33,6 +33,7 @@ class Rollout:
     generate_s: float
     reward_s: float
     kept_kv: tuple[int, ...] = ()  # [G], see GenerateResult
+    truncated_turns: tuple[int, ...] = ()  # [G], see Receipt
 
 
 def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[Receipt, Columns]:
@@ -89,4 +90,5 @@ def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
         generate_s=rollout.generate_s,
         reward_s=rollout.reward_s,
         kept_kv=rollout.kept_kv,
+        truncated_turns=rollout.truncated_turns,
     )

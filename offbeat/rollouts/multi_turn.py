@@ -14,7 +14,7 @@ import numpy as np
 
 from offbeat.environments.protocol import Episode, MultiTurn, Response
 from offbeat.messages.generation import GenerateResult
-from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
+from offbeat.messages.groups import OUT_OF_TOKENS, OUT_OF_TURNS, Receipt, RolloutTask, VersionSpans
 from offbeat.rollouts.calls import (
     EngineClient,
     checked_rewards,
@@ -22,12 +22,6 @@ from offbeat.rollouts.calls import (
     environment_code,
 )
 from offbeat.rollouts.columns import Columns, Rollout, packed
-
-OUT_OF_TURNS = "turns"
-"""Finish reason of an episode that was cut because no turn was left."""
-
-OUT_OF_ROOM = "length"
-"""Finish reason of an episode whose next observation left no room for a response."""
 
 
 @dataclass(slots=True)
@@ -44,6 +38,7 @@ class Transcript:
     generate_s: float = 0.0
     reward_s: float = 0.0
     kept_kv: int = 0
+    truncated_turns: int = 0
 
     def add_turn(self, observation_ids: tuple[int, ...], result: GenerateResult) -> None:
         """An observation (empty before the first turn) and the turn that answered it."""
@@ -55,6 +50,7 @@ class Transcript:
         self.logprobs += [0.0] * len(observation_ids) + result.logprobs.tolist()
         self.mask += [False] * len(observation_ids) + [True] * generated
         self.finish_reason, self.incarnation = result.finish_reasons[0], result.incarnation
+        self.truncated_turns += self.finish_reason == OUT_OF_TOKENS
         self.kept_kv += sum(result.kept_kv)
 
     def _add_span(self, version: int, count: int) -> None:
@@ -116,7 +112,7 @@ class _EpisodeRun:
         for turn in range(max_turns):
             history = (*prompt_ids, *transcript.token_ids, *observation_ids)
             if turn > 0 and self.engine.room(len(history)) < 1:
-                transcript.finish_reason = OUT_OF_ROOM
+                transcript.finish_reason = OUT_OF_TOKENS  # no room after the observation
                 return
             result = await self._ask(turn, history, transcript)
             transcript.add_turn(observation_ids, result)
@@ -153,6 +149,7 @@ def _joined(prompt_ids: tuple[int, ...], transcripts: list[Transcript]) -> Rollo
     lengths = [0, *(len(one.token_ids) for one in transcripts)]
     spans: tuple[VersionSpans, ...] = tuple(tuple(one.spans) for one in transcripts)
     kept = tuple(one.kept_kv for one in transcripts)
+    truncated = tuple(one.truncated_turns for one in transcripts)
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=np.array([i for one in transcripts for i in one.token_ids], dtype=np.int32),
@@ -165,4 +162,5 @@ def _joined(prompt_ids: tuple[int, ...], transcripts: list[Transcript]) -> Rollo
         generate_s=max(one.generate_s for one in transcripts),
         reward_s=max(one.reward_s for one in transcripts),
         kept_kv=kept if any(kept) else (),
+        truncated_turns=truncated if any(truncated) else (),
     )

@@ -7,9 +7,6 @@ from offbeat.messages.groups import Receipt
 
 TRUNCATED: Final = "truncated"
 ZERO_VARIANCE: Final = "zero_variance"
-OUT_OF_TOKENS: Final = "length"
-"""The finish reason of a sample that was cut."""
-
 _STEPS_WORTH: Final = 10
 
 
@@ -44,8 +41,7 @@ class GroupFilter:
 
     def _reason(self, receipt: Receipt) -> str | None:
         most = self._config.max_truncated_fraction
-        cut = sum(reason == OUT_OF_TOKENS for reason in receipt.finish_reasons)
-        if most is not None and cut / receipt.samples > most:
+        if most is not None and receipt.truncated_samples / receipt.samples > most:
             return TRUNCATED
         if self._config.zero_variance and min(receipt.rewards) == max(receipt.rewards):
             return ZERO_VARIANCE

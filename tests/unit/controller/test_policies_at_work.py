@@ -88,6 +88,27 @@ def test_groups_that_ran_out_of_tokens_are_filtered_by_their_share() -> None:
     assert 2 in world.trained and 1 not in world.trained
 
 
+def test_a_turn_that_ran_out_of_tokens_counts_although_the_last_one_did_not() -> None:
+    world = World({"filters": {"max_truncated_fraction": 0.5}})
+    world.rollouts.forged = {
+        1: {"truncated_turns": (1, 2)},
+        2: {"truncated_turns": (1, 0), "finish_reasons": ("stop", "turns")},
+    }
+    world.run()
+    assert world.built.state.ledger.totals.dropped == {"truncated": 1}
+    assert 2 in world.trained and 1 not in world.trained
+    records = world.telemetry.records
+    assert sum(each["rollout/truncated_fraction"] for each in records) == 1 / 8
+    assert sum(each["rollout/out_of_turns_fraction"] for each in records) == 1 / 8
+
+
+def test_the_length_of_a_response_is_what_was_generated_not_what_was_observed() -> None:
+    world = World()
+    world.rollouts.forged = {each: {"valid_tokens": (1, 2)} for each in range(40)}
+    world.run()
+    assert {each["rollout/response_tokens_mean"] for each in world.telemetry.records} == {1.5}
+
+
 @pytest.mark.parametrize("name", ["ready_first", "in_order", "weight_fifo"])
 def test_shrunk_steps_train_fewer_groups_but_never_less_than_the_fraction(name: str) -> None:
     world = World(

@@ -322,6 +322,18 @@ def test_an_episode_without_room_is_cut_before_the_observation() -> None:
     assert receipt.response_tokens == (2, 2)
 
 
+def test_a_turn_that_was_cut_is_counted_whatever_the_last_one_ended_with() -> None:
+    async def first_one_cut(request: GenerateRequest) -> GenerateResult:
+        if request.prompt_ids.count(ord("?")) == 1:
+            return result(request.request_id, ["8"], finish="length")
+        return result(request.request_id, ["5"])
+
+    receipt, _ = rolled_out(task(SECRET_5), first_one_cut, Guessing(CharTokenizer()))
+    assert receipt.finish_reasons == ("stop", "stop")
+    assert receipt.truncated_turns == (1, 1)
+    assert receipt.truncated_samples == 2
+
+
 def test_every_turn_of_every_sample_has_a_name_and_a_seed_of_its_own() -> None:
     asked = list[GenerateRequest]()
     engine = guessing_engine(("8", ((1, 2),)), ("5", ((1, 2),)))
