@@ -1,5 +1,5 @@
-"""What crosses an actor boundary: frozen records and typed failures, and nothing that acts.
+"""Records and typed failures that cross process boundaries; no behaviour.
 
-The lowest room of the house. Every other folder may import it; it imports none of them, nor ray,
-nor torch. Arrays inside a record are numpy.
+The lowest package: every other one may import it; it imports none of them, nor ray, nor torch.
+Arrays inside a record are numpy.
 """

@@ -9,15 +9,15 @@ import enum
 
 
 class FailureKind(enum.StrEnum):
-    """What a failure says about trying again."""
+    """Classification of a failure by whether a retry can help."""
 
-    INFRASTRUCTURE = "infrastructure"  # another engine or another moment will do
+    INFRASTRUCTURE = "infrastructure"  # a retry on another engine, or later, may succeed
     DATA = "data"  # this prompt cannot be rolled out
-    BUG = "bug"  # nobody expected it: the run ends
+    BUG = "bug"  # unexpected: the run ends
 
 
 class FailureSource(enum.StrEnum):
-    """The party whose fault a failed rollout is taken to be."""
+    """Component to which a failed rollout is attributed."""
 
     ENGINE = "engine"  # it counts towards the replacement of its process
     WORKER = "worker"  # the environment worker: its own supervision replaces it
@@ -43,7 +43,7 @@ class RolloutFailed(OffbeatError):
         """``source`` None: the engine of an infrastructure failure, the environment otherwise."""
         super().__init__(kind, ordinal, attempt, reason, detail, source)
         self.kind, self.ordinal, self.attempt = kind, ordinal, attempt
-        self.reason = reason  # a counter's name: reward_raised, reward_nan, engine_lost, ...
+        self.reason = reason  # name of a counter: reward_raised, reward_nan, engine_lost, ...
         self.detail = detail  # one line for a person
         by_engine = kind is FailureKind.INFRASTRUCTURE
         usual = FailureSource.ENGINE if by_engine else FailureSource.ENVIRONMENT
@@ -79,7 +79,7 @@ class StartFailed(OffbeatError):
 
 
 class EngineUnavailable(OffbeatError):
-    """The engine of this process cannot serve: it is broken, closed, or paused. Nothing was done."""
+    """The engine of this process is broken, closed, or paused. The request had no effect."""
 
     def __init__(self, engine: str, during: str, problem: str, fix: str) -> None:
         super().__init__(engine, during, problem, fix)
@@ -90,7 +90,7 @@ class EngineUnavailable(OffbeatError):
 
 
 class DeadlineExceeded(OffbeatError):
-    """A named remote call took longer than it may."""
+    """A named remote call exceeded its deadline."""
 
     def __init__(self, who: str, on: str, deadline_s: float) -> None:
         super().__init__(who, on, deadline_s)
@@ -108,7 +108,9 @@ class StaleFence(OffbeatError):
         self.actor, self.got, self.held = actor, got, held
 
     def __str__(self) -> str:
-        return f"{self.actor} refuses a call with fence {self.got}: it already obeys {self.held}"
+        return (
+            f"{self.actor} refuses a call with fence {self.got}: the fence in force is {self.held}"
+        )
 
 
 class StepAlreadyOpen(OffbeatError):
@@ -137,9 +139,9 @@ class StepOutOfOrder(OffbeatError):
 
 
 class StepBroken(StepOutOfOrder):
-    """A call of a step of which an earlier call has failed: only an abort is accepted.
+    """A call of a step of which an earlier call failed: only an abort is accepted.
 
-    It may arrive before the answer of the call that failed.
+    It may arrive before the reply of the failed call.
     """
 
 
@@ -177,7 +179,7 @@ class WeightsUnmoved(OffbeatError):
 
 
 class UnfitGroup(OffbeatError):
-    """One group of a step has columns that no trainer can read: an abort, and a step without it, help."""
+    """One group of a step has columns that no trainer can read. Fix: abort, repeat without the group."""
 
     def __init__(self, rank: int, ordinal: int, problem: str) -> None:
         super().__init__(rank, ordinal, problem)
@@ -188,9 +190,9 @@ class UnfitGroup(OffbeatError):
 
 
 class PayloadLost(OffbeatError):
-    """The columns of some groups died with the machine that held them; the trainer is well.
+    """The columns of some groups were lost with the machine that held them; the trainer is healthy.
 
-    They are read again from the spool, or rolled out again. The step is aborted and tried again.
+    They are read again from the spool, or rolled out again. The step is aborted and retried.
     """
 
     def __init__(self, ordinals: tuple[int, ...], during: str, detail: str) -> None:
@@ -203,7 +205,7 @@ class PayloadLost(OffbeatError):
 
 
 class CheckpointFailed(OffbeatError):
-    """A checkpoint could not be written or taken up. Those that were complete still are."""
+    """A checkpoint could not be written or loaded. Complete checkpoints are not affected."""
 
     def __init__(self, rank: int, version: int, detail: str) -> None:
         super().__init__(rank, version, detail)
@@ -217,7 +219,7 @@ class CheckpointFailed(OffbeatError):
 
 
 class WeightSyncFailed(OffbeatError):
-    """A generator did not take the weights; it must not serve until a full sync succeeds."""
+    """A generator did not load the weights; it must not serve until a full sync succeeds."""
 
     def __init__(self, engine: str, epoch: int, version: int, detail: str) -> None:
         super().__init__(engine, epoch, version, detail)
@@ -231,7 +233,7 @@ class WeightSyncFailed(OffbeatError):
 
 
 class ReleaseLost(OffbeatError):
-    """The published weights died with the machine that held them; the engine that was sent them is well.
+    """The published weights were lost with the machine that held them; the engine is healthy.
 
     The trainer has to publish them again.
     """
@@ -248,7 +250,7 @@ class ReleaseLost(OffbeatError):
 
 
 class CanaryFailed(WeightSyncFailed):
-    """An engine took a release whole and computes something else from it than the trainer does."""
+    """An engine received a release intact, but computes other values from it than the trainer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who may still speak, and which call of a step this is."""
+"""Fences, which reject calls of older controllers, and keys of train-step calls."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ class Fence(msgspec.Struct, frozen=True):
     """Sent with every call of the controller; a lower incarnation is refused."""
 
     run_id: str
-    incarnation: int  # process lives of the controller in this run, from 1
+    incarnation: int  # counts the controller's processes in this run, from 1
 
 
 class StepKey(msgspec.Struct, frozen=True):
@@ -23,9 +23,9 @@ class StepKey(msgspec.Struct, frozen=True):
 
     @property
     def attempt_id(self) -> tuple[int, int]:
-        """Which try of which step."""
+        """Return step and attempt, which identify one try of a step."""
         return self.step, self.attempt
 
     def next(self) -> "StepKey":
-        """The key of the following call of this attempt."""
+        """Return the key of the following call of this attempt."""
         return StepKey(self.step, self.attempt, self.seq + 1)

@@ -1,4 +1,4 @@
-"""What an environment worker asks of an engine, and what it gets back.
+"""Requests of environment workers to engines, and their results.
 
 Legend: G samples of the request, N generated tokens over all of them.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How tokens are drawn."""
+    """Parameters by which tokens are sampled."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -25,7 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """``samples`` continuations of one prompt."""
+    """Request for ``samples`` continuations of one prompt."""
 
     request_id: str  # unique among the engine's open requests
     prompt_ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
 
 class GenerateResult(msgspec.Struct, frozen=True):
-    """The continuations of one request, packed.
+    """Continuations of one request, packed end to end.
 
     ``logprobs`` are natural logs under ``softmax(logits / temperature)`` over the whole vocabulary,
     before ``top_p`` cuts it: the distribution the trainer recomputes and the loss compares with.
@@ -45,9 +45,9 @@ class GenerateResult(msgspec.Struct, frozen=True):
     logprobs: "NDArray[np.float32]"  # [N]
     offsets: "NDArray[np.int64]"  # [G + 1]; sample i owns [offsets[i], offsets[i + 1])
     finish_reasons: tuple[str, ...]  # [G] stop | length | abort
-    version_spans: tuple[VersionSpans, ...]  # [G], stamped by the engine itself
+    version_spans: tuple[VersionSpans, ...]  # [G], recorded by the engine
     engine: str
     incarnation: str
     kept_kv: tuple[int, ...] = ()
-    """[G] of each sample, tokens drawn over keys and values of older weights than their version's;
-    empty: none of any sample."""
+    """[G] number of each sample's tokens that were sampled with keys and values computed by older
+    weights than their version; empty: none of any sample."""

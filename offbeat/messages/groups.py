@@ -1,6 +1,7 @@
-"""Prompts, rollouts asked for, and the receipts of finished prompt groups.
+"""Prompts, rollout tasks, and the receipts of finished prompt groups.
 
-A receipt is columnar: one tuple entry a sample. It is all the controller ever sees of a group; the
+A receipt is columnar: one tuple entry per sample. It is all that the controller reads of a group;
+    the
 tokens stay in the payload.
 """
 
@@ -13,22 +14,22 @@ VersionSpans = tuple[tuple[int, int], ...]
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One row of the prompt source, at its place in the endless prompt order."""
+    """One row of the prompt source at a position of the endless prompt order."""
 
-    ordinal: int  # place in the endless order, from 0
+    ordinal: int  # position in the endless order, from 0
     epoch: int  # passes over the rows before this one
     row: int  # index of the row in the source
-    data: dict[str, Any]  # what the environment reads: text, answer, ...
+    data: dict[str, Any]  # input of the environment: text, answer, ...
 
 
 class RolloutTask(msgspec.Struct, frozen=True):
-    """Make one prompt group: ``samples`` rollouts of one prompt, on one engine."""
+    """Task to make one prompt group: ``samples`` rollouts of one prompt, on one engine."""
 
     prompt: Prompt
-    attempt: int  # from 1; an answer of an older attempt is refused at commit
+    attempt: int  # from 1; the result of an older attempt is refused at commit
     samples: int
-    engine: str  # which engine serves it
-    seed: int  # of this group; sample i uses (seed, i)
+    engine: str  # name of the engine that serves it
+    seed: int  # seed of this group; sample i uses (seed, i)
     deadline_s: float
     evaluation: bool = False  # scored and reported, never trained; ordinals are of its own source
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
@@ -43,12 +44,12 @@ class RolloutTask(msgspec.Struct, frozen=True):
 
     @property
     def request_prefix(self) -> str:
-        """Of the ids of its requests, for a person; the worker makes them unique."""
+        """Return a readable prefix of its request ids; the worker makes them unique."""
         return f"{'eval-' if self.evaluation else ''}{self.prompt.ordinal}-{self.attempt}"
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a copy of a group's columns is on disk, and what they are: the digest names the content."""
+    """Location on disk of a copy of a group's columns, and the digest of its content."""
 
     segment: str  # file in the run's spool
     offset: int
@@ -64,9 +65,10 @@ OUT_OF_TURNS: Final = "turns"
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A finished group as its producer vouches for it: schema, lengths and finiteness checked.
+    """Record of a finished group whose schema, lengths and finiteness its producer has checked.
 
-    Holds plain values only. Columnar tuples have one entry a sample. ``payload_bytes`` counts the packed columns.
+    It contains plain values only. Columnar tuples have one entry per sample. ``payload_bytes``
+    counts the packed columns.
     """
 
     ordinal: int
@@ -83,8 +85,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload_bytes: int
     generate_s: float = 0.0  # time in the engine, first to last turn
     reward_s: float = 0.0  # time in the environment and the reward
-    spooled: Spooled | None = None  # None: the columns live and die with the controller
-    kept_kv: tuple[int, ...] = ()  # of each sample, tokens over older keys; empty: none of any
+    spooled: Spooled | None = None  # None: the columns are lost with the controller
+    kept_kv: tuple[int, ...] = ()  # per sample: tokens sampled with older keys; empty: none
     sampling: str = ""  # identity of the settings it was sampled under; empty: not known
     truncated_turns: tuple[
         int, ...
@@ -103,12 +105,12 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """Prompt and response tokens over all samples: what a forward pass sees."""
+        """Return the prompt and response tokens over all samples: the input of a forward pass."""
         return sum(self.prompt_tokens) + sum(self.response_tokens)
 
     @property
     def oldest_version(self) -> int:
-        """The weight version of the group's oldest token: what bounds its staleness."""
+        """Return the weight version of the group's oldest token, which determines its staleness."""
         return min(map(min, self.version_spans))[0]  # of pairs, compared by version first
 
     @property
@@ -117,5 +119,5 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def group_id(ordinal: int) -> str:
-    """How a group is named to people: ``g-000412``."""
+    """Return the readable name of a group: ``g-000412``."""
     return f"g-{ordinal:06d}"

@@ -1,16 +1,16 @@
-"""Text from outside, made fit for a line of a log, a terminal, or a journal."""
+"""Sanitising of external text for a line of a log, a terminal, or a journal."""
 
 from typing import Final
 
 LONGEST: Final = 2000
-"""Characters of one text: a user's exception may quote a whole response, or a whole file."""
+"""Characters kept of one text: a user's exception may quote a whole response or file."""
 
 
 def printable(text: str, *, longest: int = LONGEST) -> str:
-    """The text without anything that would act on a terminal, break a line or fit no encoding.
+    """Return the text without control characters, line breaks, and characters that cannot be encoded.
 
-    Line ends and tabs become spaces; other characters that are not for the eye are escaped; what is
-    beyond ``longest`` is left out, and counted.
+    Line ends and tabs become spaces; other characters that are not printable are escaped;
+    characters beyond ``longest`` are left out, and counted.
     """
     left_out = len(text) - longest
     if left_out > 0:

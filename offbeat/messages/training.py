@@ -1,4 +1,4 @@
-"""What the controller tells a trainer, and what a trainer answers."""
+"""Requests of the controller to a trainer, and their results."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ class LossSpec(msgspec.Struct, frozen=True):
     """The loss of one step. Every number it depends on is here.
 
     A surrogate chosen by name, with importance ratio ``exp(logprob - old_logprob)`` and bounds
-    ``[1 - clip_low, 1 + clip_high]``; weights that correct for an engine whose policy is not the old
-    one, from ``k = exp(old_logprob - generation_logprob)``; a KL penalty to the reference policy.
-    The formulas: ``offbeat.algorithms.losses``.
+    ``[1 - clip_low, 1 + clip_high]``; weights that correct for an engine whose policy is not the
+    old one, from ``k = exp(old_logprob - generation_logprob)``; a KL penalty to the reference
+    policy. The formulas: ``offbeat.algorithms.losses``.
     """
 
     name: str = "clipped_pg"  # clipped_pg | gspo | cispo | sft
@@ -53,11 +53,11 @@ class Chunk(msgspec.Struct, frozen=True):
     payloads: tuple[tuple[Any, ...], ...]
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups
-    group_tokens: tuple[int, ...] = ()  # of each; empty: they count alike
+    group_tokens: tuple[int, ...] = ()  # tokens of each group; empty: they count alike
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
-    """What one ``train_microbatch`` did. Sums, not means: nothing is normalised before finish."""
+    """Result of one ``train_microbatch``. Sums, not means: finish normalises them."""
 
     tokens: int  # with loss mask set
     sequences: int
@@ -66,7 +66,7 @@ class ChunkResult(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What ``finish_train_step`` reports. ``applied`` False: weights are as before the step."""
+    """Result of ``finish_train_step``. ``applied`` False: weights are as before the step."""
 
     applied: bool
     loss: float
@@ -81,7 +81,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """What a trainer knows of itself, for a controller that (re)connects."""
+    """State of a trainer, for a controller that (re)connects."""
 
     ranks: int
     version: int  # optimizer steps applied
@@ -89,7 +89,7 @@ class TrainerState(msgspec.Struct, frozen=True):
     last_attempt: int
     parameters: int
     digest: str  # of the weights
-    incarnation: str = ""  # of the first rank's process; the ranks are replaced together
+    incarnation: str = ""  # identifies rank 0's process; the ranks are replaced together
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class PreparedColumns(msgspec.Struct, frozen=True):
-    """What ``prepare_logprobs`` wrote: one further payload a group, in the order of the chunk."""
+    """Result of ``prepare_logprobs``: one further payload per group, in the order of the chunk."""
 
     columns: tuple[str, ...]
     payload_bytes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What generators say about the weights they serve."""
+"""Weight releases, and the reports of engines about the weights that they serve."""
 
 from typing import Any, NamedTuple
 
@@ -6,21 +6,21 @@ import msgspec
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """One engine's account of itself. ``version`` None: it holds no weights of this run."""
+    """State of one engine. ``version`` None: it has no weights of this run."""
 
     name: str
-    incarnation: str  # changes with every process life
+    incarnation: str  # changes with every process
     version: int | None
     digest: str | None
     running: int  # samples being decoded
     waiting: int  # requests not started
     busy_s: float  # time spent decoding since start
     tokens: int  # generated since start
-    pid: int = 0  # of its process
+    pid: int = 0  # its process
 
 
 class CanaryAnswer(NamedTuple):
-    """What an engine says to one prompt of a canary: its greedy next token."""
+    """An engine's greedy next token for one prompt of a canary."""
 
     token: int
     logprob: float  # natural, at temperature 1
@@ -29,7 +29,7 @@ class CanaryAnswer(NamedTuple):
 class Canary(msgspec.Struct, frozen=True):
     """Next-token distributions after a few fixed prompts, computed by the trainer from one release.
 
-    An engine that holds these weights gives each prompt's best token the same logprob. Of each
+    An engine with these weights computes the same logprob for each prompt's best token. Of each
     distribution the most probable tokens are kept, in falling order.
     """
 
@@ -55,7 +55,7 @@ class WeightsAck(msgspec.Struct, frozen=True):
 
 
 class WeightRelease(msgspec.Struct, frozen=True):
-    """One version of the weights, ready to be taken by generators.
+    """One version of the weights, ready to be loaded by generators.
 
     ``chunks`` are opaque handles, object references in production, in the order of the manifest.
     Whoever holds the release keeps its bytes alive, so a restarted engine can catch up without the
@@ -67,4 +67,4 @@ class WeightRelease(msgspec.Struct, frozen=True):
     manifest: Any  # offbeat.weight_sync.manifest.Manifest
     chunks: tuple[Any, ...]
     nbytes: int
-    canary: Canary | None = None  # the manifest's
+    canary: Canary | None = None  # the canary of the manifest

@@ -1,7 +1,7 @@
-"""Where processes of a run find each other: authenticated sockets, bound to the run's own address.
+"""Rendezvous of the processes of a run: authenticated sockets, bound to the run's own address.
 
 frames.py        messages that only holders of a shared key can make
-store_server.py  a key-value store over TCP that answers only such messages
+store_server.py  a key-value store over TCP that serves only such messages
 store.py         its client, a ``torch.distributed.Store``
 interface.py     which network interface the sockets of collective libraries are bound to
 """

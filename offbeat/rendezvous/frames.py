@@ -1,9 +1,9 @@
-"""Messages on a stream that only holders of a shared key can make.
+"""Authenticated messages on a stream: only holders of a shared key can make them.
 
     length (4 bytes) | keyed digest of the body (32 bytes) | body
 
-The digest is compared before the first byte of a body is interpreted. What it does not give: secrecy,
-and protection from whoever can read and alter the traffic, who could send a message a second time.
+The digest is compared before the first byte of a body is interpreted. It gives no secrecy, and no
+protection against replay by an attacker who can read and alter the traffic.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ import msgspec
 _HEADER: Final = struct.Struct("<I32s")
 HEADER_BYTES: Final = _HEADER.size
 LONGEST_BODY: Final = 1 << 20
-"""Bytes. The longest in use are the addresses of a rank: some hundred bytes per rank of its world."""
+"""Bytes. The longest bodies are the addresses of a rank: some hundred bytes per rank of its world."""
 
 
 class ForeignFrame(Exception):
-    """Bytes that no holder of the key has sent. The connection they came on is closed."""
+    """Bytes that no holder of the key has sent. Their connection is closed."""
 
 
 class SharedKey(msgspec.Struct, frozen=True):
-    """A secret of the processes of one run. It travels through Ray calls only."""
+    """Secret shared by the processes of one run. It is passed through Ray calls only."""
 
     secret: bytes
 
@@ -34,14 +34,14 @@ class SharedKey(msgspec.Struct, frozen=True):
         return cls(secrets.token_bytes(32))
 
     def frame(self, body: bytes) -> bytes:
-        """Return ``body`` as it is sent."""
+        """Return the frame of ``body``: length, digest and body."""
         return _HEADER.pack(len(body), self._digest(body)) + body
 
     def body_length(self, header: bytes) -> int:
         """Return how many bytes follow a header.
 
         Raises:
-            ForeignFrame: More than any message has.
+            ForeignFrame: More than the longest message.
         """
         length, _ = _HEADER.unpack(header)
         if length > LONGEST_BODY:
@@ -52,7 +52,7 @@ class SharedKey(msgspec.Struct, frozen=True):
         """Check that a holder of the key made this body.
 
         Raises:
-            ForeignFrame: Nobody with this key did.
+            ForeignFrame: The digest does not match this key.
         """
         _, digest = _HEADER.unpack(header)
         if not hmac.compare_digest(digest, self._digest(body)):
@@ -66,7 +66,7 @@ class SharedKey(msgspec.Struct, frozen=True):
 
 
 class StoreAddress(msgspec.Struct, frozen=True):
-    """Where a store is, and the key of those who may use it. It travels through Ray calls only."""
+    """Address and key of a store. It is passed through Ray calls only."""
 
     host: str
     port: int
@@ -74,7 +74,7 @@ class StoreAddress(msgspec.Struct, frozen=True):
 
 
 class FrameReader:
-    """Puts received bytes together into bodies of messages."""
+    """Assembles received bytes into bodies of messages."""
 
     def __init__(self, key: SharedKey) -> None:
         self._key, self._held = key, bytearray()

@@ -1,7 +1,8 @@
 """Binds the sockets of collective libraries to the network interface of the run's address.
 
 gloo and NCCL listen on sockets of their own and take the interface from the environment. Without it
-gloo asks the resolver for the machine's name, and NCCL takes the first interface that is not loopback.
+gloo asks the resolver for the machine's name, and NCCL takes the first interface that is not
+loopback.
 """
 
 from collections.abc import MutableMapping
@@ -12,7 +13,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class AddressNotLocal(OffbeatError):
-    """This machine has no network interface with the address that Ray knows it by."""
+    """This machine has no network interface with the address that Ray has registered for it."""
 
     def __init__(self, address: str, known: str) -> None:
         super().__init__(address, known)
@@ -20,9 +21,9 @@ class AddressNotLocal(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"no network interface of this machine has the address {self.address} that Ray knows it "
-            f"by; it has {self.known}. Start Ray here with --node-ip-address set to one of them, so "
-            "that trainer ranks and engines can meet at it"
+            f"no network interface of this machine has the address {self.address} that Ray has "
+            f"registered for it; it has {self.known}. Start Ray here with --node-ip-address set to "
+            "one of them, so that trainer ranks and engines can connect to it"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a client of the store asks, and what it is answered."""
+"""Requests of a store's clients, and the replies."""
 
 import msgspec
 
@@ -11,29 +11,29 @@ class Set(msgspec.Struct, frozen=True, tag=True):
 
 
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """Answer with the values of all keys once they are there."""
+    """Reply with the values of all keys once they are set."""
 
     keys: list[str]
     timeout_s: float
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Answer whether all keys are there: 1 or 0."""
+    """Reply whether all keys are set: 1 or 0."""
 
     keys: list[str]
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Add to a decimal number, 0 at first, and answer with the sum."""
+    """Add to a decimal number, initially 0, and reply with the sum."""
 
     key: str
     amount: int
 
 
 class CompareSet(msgspec.Struct, frozen=True, tag=True):
-    """Replace a value if it is the expected one, and answer with what is there then.
+    """Replace a value if it is the expected one, and reply with the value afterwards.
 
-    A key that is not there is set if nothing is expected, and answered with what was expected if not.
+    A missing key is set if the expected value is empty; otherwise the reply is the expected value.
     """
 
     key: str
@@ -49,20 +49,20 @@ class Append(msgspec.Struct, frozen=True, tag=True):
 
 
 class Delete(msgspec.Struct, frozen=True, tag=True):
-    """Remove a key, and answer whether it was there: 1 or 0."""
+    """Remove a key, and reply whether it existed: 1 or 0."""
 
     key: str
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
-    """Answer with the number of keys."""
+    """Reply with the number of keys."""
 
 
 StoreRequest = Set | Get | Check | Add | CompareSet | Append | Delete | Count
 
 
 class StoreReply(msgspec.Struct, frozen=True):
-    """The answer to one request."""
+    """Reply to one request."""
 
     number: int = 0
     values: list[bytes] = []

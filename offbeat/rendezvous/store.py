@@ -1,4 +1,4 @@
-"""The store's client: what process groups of torch put their addresses into."""
+"""Client of the store, in which process groups of torch exchange their addresses."""
 
 # pyright: reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
 # pyright: reportAttributeAccessIssue=false
@@ -29,26 +29,27 @@ from offbeat.rendezvous.requests import (
 )
 
 _SLACK_S: Final = 30.0
-"""How much later than the time a request names its answer may come."""
+"""Seconds by which a reply may exceed the timeout of its request."""
 _decode_reply = msgspec.msgpack.Decoder(StoreReply).decode
 
 
 class SharedStore(Store):
-    """A ``torch.distributed.Store`` whose server answers only holders of its key.
+    """A ``torch.distributed.Store`` whose server serves only holders of its key.
 
-    torch calls it from Python and, with the interpreter's lock taken, from threads of its own. What
-    torch keeps of it is its C++ half only: whoever makes a process group with it has to keep it.
+    torch calls it from Python and, holding the interpreter's lock, from threads of its own. torch
+    keeps a reference to its C++ half only: the maker of a process group has to keep the store
+    alive.
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
         """Connect.
 
         Args:
-            address: Of the server.
-            timeout_s: That a key may take to be there, and a connection to be made.
+            address: Address of the server.
+            timeout_s: Default timeout for a key to be set, and for a connection.
 
         Raises:
-            DistNetworkError: Nobody can be reached there.
+            DistNetworkError: The server cannot be reached.
         """
         super().__init__()
         self.set_timeout(timedelta(seconds=timeout_s))
@@ -60,7 +61,7 @@ class SharedStore(Store):
             raise self._unreachable(error) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         weakref.finalize(self, self._socket.close)
-        self.check([])  # until its first request a client is a stranger, and soon closed
+        self.check([])  # an unauthenticated connection is soon closed
 
     def clone(self) -> "SharedStore":
         """Return another client of the same store, with a connection of its own."""

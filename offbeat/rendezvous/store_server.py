@@ -1,11 +1,11 @@
-"""A key-value store over TCP that answers only holders of its key.
+"""A key-value store over TCP that serves only holders of its key.
 
     waits for            until
     a first request      ``stranger_s``; the connection is closed then
     a further request    the client closes the connection, or the process ends
-    keys                 somebody sets them, or the time the request names is over
+    keys                 a client sets them, or the request times out
 
-It runs in a thread of its own: the process that holds it may be blocked in a collective meanwhile.
+It runs in a thread of its own, because its process may be blocked in a collective meanwhile.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from offbeat.rendezvous.requests import (
 )
 
 STRANGER_S: Final = 10.0
-"""How long a connection may stand without a valid request; a client sends its first one at once."""
+"""Seconds a connection may stay without a valid request; a client sends its first one at once."""
 MOST_STRANGERS: Final = 64
 """Connections without a valid request at a time. Beyond, the oldest one is closed: a client has sent
 its first request when it is accepted, so it is not the one that waits."""
@@ -41,7 +41,7 @@ _decode_request = msgspec.msgpack.Decoder[StoreRequest](
 
 
 class StoreServer:
-    """A key-value store; it lives until it is closed, or with its process."""
+    """A key-value store that serves until it is closed or its process ends."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class StoreServer:
         self._thread.start()
 
     def forget(self, prefix: str) -> None:
-        """Remove every key that starts like this."""
+        """Remove every key that starts with ``prefix``."""
         self._loop.call_soon_threadsafe(self._forget, prefix)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class StoreServer:
         try:
             await self._talk(reader, writer)
         except (OSError, EOFError, TimeoutError, ForeignFrame, msgspec.MsgspecError):
-            pass  # the client is gone, or was a stranger
+            pass  # the client is gone, or was not authenticated
         finally:
             self._strangers.pop(writer, None)
             writer.transport.abort()

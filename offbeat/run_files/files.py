@@ -1,7 +1,7 @@
-"""The run directory as processes of other machines write and read it: through an actor beside the driver.
+"""Access to the run directory for processes of other machines, through an actor beside the driver.
 
-Names are relative and stay below a few folders; a file is at most as large as it was announced, a call
-carries at most ``CHUNK_BYTES``. Every call but ``append`` can be made again.
+Names are relative and stay below a few folders; a file is at most as large as announced, a call
+carries at most ``CHUNK_BYTES``. Every call but ``append`` is idempotent.
 """
 
 import os
@@ -22,7 +22,7 @@ log = structlog.stdlib.get_logger()
 CHUNK_BYTES: Final = 8 * 2**20
 FOLDERS: Final = ("checkpoints", "logs", "rollouts")
 ELSEWHERE: Final = "elsewhere.jsonl"
-"""Of a run directory: which processes wrote on another machine, and where."""
+"""File of a run directory that lists the processes that wrote on another machine, and where."""
 
 _MARGIN_BYTES: Final = 64 * 2**20  # stay free on the driver's disk, for the journal
 _DIGESTED_BYTES: Final = (
@@ -35,7 +35,7 @@ Fingerprint = tuple[tuple[str, int, str], ...]
 
 
 class BadName(OffbeatError):
-    """A name that leads out of what may be written for others."""
+    """A name outside the folders that other machines may write."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -46,22 +46,22 @@ class BadName(OffbeatError):
 
 
 class TooMuch(OffbeatError):
-    """A call, or a file, larger than was agreed on."""
+    """A call or a file that is larger than allowed."""
 
     def __init__(self, name: str, nbytes: int, allowed: int) -> None:
         super().__init__(name, nbytes, allowed)
         self.name, self.nbytes, self.allowed = name, nbytes, allowed
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.nbytes} bytes were sent, at most {self.allowed} are taken"
+        return f"{self.name}: {self.nbytes} bytes were sent, at most {self.allowed} are accepted"
 
 
 class Files(Protocol):
-    """What a process of another machine can do in the run directory. Each call raises ``OSError``."""
+    """Operations of a remote process in the run directory. Each may raise ``OSError``."""
 
     def sees(self, token: RunDirToken) -> bool: ...
     def elsewhere(self, process: str, machine: str, directory: str) -> None:
-        """Note that a process writes on its own machine."""
+        """Record that a process writes on its own machine."""
         ...
 
     def listing(self, folder: str) -> Mapping[str, Fingerprint]:
@@ -75,7 +75,7 @@ class Files(Protocol):
 
     def append(self, name: str, data: bytes) -> None: ...
     def rename(self, old: str, new: str) -> None:
-        """Give an entry its name; what had it is removed."""
+        """Rename an entry; an existing one of the new name is removed."""
         ...
 
     def remove(self, name: str) -> None: ...
@@ -175,7 +175,7 @@ class RunFiles:
 
 
 def fingerprints(folder: Path) -> dict[str, Fingerprint]:
-    """Return what is in a folder on this machine, by which copies are told apart."""
+    """Return the fingerprints of the entries of a local folder, to compare copies."""
     if not folder.is_dir():
         return {}
     return {entry.name: _fingerprint(entry) for entry in sorted(folder.iterdir())}

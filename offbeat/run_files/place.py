@@ -1,9 +1,10 @@
-"""Where an actor writes: into the run directory if its machine sees it, else beside it, said aloud.
+"""Check whether an actor's machine shares the run directory with the driver.
 
-The driver makes a file of a random name there before it makes any actor, and removes it at the end. A
-process that finds the file, with the content it was told, looks at the driver's directory. One on
-another machine also proves that what it writes arrives: the driver's side reads it back. Names that
-nobody asked for before are in no cache of a network file system.
+The driver makes a file of a random name there before it makes any actor, and removes it at the end.
+A process that finds the file with the expected content sees the driver's directory. One on another
+machine also proves that its writes arrive: the driver's side reads them back. Random names are in
+    no
+cache of a network file system.
 """
 
 import contextlib
@@ -40,19 +41,19 @@ class RunDirNotShared(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class RunDirToken:
-    """A file in the run directory that only those see who see the directory."""
+    """A file in the run directory that is visible only to processes that share the directory."""
 
     name: str
     content: str
 
     def is_in(self, directory: Path) -> bool:
-        """Return whether this token, and no other file, is there."""
+        """Return whether ``directory`` contains this token with its content."""
         return _content(directory / self.name) == self.content
 
 
 @contextmanager
 def new_token(run_dir: Path) -> Generator[RunDirToken]:
-    """Make a token; it is removed at the end, and those that killed drivers left are removed now.
+    """Make a token and remove it at the end; first remove tokens left by killed drivers.
 
     The caller holds the directory: no other driver has a token there.
 
@@ -70,7 +71,7 @@ def new_token(run_dir: Path) -> Generator[RunDirToken]:
 
 
 class TokenChecker(Protocol):
-    """The driver's side of the proof."""
+    """The driver's side of the check."""
 
     def sees(self, token: RunDirToken) -> bool:
         """Return whether the token is in the driver's run directory."""

@@ -1,4 +1,4 @@
-"""What a process needs to reach the run directory, and where it writes."""
+"""Settings by which a process reaches the run directory, and its write location."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from offbeat.run_files.place import RunDirToken
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What an actor needs to find out whether it sees the run directory. Picklable."""
+    """Settings by which an actor checks whether it shares the run directory. Picklable."""
 
     token: RunDirToken
-    node: str  # of the driver
+    node: str  # the driver's node
     files: str  # name of the actor that writes for others
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Environment variables that Ray is not to show or log."""
+    """Environment variables that Ray must not show or log."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLocation:
-    """Where a process writes. ``files`` is None where that is the run directory itself."""
+    """Location a process writes to. ``files`` is None if that is the run directory itself."""
 
     directory: Path
     files: Files | None = None

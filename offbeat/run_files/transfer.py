@@ -1,4 +1,4 @@
-"""Copying files and directories to and from the run directory of another machine, whole or not at all."""
+"""Atomic copies of files and directories to and from the run directory of another machine."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ _PARTIAL: Final = ".partial_"
 
 
 def send(files: Files, local: Path, folder: str, name: str) -> None:
-    """Put a file or a directory into a folder of the run directory; a former one is replaced.
+    """Copy a file or a directory into a folder of the run directory; an existing one is replaced.
 
     Raises:
-        OSError: A disk or the way there failed. What was there is there still.
+        OSError: A disk or the transfer failed. An existing entry is unchanged.
     """
     partial = f"{folder}/{_PARTIAL}{name}_{secrets.token_hex(4)}"
     try:
@@ -27,7 +27,7 @@ def send(files: Files, local: Path, folder: str, name: str) -> None:
             _send_file(files, local, partial)
         files.rename(partial, f"{folder}/{name}")
     except OSError:
-        with contextlib.suppress(OSError):  # the first error is told; it only takes room
+        with contextlib.suppress(OSError):  # the first error is raised; a leftover only takes space
             files.remove(partial)
         raise
 
@@ -36,7 +36,7 @@ def fetch(files: Files, folder: str, name: str, content: Fingerprint, target: Pa
     """Copy an entry of the run directory to ``target``; what is there is replaced.
 
     Raises:
-        OSError: A disk or the way there failed.
+        OSError: A disk or the transfer failed.
     """
     partial = target.with_name(f"{_PARTIAL}{target.name}_{os.getpid()}")
     remove(partial)

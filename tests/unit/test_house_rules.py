@@ -67,11 +67,8 @@ WITHOUT_A_SUBJECT = re.compile(
 OPENINGS_STILL_ALLOWED = {
     "algorithms": 16,
     "generators": 32,
-    "messages": 16,
     "model_proof": 8,
     "queue_service": 44,
-    "rendezvous": 3,
-    "run_files": 5,
     "transfer_queue": 17,
     "weight_sync": 34,
 }

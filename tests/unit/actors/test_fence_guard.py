@@ -17,7 +17,7 @@ def test_another_run_is_refused_by_name() -> None:
     with pytest.raises(StaleFence) as refused:
         guard.check(Fence("run-b", 9))
     assert str(refused.value) == (
-        "trainer rank 0 refuses a call with fence (run-b, incarnation 9): it already obeys "
+        "trainer rank 0 refuses a call with fence (run-b, incarnation 9): the fence in force is "
         "(run-a, incarnation 1)"
     )
 

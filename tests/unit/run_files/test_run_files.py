@@ -131,7 +131,7 @@ def test_a_folder_that_the_owner_linked_to_another_disk_is_written(run_dir: Path
 def test_more_than_was_announced_is_refused(run_dir: Path) -> None:
     files = RunFiles(run_dir)
     files.write("logs/a", 0, b"ab", 4)
-    with pytest.raises(TooMuch, match="logs/a: 5 bytes were sent, at most 4 are taken"):
+    with pytest.raises(TooMuch, match="logs/a: 5 bytes were sent, at most 4 are accepted"):
         files.write("logs/a", 2, b"cde", 4)
     with pytest.raises(TooMuch):
         files.write("logs/a", 0, bytes(CHUNK_BYTES + 1), 2 * CHUNK_BYTES)
