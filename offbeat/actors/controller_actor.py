@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from offbeat.actors.process import dump_stacks_on_signal
+from offbeat.environments.exits import contain_exits
 
 
 class HostedController(Protocol):
@@ -40,6 +41,7 @@ class ControllerActor:
 
     async def run(self) -> bytes:
         """Build the controller on this actor's loop and let it run to its end."""
+        contain_exits()
         self._hosted = await self._build()
         if self._abort_reason is not None:
             self._hosted.abort(self._abort_reason)

@@ -18,6 +18,7 @@ from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.environments.exits import contain_exits
 from offbeat.environments.factory import make_environment
 from offbeat.environments.text import Tokenizer
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
@@ -109,6 +110,7 @@ class EnvironmentActor:
             that succeeded, in their order, for the trainer. Failures are ``RolloutFailed``, classified here where they
             happened.
         """
+        contain_exits()
         self._guard.check(fence)
         incarnation = f"{fence.run_id}/{fence.incarnation}"
         if self._spooling is not None:
@@ -138,7 +140,9 @@ class EnvironmentActor:
             )
         except RolloutFailed:
             raise
-        except Exception as error:  # classified where it happened, before it crosses
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # classified where it happened, before it crosses
             raise classified(error, task) from error
         receipt = msgspec.structs.replace(receipt, sampling=self._sampled_under)
         if config.rollout.log and not task.evaluation:
@@ -217,7 +221,7 @@ def _as_failure(error: Exception) -> OffbeatError:
     return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))
 
 
-def classified(error: Exception, task: RolloutTask) -> RolloutFailed:
+def classified(error: BaseException, task: RolloutTask) -> RolloutFailed:
     """Classify an error of a rollout by whether a retry may help. An unknown one is a bug."""
     match error:
         case ActorLost():

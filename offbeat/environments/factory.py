@@ -8,6 +8,7 @@ import msgspec
 from offbeat.config.rollouts import EnvironmentConfig
 from offbeat.config.run import RunConfig
 from offbeat.environments.arithmetic import Arithmetic
+from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gsm8k import row_problem as question_problem
@@ -159,7 +160,9 @@ def _reward_target(config: EnvironmentConfig, target: str, working_dir: Path) ->
 def _custom(
     config: EnvironmentConfig, target: str, tokenizer: Tokenizer, working_dir: Path
 ) -> Environment:
-    environment: object = load_target(target, working_dir)(tokenizer, **config.options)
+    make = load_target(target, working_dir)
+    with exits_as_errors():
+        environment: object = make(tokenizer, **config.options)
     if not isinstance(environment, SingleTurn | MultiTurn):
         got = type(environment).__name__
         raise BadEnvironment(

@@ -22,7 +22,7 @@ class RewardCall(msgspec.Struct, frozen=True):
     """Score these responses to one prompt. Calls of a child are numbered from 1."""
 
     number: int
-    prompt: dict[str, Any]
+    prompt: msgspec.Raw  # the row as JSON
     responses: list[str]
 
 
@@ -41,7 +41,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class RewardReply(msgspec.Struct, frozen=True, tag=True):
     """The reward of one sample, or why there is none."""
 
-    call: int  # a process that user code has forked may answer too: once is enough
+    call: int
     sample: int
     reward: float | None
     reason: str = ""

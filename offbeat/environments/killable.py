@@ -34,7 +34,9 @@ from offbeat.messages.failures import OffbeatError
 IMPORT_FAILED = "reward_import_failed"
 _START_DEADLINE_S = 120.0  # a target may import large packages
 _STDERR = 2
-_TWICE = "sample {} was answered twice: code that forks must not return in both processes"
+_TWICE = (
+    "sample {} was answered twice, or in another call: user code writes to this program's socket"
+)
 _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply)
 
 
@@ -104,7 +106,7 @@ class RewardChild:
             RewardFailed: At the first sample without a reward, or with two.
         """
         self.calls += 1
-        call = RewardCall(self.calls, prompt, list(responses))
+        call = RewardCall(self.calls, msgspec.Raw(msgspec.json.encode(prompt)), list(responses))
         rewards = dict[int, float]()
         deadline_s, loop = self.target.deadline_s, asyncio.get_running_loop()
         try:

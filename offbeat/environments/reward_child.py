@@ -60,6 +60,7 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
         send(Refused(str(error)))
         return
     concurrent = inspect.iscoroutinefunction(reward.func)
+    send = _of_this_process(send)
     send(Ready(concurrent))
     with asyncio.Runner() as runner:
         while (call := _receive(frames, RewardCall)) is not None:
@@ -69,14 +70,29 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
                 _answer_in_turn(reward, call, working_dir, send)
 
 
+def _of_this_process(send: _Send) -> _Send:
+    """Return ``send`` for this process alone: one that user code has forked ends in place of sending.
+
+    It has the socket too, and comes back from user code as if it had been asked.
+    """
+    asked = os.getpid()
+
+    def sent(message: msgspec.Struct) -> None:
+        if os.getpid() != asked:
+            os._exit(0)
+        send(message)
+
+    return sent
+
+
 def _answer_in_turn(
     reward: Callable[..., object], call: RewardCall, working_dir: Path, send: _Send
 ) -> None:
     """Answer sample by sample: each answer shows the parent that the next call has begun."""
     for sample, response in enumerate(call.responses):
         try:
-            value = reward(call.prompt, response)
-        except Exception as error:  # noqa: BLE001 - whatever user code raises, the answer says it
+            value = reward(_row_of(call), response)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises, the answer says it
             send(_raised(call, sample, error, working_dir))
         else:
             send(_answer(call, sample, value))
@@ -87,8 +103,13 @@ async def _answer_at_once(
 ) -> None:
     async def answer(sample: int, response: str) -> None:
         try:
-            value = await reward(call.prompt, response)
-        except Exception as error:  # noqa: BLE001 - as above
+            value = await reward(_row_of(call), response)
+        except asyncio.CancelledError as error:
+            running = asyncio.current_task()
+            if running is None or running.cancelling():
+                raise
+            send(_raised(call, sample, error, working_dir))
+        except BaseException as error:  # noqa: BLE001 - as above
             send(_raised(call, sample, error, working_dir))
         else:
             send(_answer(call, sample, value))
@@ -98,6 +119,11 @@ async def _answer_at_once(
             samples.create_task(answer(sample, response), name=f"reward-{sample}")
 
 
+def _row_of(call: RewardCall) -> dict[str, Any]:
+    """Return a row of its own for one sample: what the function changes in it, no other one sees."""
+    return msgspec.json.decode(call.prompt, type=dict[str, Any])
+
+
 def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
     reward = reward_of(value)
     if isinstance(reward, BadReward):
@@ -105,7 +131,7 @@ def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
     return RewardReply(call.number, sample, reward)
 
 
-def _raised(call: RewardCall, sample: int, error: Exception, working_dir: Path) -> RewardReply:
+def _raised(call: RewardCall, sample: int, error: BaseException, working_dir: Path) -> RewardReply:
     return RewardReply(call.number, sample, None, "reward_raised", describe(error, working_dir))
 
 

@@ -37,7 +37,7 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
         sys.path.insert(0, str(working_dir))
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+    except BaseException as error:  # a module may raise anything while it is imported
         raise TargetNotFound(target, str(working_dir), describe(error, working_dir)) from error
     found: Any = vars(module).get(name)
     if not callable(found):

@@ -111,7 +111,9 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
             describe(error),
             FailureSource.ENVIRONMENT,
         ) from error
-    except Exception as error:
+    except GeneratorExit:  # of a coroutine that is closed
+        raise
+    except BaseException as error:  # SystemExit too: it would end the event loop of the worker
         log.warning("environment.raised", ordinal=task.ordinal, attempt=task.attempt, exc_info=True)
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
 

@@ -92,7 +92,7 @@ class CheckedSampler:
     def _ask(self, method: str, ask: Callable[[], T]) -> T:
         try:
             return ask()
-        except Exception as error:  # the policy's own code may raise anything
+        except BaseException as error:  # the policy's own code may raise anything, SystemExit too
             got = f"raised {type(error).__name__}: {error}"
             raise SamplerBroken(self.target, method, got, "an answer") from error
 

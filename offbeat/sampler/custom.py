@@ -45,7 +45,7 @@ def load_custom(
     arguments = {**config.options, **_given(config, groups_per_step)}
     try:
         policy = make(**arguments)
-    except Exception as error:  # the user's class may raise anything
+    except BaseException as error:  # the user's class may raise anything, SystemExit too
         problem = f"calling it with {', '.join(arguments)} raised {_words(error)}"
         raise SamplerNotLoaded(config.target, problem, _CALL_FIX) from error
     missing = [name for name in METHODS if not callable(getattr(policy, name, None))]
@@ -81,7 +81,7 @@ def _imported(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user
         sys.path.insert(0, str(working_dir))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a module may raise anything while it is imported
+    except BaseException as error:  # a module may raise anything while it is imported
         problem = f"{module_name} cannot be imported from {working_dir}: {_words(error)}"
         raise SamplerNotLoaded(target, problem, _NAME_FIX) from error
     found = vars(module).get(name)
@@ -93,5 +93,5 @@ def _imported(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user
     return found
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,6 +1,7 @@
 """An environment worker as an actor, in this process."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from offbeat.actors.environment_worker_actor import EnvironmentActor, Environmen
 from offbeat.config.run import RunConfig
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.killable import RewardTarget
-from offbeat.environments.protocol import Environment
+from offbeat.environments.protocol import Environment, SingleTurn
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.groups import RolloutTask
+from offbeat.messages.groups import Prompt, RolloutTask
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.own_logging import own_logging
 
@@ -65,5 +66,49 @@ def test_a_worker_may_be_closed_while_a_reward_is_computed(tmp_path: Path) -> No
         await worker.close()
         assert await rollout == ([], [])
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+class Exiting(SingleTurn):
+    """Exits where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def _reach(self, here: str) -> None:
+        if self.where == here:
+            sys.exit(2)
+
+    async def start(self) -> None:
+        self._reach("start")
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        self._reach("encode")
+        return (1,)
+
+    async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
+        self._reach("score")
+        await asyncio.gather(self._in_a_task())
+        return [1.0] * task.samples
+
+    async def _in_a_task(self) -> None:
+        self._reach("a task of its own")
+
+
+@pytest.mark.parametrize("where", ["start", "encode", "score", "a task of its own"])
+def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_on(
+    tmp_path: Path, where: str
+) -> None:
+    async def main() -> None:
+        environment = Exiting(where)
+        worker: Any = Worker(tmp_path, environment)
+        (reply,), _ = await worker.exchange(Fence("run", 1), [(0, task())], [])
+        assert "SystemExit: 2" in str(reply.failure)
+        environment.where = "nowhere"
+        if where != "start":
+            (reply,), _ = await worker.exchange(Fence("run", 1), [(1, task())], [])
+            assert reply.failure is None
+        await worker.close()
 
     asyncio.run(main())

@@ -71,6 +71,19 @@ def test_a_process_that_user_code_forked_scores_no_sample_of_another_group() -> 
     assert all(got == [len(response)] for response, got in asyncio.run(scored()))
 
 
+def test_the_answer_of_the_process_that_was_asked_counts_and_never_that_of_its_fork() -> None:
+    async def scored() -> list[list[float]]:
+        async with pool_of("user_rewards:forks_and_scores_less_in_the_fork") as pool:
+            return [await pool.score({}, ["a", "b"]) for _ in range(3)]
+
+    assert asyncio.run(scored()) == [[0.75, 0.75]] * 3
+
+
+@pytest.mark.parametrize("name", ["counts_calls_in_its_row", "counts_calls_at_once"])
+def test_a_function_that_changes_its_row_changes_it_for_no_other_sample(name: str) -> None:
+    assert rewards(name, "a", "b", "c", prompt={"seen": []}) == [1.0] * 3
+
+
 def test_a_child_that_answers_twice_for_one_sample_and_never_for_another_has_no_rewards() -> None:
     assert failure("forges", "a", "b").startswith("reward_answered_twice: sample 0")
 
@@ -94,6 +107,9 @@ def test_what_user_code_prints_does_not_disturb_the_protocol() -> None:
         ("text", "a", "reward_wrong_type: sample 0: the reward is str '1.0'; return a float"),
         ("boolean", "a", "reward_wrong_type: sample 0: the reward is bool True"),
         ("listed", "a", r"reward_wrong_type: sample 0: the reward is list \[1.0\]"),
+        ("exits", "a", r"reward_raised: sample 0: SystemExit: 2 \(user_rewards.py:\d+ in exits"),
+        ("exits_at_once", "a", r"reward_raised: sample 0: SystemExit: 2 \(user_rewards.py:\d+"),
+        ("interrupts", "a", "reward_raised: sample 0: KeyboardInterrupt"),
         ("leaves", "a", "reward_process_died: .*user_rewards:leaves ended with exit code 3"),
     ],
 )

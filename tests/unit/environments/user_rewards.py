@@ -104,6 +104,34 @@ def forks(prompt: Row, response: str) -> float:
     return len(response)
 
 
+def forks_and_scores_less_in_the_fork(prompt: Row, response: str) -> float:
+    if os.fork() == 0:
+        return 0.25
+    os.wait()  # the fork comes back first
+    return 0.75
+
+
+def exits(prompt: Row, response: str) -> NoReturn:
+    sys.exit(2)
+
+
+def interrupts(prompt: Row, response: str) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+async def exits_at_once(prompt: Row, response: str) -> NoReturn:
+    sys.exit(2)
+
+
+def counts_calls_in_its_row(prompt: Row, response: str) -> float:
+    prompt["seen"].append(response)
+    return float(len(prompt["seen"]))
+
+
+async def counts_calls_at_once(prompt: Row, response: str) -> float:
+    return counts_calls_in_its_row(prompt, response)
+
+
 def forges(prompt: Row, response: str) -> float:
     answer = framed(RewardReply(1, 0, 1.0))
     os.write(int(sys.argv[1]), answer)

@@ -59,7 +59,7 @@ class Fixed(SingleTurn):
         return (1,)
 
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
-        if isinstance(self.rewards[0], Exception):
+        if isinstance(self.rewards[0], BaseException):
             raise self.rewards[0]
         return self.rewards
 
@@ -256,6 +256,9 @@ def test_a_column_that_breaks_the_schema_never_leaves_the_worker() -> None:
         ((1.0, 1e39), "reward_not_finite"),
         ((1.0, True), "reward_wrong_type"),
         ((ValueError("no grader"),), "environment_raised"),
+        ((SystemExit(2),), "environment_raised"),
+        ((KeyboardInterrupt(),), "environment_raised"),
+        ((BaseException("of its own"),), "environment_raised"),
     ],
 )
 def test_an_environment_that_fails_fails_its_group_and_never_means_zero(

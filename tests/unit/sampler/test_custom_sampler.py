@@ -135,7 +135,7 @@ class Says:
         self.answer = answer
 
     def _say(self, *_: Any, **__: Any) -> Any:
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -253,3 +253,18 @@ def test_a_long_answer_is_cut_in_the_message() -> None:
     with pytest.raises(SamplerBroken) as caught:
         run.sampler.select(run)
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), BaseException("own")])
+def test_a_policy_that_exits_is_named_and_ends_no_event_loop(error: BaseException) -> None:
+    with pytest.raises(SamplerBroken, match=rf"mine:Says.select raised {type(error).__name__}"):
+        watched(error).sampler.select(watched(error))
+
+
+def test_a_module_or_class_that_exits_says_why(tmp_path: Path) -> None:
+    (tmp_path / "my_exiting_samplers.py").write_text("import sys; sys.exit(4)")
+    with pytest.raises(SamplerNotLoaded, match="SystemExit: 4"):
+        load("my_exiting_samplers:Mine", tmp_path)
+    (tmp_path / "my_exiting_class.py").write_text("def Mine(**_):\n    raise SystemExit(5)")
+    with pytest.raises(SamplerNotLoaded, match="raised SystemExit: 5"):
+        load("my_exiting_class:Mine", tmp_path)

@@ -1,0 +1,114 @@
+"""Keeps an event loop alive that runs user code: ``sys.exit()`` there fails one call, not the loop.
+
+asyncio passes ``SystemExit`` and ``KeyboardInterrupt`` of a task or a callback on to whoever runs the
+loop. In an actor that is a thread: it ends without a word, and the process stays and answers nobody.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from offbeat.environments.user_code import describe
+from offbeat.messages.failures import OffbeatError
+
+T = TypeVar("T")
+log = structlog.stdlib.get_logger(__name__)
+LOOP_ENDED: Final = 70
+"""Exit code of a process whose event loop was ended by a callback."""
+
+
+class ExitRaised(OffbeatError):
+    """User code raised what would have ended its process: ``SystemExit`` and the like."""
+
+    def __init__(self, raised: str) -> None:
+        super().__init__(raised)
+        self.raised = raised
+
+    def __str__(self) -> str:
+        return f"user code raised {self.raised}; raise an Exception instead, or return"
+
+
+@contextmanager
+def exits_as_errors() -> Generator[None]:
+    """Raise ``ExitRaised`` in place of any exception of the block that is no ``Exception``.
+
+    Being cancelled or closed passes through: that comes from outside of the block.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ExitRaised(describe(error)) from error
+
+
+class _Contained(Coroutine[Any, Any, T]):
+    """A coroutine that ends in ``ExitRaised`` where the one it drives raises an exit."""
+
+    def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
+        self._inner = inner
+        self.__name__ = getattr(inner, "__name__", type(inner).__name__)
+        self.__qualname__ = getattr(inner, "__qualname__", self.__name__)
+
+    def send(self, value: Any, /) -> Any:  # noqa: ANN401 - whatever the coroutine yields
+        with exits_as_errors():
+            return self._inner.send(value)
+
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+        /,
+    ) -> Any:  # noqa: ANN401 - as above
+        del val, tb  # asyncio throws instances
+        with exits_as_errors():
+            return self._inner.throw(typ)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._inner.__await__()
+
+
+def contain_exits() -> None:
+    """Make the running loop survive exits of tasks; end the process if a callback ends the loop.
+
+    A task that raises ``SystemExit``, ``KeyboardInterrupt`` or another ``BaseException`` fails with
+    ``ExitRaised`` instead. A callback (``call_later``) cannot be contained: it ends the process with
+    code ``LOOP_ENDED`` and a line in its log, so that who waits for it learns that it is lost.
+    """
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is not _contained_task:
+        loop.set_task_factory(_contained_task)
+        _end_with_thread(threading.get_ident())
+
+
+def _contained_task(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Any,  # noqa: ANN401 - a coroutine, or what a generator makes of one
+    **options: Any,  # noqa: ANN401 - those of asyncio
+) -> "asyncio.Task[Any]":
+    return asyncio.Task(_Contained(coroutine), loop=loop, **options)
+
+
+def _end_with_thread(ident: int) -> None:
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        before(ended)  # says nothing of SystemExit
+        if ended.thread is not None and ended.thread.ident == ident:
+            raised = describe(ended.exc_value) if ended.exc_value else ended.exc_type.__name__
+            log.critical("event_loop.ended", by=raised)
+            logging.shutdown()  # handlers write now, or never
+            os._exit(LOOP_ENDED)
+
+    threading.excepthook = hook
