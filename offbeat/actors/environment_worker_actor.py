@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,7 @@ class EnvironmentSpec:
     run_dir: str
     engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
     sharing: Sharing | None = None  # None: there is one machine
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # digests the run began with
 
 
 class EnvironmentActor:
@@ -84,7 +85,7 @@ class EnvironmentActor:
         )
         self._sampled_under = sampling_identity(spec.config)
         self._environment = make_environment(
-            spec.config.environment, _tokenizer(spec), Path(spec.working_dir)
+            spec.config.environment, _tokenizer(spec), Path(spec.working_dir), spec.inputs
         )
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         self._spooling: Spooling | None = None
@@ -120,7 +121,7 @@ class EnvironmentActor:
             BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
             for each in answers
         ]
-        return (self._life, receipts), [each.value[1] for each in answers if each.value]
+        return (self._incarnation, receipts), [each.value[1] for each in answers if each.value]
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config

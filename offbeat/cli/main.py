@@ -74,6 +74,13 @@ def train(
         Path | None,
         typer.Option("--resume", help="Directory of a run to go on with; it is written on."),
     ] = None,
+    changed_code: Annotated[
+        bool,
+        typer.Option(
+            "--changed-code",
+            help="With --resume: go on though reward, environment or sampler have other source.",
+        ),
+    ] = False,
 ) -> None:
     """Train: one run on real actors."""
     if resume is not None and run_dir is not None:
@@ -89,7 +96,7 @@ def train(
         if not recipe.exists():
             typer.echo(f"{resume} holds no run to resume: it has no config.yaml.", err=True)
             raise typer.Exit(BAD_USAGE)
-    _launch(recipe, overrides, run_dir, dry_run=False, resume=resume)
+    _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
 @app.command("dry-run")
@@ -107,6 +114,7 @@ def _launch(
     *,
     dry_run: bool,
     resume: Path | None = None,
+    changed_code: bool = False,
 ) -> None:
     from offbeat.cli.recipes import read_or_exit
 
@@ -114,7 +122,9 @@ def _launch(
 
     from offbeat.launch.launch import launch
 
-    raise SystemExit(launch(loaded, run_dir=run_dir, dry_run=dry_run, resume=resume))
+    raise SystemExit(
+        launch(loaded, run_dir=run_dir, dry_run=dry_run, resume=resume, changed_code=changed_code)
+    )
 
 
 @app.command()

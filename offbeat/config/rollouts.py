@@ -41,6 +41,9 @@ class EnvironmentConfig(Config):
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
     """Longest one call of user reward code may take before its process is killed."""
 
+    reward_start_s: Annotated[float, Field(gt=0)] = 120.0
+    """Longest a reward process may take to start and import ``target``; past it the run ends."""
+
     reward_workers: Annotated[int, Field(ge=1)] = 1
     """Killable child processes that run user reward code, for each environment worker."""
 

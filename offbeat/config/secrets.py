@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, cast
 
 REDACTED: Final = "REDACTED"
@@ -79,6 +80,21 @@ def without_secrets(value: Any, secrets: Collection[str] = (), *, named: bool = 
             return REDACTED
         case _:
             return value
+
+
+def redacted_keys(value: object, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted key of each value that was taken out of these as a secret; a list is one value."""
+    match value:
+        case Mapping():
+            for key, child in cast("Mapping[str, object]", value).items():
+                yield from redacted_keys(child, f"{prefix}.{key}" if prefix else key)
+        case list() | tuple():
+            inside = (redacted_keys(child, prefix) for child in cast("list[object]", value))
+            yield from dict.fromkeys(chain.from_iterable(inside))
+        case str() if value == REDACTED:
+            yield prefix
+        case _:
+            pass
 
 
 def _leaves(value: object, *, inside: bool = False) -> Iterator[tuple[bool, object]]:

@@ -1,6 +1,8 @@
 """Builds a prompt source and an environment from the config sections."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -12,6 +14,7 @@ from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gsm8k import row_problem as question_problem
+from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, check_same, source_digest
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.prompts import (
     ArithmeticPrompts,
@@ -27,6 +30,7 @@ from offbeat.environments.user_code import load_target
 from offbeat.messages.failures import OffbeatError
 
 _STUB_ROWS: Final = 1024
+_NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem}
 """Environments whose rows are no ``prompt`` and no ``messages``."""
 
@@ -49,10 +53,13 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     high: int = 100
 
 
-def make_prompts(config: RunConfig) -> PromptSource:
+def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS) -> PromptSource:
     """The run's prompts: those of ``data.path``, or the environment's own.
 
+    ``began_with``: digests by key of what the run's inputs held when it began.
+
     Raises:
+        InputChanged: The file holds something else.
         PromptFileError: The file cannot be used.
         BadEnvironment: The environment has no prompts of its own, or cannot use its options.
     """
@@ -61,7 +68,9 @@ def make_prompts(config: RunConfig) -> PromptSource:
     if name == "gsm8k":
         _gsm8k_options(config.environment)  # a mistake in them is reported before anything starts
     if data.path is not None:
-        return _file_prompts(config, data.path, shuffle=shuffle, epochs=epochs)
+        prompts = _file_prompts(config, data.path, shuffle=shuffle, epochs=epochs)
+        check_same(DATA, data.path, prompts.digest, began_with)
+        return prompts
     if name == "stub":
         return StubPrompts(_STUB_ROWS, shuffle=shuffle, seed=seed, epochs=epochs)
     if name == "arithmetic":
@@ -71,31 +80,41 @@ def make_prompts(config: RunConfig) -> PromptSource:
     )
 
 
-def make_evaluation_prompts(config: RunConfig) -> PromptSource | None:
+def make_evaluation_prompts(
+    config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS
+) -> PromptSource | None:
     """The prompts of ``eval``, in their own order; None when nothing is to be scored.
 
     Raises:
+        InputChanged: The file holds something else than when the run began.
         PromptFileError: The file cannot be used.
     """
     evaluation = config.eval
     if not evaluation.interval:
         return None
     if evaluation.path is not None:
-        return _file_prompts(config, evaluation.path, shuffle=False, epochs=1)
-    return make_prompts(config)
+        prompts = _file_prompts(config, evaluation.path, shuffle=False, epochs=1)
+        check_same(EVAL, evaluation.path, prompts.digest, began_with)
+        return prompts
+    return make_prompts(config, began_with)
 
 
 def make_environment(
-    config: EnvironmentConfig, tokenizer: Tokenizer | None, working_dir: Path
+    config: EnvironmentConfig,
+    tokenizer: Tokenizer | None,
+    working_dir: Path,
+    began_with: Mapping[str, str] = _NO_DIGESTS,
 ) -> Environment:
     """The environment of one worker, not started yet.
 
     ``tokenizer`` is the model's; None only for the stub. ``working_dir`` is where
-    ``environment.target`` is imported from first.
+    ``environment.target`` is imported from first; ``began_with``: digests by key of what the run's
+    inputs held when it began.
 
     Raises:
         BadEnvironment: Something the environment needs is missing, or of the wrong kind.
         TargetNotFound: A custom environment cannot be imported.
+        InputChanged: Its source is not what the run began with.
         NoChatTemplate: The tokenizer has none, and the environment needs it.
     """
     if config.name == "stub":
@@ -112,14 +131,18 @@ def make_environment(
         )
     if config.name == "function":
         return FunctionReward(
-            tokenizer, _reward_target(config, config.target, working_dir), config.reward_workers
+            tokenizer,
+            _reward_target(config, config.target, working_dir, began_with.get(ENVIRONMENT, "")),
+            config.reward_workers,
         )
+    source = source_digest(config.target, working_dir)
+    check_same(ENVIRONMENT, config.target, source, began_with)
     return _custom(config, config.target, tokenizer, working_dir)
 
 
 def _file_prompts(
     config: RunConfig, path: str, *, shuffle: bool, epochs: int | None
-) -> PromptSource:
+) -> JsonlPrompts:
     problem_of = _ROW_CHECKS.get(config.environment.name)
     return JsonlPrompts(
         Path(path), shuffle=shuffle, seed=config.seed, epochs=epochs, problem_of=problem_of
@@ -147,13 +170,17 @@ def _arithmetic_prompts(config: RunConfig) -> PromptSource:
         raise BadEnvironment("environment.options", str(error)) from error
 
 
-def _reward_target(config: EnvironmentConfig, target: str, working_dir: Path) -> RewardTarget:
+def _reward_target(
+    config: EnvironmentConfig, target: str, working_dir: Path, source: str
+) -> RewardTarget:
     return RewardTarget(
         target=target,
         working_dir=working_dir,
         options=config.options,
         memory_mb=config.reward_memory_mb,
         deadline_s=config.reward_deadline_s,
+        start_s=config.reward_start_s,
+        source=source,
     )
 
 

@@ -16,6 +16,7 @@ class Hello(msgspec.Struct, frozen=True):
     working_dir: str
     options: dict[str, Any]
     memory_mb: int
+    source: str = ""  # digest that the target's source has to have; empty: any
 
 
 class RewardCall(msgspec.Struct, frozen=True):

@@ -32,7 +32,6 @@ from offbeat.environments.frames import (
 from offbeat.messages.failures import OffbeatError
 
 IMPORT_FAILED = "reward_import_failed"
-_START_DEADLINE_S = 120.0  # a target may import large packages
 _STDERR = 2
 _TWICE = (
     "sample {} was answered twice, or in another call: user code writes to this program's socket"
@@ -60,6 +59,8 @@ class RewardTarget:
     options: dict[str, Any]  # keyword arguments of every call
     memory_mb: int  # address space
     deadline_s: float  # of one sample's call
+    start_s: float = 120.0  # to start the process and import the target in it
+    source: str = ""  # digest of the target's source when the run began; empty: not known
 
 
 @dataclass(slots=True)
@@ -145,13 +146,20 @@ class RewardChild:
 
     async def _greet(self) -> None:
         target = self.target
-        hello = Hello(target.target, str(target.working_dir), target.options, target.memory_mb)
+        hello = Hello(
+            target.target,
+            str(target.working_dir),
+            target.options,
+            target.memory_mb,
+            target.source,
+        )
         try:
-            async with asyncio.timeout(_START_DEADLINE_S):
+            async with asyncio.timeout(target.start_s):
                 self.writer.write(framed(hello))
                 reply = await self._receive()
         except TimeoutError:
-            detail = f"importing {target.target} took longer than {_START_DEADLINE_S:g} s"
+            limit = f"environment.reward_start_s={target.start_s:g}"
+            detail = f"importing {target.target} took longer than {limit}; raise it"
             raise RewardFailed(IMPORT_FAILED, detail) from None
         if isinstance(reply, Refused):
             raise RewardFailed(IMPORT_FAILED, reply.detail)

@@ -8,10 +8,11 @@ import abc
 import codecs
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
+from offbeat.environments.inputs import digest_of
 from offbeat.environments.permutation import permuted
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Prompt
@@ -91,7 +92,10 @@ class JsonlPrompts(RowPrompts):
         epochs: int | None,
         problem_of: RowCheck | None = None,
     ) -> None:
-        self._lines = _read_rows(path, problem_of or row_problem)
+        content = _content(path)
+        self.digest = digest_of([content])
+        """Of the bytes the rows were read from."""
+        self._lines = _read_rows(path, content, problem_of or row_problem)
         super().__init__(len(self._lines), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def _data(self, row: int) -> dict[str, Any]:
@@ -124,11 +128,14 @@ class StubPrompts(RowPrompts):
         return {"prompt": f"stub prompt {row}"}
 
 
-def _read_rows(path: Path, problem_of: RowCheck) -> list[bytes]:
+def _content(path: Path) -> bytes:
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise PromptFileError(str(path), 0, f"cannot be read: {error.strerror}") from error
+
+
+def _read_rows(path: Path, text: bytes, problem_of: RowCheck) -> list[bytes]:
     rows = list[bytes]()
     for number, line in enumerate(text.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if stripped := line.strip():
@@ -141,11 +148,34 @@ def _read_rows(path: Path, problem_of: RowCheck) -> list[bytes]:
     return rows
 
 
+_DEEPEST: Final = 100
+"""Lists and objects within each other: what reads or copies a row by recursion ends far beyond."""
+
+_TOO_DEEP: Final = f"is nested more than {_DEEPEST} deep; make it flatter, or put it in a string"
+
+
+def _depth(value: object) -> int:
+    """Return how many lists and objects are within each other, without recursion."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [
+            child
+            for each in cast("list[dict[str, object] | list[object]]", level)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return depth
+
+
 def _problem(line: bytes, problem_of: RowCheck) -> str | None:
     try:
         row: object = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"is not JSON: {error}"
+    except RecursionError:
+        return _TOO_DEEP
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(row) > _DEEPEST:
+        return _TOO_DEEP
     if not isinstance(row, dict):
         return f"is a JSON {type(row).__name__}; a row is an object, one a line"
     return problem_of(cast("dict[str, object]", row))

@@ -29,6 +29,7 @@ from offbeat.environments.frames import (
     RewardReply,
     framed,
 )
+from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.reward_value import BadReward, reward_of
 from offbeat.environments.user_code import TargetNotFound, describe, load_target
 
@@ -58,6 +59,10 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
         reward = partial(load_target(hello.target, working_dir), **hello.options)
     except TargetNotFound as error:
         send(Refused(str(error)))
+        return
+    source = source_digest(hello.target, working_dir)  # of what has just been imported
+    if hello.source and source is not None and source != hello.source:
+        send(Refused(str(InputChanged(ENVIRONMENT, hello.target))))
         return
     concurrent = inspect.iscoroutinefunction(reward.func)
     send = _of_this_process(send)

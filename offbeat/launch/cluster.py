@@ -285,6 +285,7 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
             run_dir=str(spec.run_dir),
             engines=global_names,
             sharing=spec.sharing,
+            inputs=spec.inputs,
         )
         yield worker_cls.options(num_cpus=0, max_restarts=-1).remote(worker)
 

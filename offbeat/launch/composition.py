@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,13 +32,17 @@ from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_evaluation_prompts, make_prompts
+from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
+from offbeat.environments.prompts import JsonlPrompts, PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
 from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
+from offbeat.runs.inputs import record_input, targets
 from offbeat.sampler.build import build_sampler
+from offbeat.sampler.policy import Sampler
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.redaction import Redactor
@@ -61,6 +65,7 @@ class RunSpec:
     working_dir: Path  # user code is imported from here first
     driver: str  # names the process that started all this
     sharing: Sharing | None = None  # None: there is one machine
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # as ``read_inputs`` has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     Raises:
         DeadlineExceeded: The journal cannot be read in time.
         RunDirNotShared: This process does not see the directory of the driver.
+        InputChanged: A file of prompts, or the sampler's source, is not what the run began with.
     """
     config, run_dir = spec.config, spec.run_dir
     if spec.sharing is not None:
@@ -98,7 +104,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
     spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
     rollouts = RayRollouts(actors.workers, spool.hold)
     ports = Ports(
-        prompts=make_prompts(config),
+        prompts=_prompts(spec),
         rollouts=rollouts,
         generators=generators_for(config.sync.transport, actors.engines),
         trainer=RayTrainer(actors.ranks, config.trainer),
@@ -106,13 +112,13 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         telemetry=telemetry,
         trace=trace,
         payloads=spool,
-        evaluation=make_evaluation_prompts(config),
+        evaluation=make_evaluation_prompts(config, spec.inputs),
     )
     controller = Controller(
         config,
         Fence(spec.run_id, incarnation),
         ports,
-        sampler=build_sampler(config.sampler, config.groups_per_step, spec.working_dir),
+        sampler=_sampler(spec),
         advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
         loss=loss_spec(config),
         max_group_bytes=max_group_bytes(config),
@@ -134,6 +140,21 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         spool=spool,
         redactor=redactor,
     )
+
+
+def _prompts(spec: RunSpec) -> PromptSource:
+    """Return the run's prompts, read and compared by this process: a new controller reads them again."""
+    prompts = make_prompts(spec.config, spec.inputs)
+    if isinstance(prompts, JsonlPrompts) and DATA not in spec.inputs:
+        record_input(spec.run_dir, DATA, prompts.digest)  # the driver could not read them
+    return prompts
+
+
+def _sampler(spec: RunSpec) -> Sampler:
+    config, key = spec.config.sampler, SAMPLER
+    if target := targets(spec.config).get(key):
+        check_same(key, target, source_digest(target, spec.working_dir), spec.inputs)
+    return build_sampler(config, spec.config.groups_per_step, spec.working_dir)
 
 
 async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:

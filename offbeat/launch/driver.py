@@ -29,6 +29,7 @@ from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover
 from offbeat.launch.checks.finding import Level
 from offbeat.launch.checks.report import find
 from offbeat.launch.checks.software import check_ray_address
+from offbeat.launch.checks.user_code import check_secrets
 from offbeat.launch.cluster import (
     check_alive,
     check_room,
@@ -58,6 +59,7 @@ from offbeat.runs.directory import (
     make_run_dir,
     reopen_run_dir,
 )
+from offbeat.runs.inputs import read_inputs
 from offbeat.runs.unfinished import Outcome, last_summary
 from offbeat.runs.unsaved import unsaved_steps
 from offbeat.telemetry.logs import configure_logging
@@ -134,7 +136,12 @@ class Signals:
 
 
 def drive(
-    loaded: LoadedRecipe, run_dir: Path | None, *, dry_run: bool, resume: Path | None = None
+    loaded: LoadedRecipe,
+    run_dir: Path | None,
+    *,
+    dry_run: bool,
+    resume: Path | None = None,
+    changed_code: bool = False,
 ) -> int:
     """Run it to its end; the exit code."""
     console, errors = screen(sys.stdout), screen(sys.stderr)
@@ -143,16 +150,28 @@ def drive(
         return BAD_CONFIG
     with ExitStack() as ours:
         try:
-            run_id, directory = _opened(config, run_dir, resume, ours)
+            run_id, directory = _opened(config, run_dir, resume, ours, changed_code=changed_code)
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
             errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             return BAD_CONFIG
-        spec = RunSpec(config, run_id, directory, Path.cwd(), driver=secrets.token_hex(4))
+        spec = RunSpec(
+            config,
+            run_id,
+            directory,
+            Path.cwd(),
+            driver=secrets.token_hex(4),
+            inputs=read_inputs(directory),
+        )
         return _driven(spec, console, errors, resumed=resume is not None)
 
 
 def _opened(
-    config: RunConfig, run_dir: Path | None, resume: Path | None, ours: ExitStack
+    config: RunConfig,
+    run_dir: Path | None,
+    resume: Path | None,
+    ours: ExitStack,
+    *,
+    changed_code: bool,
 ) -> tuple[str, Path]:
     """Name and directory of the run, new or resumed; the directory is held until ``ours`` ends."""
     new_id = f"{config.name}-{secrets.token_hex(4)}"
@@ -161,7 +180,7 @@ def _opened(
         ours.enter_context(held(directory))
         return new_id, directory
     ours.enter_context(held(resume.absolute()))
-    directory = reopen_run_dir(config, resume)
+    directory = reopen_run_dir(config, resume, changed_code=changed_code)
     taken(directory)  # what was asked of a driver before this one
     return recover(directory / JOURNAL).run_id or new_id, directory
 
@@ -211,7 +230,8 @@ def _cannot_work(
     A run that joins a cluster is not judged by this machine, and a dry run by neither.
     """
     if os.environ.get("RAY_ADDRESS"):
-        findings = check_ray_address(os.environ)
+        recipe = () if dry_run else check_secrets(config)
+        findings = (*check_ray_address(os.environ), *recipe)
     else:
         findings = () if dry_run else find(config, run_dir)
     found = [each for each in findings if each.level is Level.ERROR]

@@ -10,7 +10,12 @@ from offbeat.launch.ray_token import client_environment
 
 
 def launch(
-    loaded: LoadedRecipe, *, run_dir: Path | None, dry_run: bool, resume: Path | None = None
+    loaded: LoadedRecipe,
+    *,
+    run_dir: Path | None,
+    dry_run: bool,
+    resume: Path | None = None,
+    changed_code: bool = False,
 ) -> int:
     """Run it; the exit code.
 
@@ -24,7 +29,7 @@ def launch(
     # Ray reads its variables when it is imported.
     from offbeat.launch.driver import drive
 
-    return drive(loaded, run_dir, dry_run=dry_run, resume=resume)
+    return drive(loaded, run_dir, dry_run=dry_run, resume=resume, changed_code=changed_code)
 
 
 def run_recipe(

@@ -3,7 +3,7 @@
 import fcntl
 import itertools
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
@@ -13,9 +13,17 @@ import yaml
 from offbeat.config.base import is_uri
 from offbeat.config.dump import to_yaml
 from offbeat.config.run import RunConfig
-from offbeat.config.secrets import REDACTED
+from offbeat.config.secrets import redacted_keys
+from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER
 from offbeat.messages.failures import OffbeatError
-from offbeat.runs.inputs import DATA, MODEL, input_digests, read_inputs, write_inputs
+from offbeat.runs.inputs import (
+    MODEL,
+    WORKING_DIR,
+    input_digests,
+    read_inputs,
+    targets,
+    write_inputs,
+)
 from offbeat.telemetry.summary import write_atomically
 
 CONFIG: Final = "config.yaml"
@@ -55,7 +63,7 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
             # The config is the mark of a taken directory; creating it settles a race of two runs.
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
                 file.write(to_yaml(config, os.environ))
-            write_inputs(config, candidate)
+            write_inputs(config, candidate, Path.cwd())
         except FileExistsError:
             continue
         except OSError as error:
@@ -68,8 +76,10 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
     raise RunDirUnusable(str(wanted), "it holds another run", fix)
 
 
-def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
+def reopen_run_dir(config: RunConfig, run_dir: Path, *, changed_code: bool = False) -> Path:
     """Return the directory of a run to resume, checked against the recipe it continues with.
+
+    ``changed_code``: the user's own modules may have another source than the run began with.
 
     Its config becomes this one. The summary of a run that has ended is removed. A run that was
     ended while it started, before its first record, begins.
@@ -86,12 +96,14 @@ def reopen_run_dir(config: RunConfig, run_dir: Path) -> Path:
     content = to_yaml(config, os.environ)
     try:
         before = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-        _check_fixed(before, yaml.safe_load(content), directory, _changed_inputs(config, directory))
+        known = read_inputs(directory)
+        inputs = _changed_inputs(config, known, changed_code=changed_code)
+        _check_fixed(before, yaml.safe_load(content), directory, inputs)
         _check_journal(directory)
         _check_unfinished(config, directory)
         (directory / JOURNAL).mkdir(exist_ok=True)
         write_atomically(directory / CONFIG, content.encode())
-        write_inputs(config, directory)
+        write_inputs(config, directory, Path.cwd(), _still_named(known, before, config))
         (directory / SUMMARY).unlink(missing_ok=True)
     except (OSError, yaml.YAMLError) as error:
         fix = "Make it readable and writable, or start a new run"
@@ -180,20 +192,39 @@ With another value they would mean other things.
 """
 
 
-def _changed_inputs(config: RunConfig, directory: Path) -> dict[str, str]:
-    """Return what is wrong with the run's input files by recipe key.
-
-    "" where they are as they were.
+def _changed_inputs(
+    config: RunConfig, before: Mapping[str, str], *, changed_code: bool
+) -> dict[str, str]:
+    """Return what is wrong with the run's inputs by recipe key; "" where they are as they were.
 
     A key that is missing was not recorded, or is no local file: then its name has to do.
     """
-    before, now = read_inputs(directory), input_digests(config)
+    here = Path.cwd()
+    now = input_digests(config, here)
+    code = targets(config)
     problems = {
         DATA: "has other prompts than those the run has drawn from",
+        EVAL: "has other prompts under the same name than those the run was scored on",
         MODEL: "has another config, tokenizer or code than the run began with",
-    }
-    known = {key: before[key] == now[key] for key in before.keys() & now.keys()}
-    return {key: "" if same else f"{key} {problems[key]}" for key, same in known.items()}
+    } | dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
+    same = {key: before[key] == now[key] for key in before.keys() & now.keys()}
+    if changed_code:
+        same |= dict.fromkeys(same.keys() & code.keys(), True)
+    return {key: "" if same[key] else f"{key} {problems[key]}" for key in same}
+
+
+def _other_code(before: str, here: Path) -> str:
+    problem = "leads to other source code than the run began with"
+    if before and before != str(here):
+        return f"{problem}: that was imported from {before}, this is {here}. Resume from there"
+    return f"{problem}. To go on with the change, add --changed-code"
+
+
+def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
+    """Return the digests whose input still has the name it had, to be kept where it cannot be read."""
+    was, now = dict(_leaves(before)), dict(_leaves(config.model_dump()))
+    keys = (DATA, EVAL, MODEL, ENVIRONMENT, SAMPLER)
+    return {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
 
 
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
@@ -205,7 +236,11 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
         for key in keys
         if wanted.get(key) != was.get(key) and not (key == DATA and DATA in inputs)
     ]
-    changed += [problem for problem in inputs.values() if problem]
+    changed += [
+        problem
+        for key, problem in inputs.items()
+        if problem and not (key == EVAL and was.get(key) != wanted.get(key))
+    ]
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"
         raise RunDirUnusable(str(directory), "; ".join(changed), fix)
@@ -213,7 +248,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:
     """Check that no secret that the run's own config left out has become its value."""
-    missing = [key for key, value in _leaves(config.model_dump()) if value == REDACTED]
+    missing = list(redacted_keys(config.model_dump()))
     if missing:
         problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"
         raise RunDirUnusable(str(directory), problem, f"Give it again: {missing[0]}=...")

@@ -3,50 +3,80 @@
 Kept beside its config, compared when it resumes.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import yaml
 
+from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
+from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER, digest_of, source_digest
 from offbeat.telemetry.summary import write_atomically
 
 INPUTS: Final = "inputs.json"
-DATA: Final = "data.path"
 MODEL: Final = "model.path"
+WORKING_DIR: Final = "working_dir"
+"""Not a digest: where the run's own modules were imported from."""
 
 _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 """The files of a model directory besides its weights: config, tokenizer, template, code."""
 
 
-def input_digests(config: RunConfig) -> dict[str, str]:
+def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
     """Return the SHA-256 of the run's inputs by recipe key.
 
     Those that are no local files are left out.
 
     Of the model only what describes it is read, not its weights: those are the trainer's to verify.
+    Of code the target's module and what it imports from below ``working_dir``.
 
     Raises:
         OSError: A file is there and cannot be read.
     """
     digests = dict[str, str]()
-    data = config.data.path
-    if data is not None and Path(data).is_file():
-        digests[DATA] = _digest([Path(data)])
+    for key, path in ((DATA, config.data.path), (EVAL, config.eval.path)):
+        if path is not None and Path(path).is_file():
+            digests[key] = digest_of([Path(path).read_bytes()])
     model = Path(config.model.path)
     if model.is_dir():
         files = sorted({file for form in _DESCRIBES_MODEL for file in model.glob(form)})
-        digests[MODEL] = _digest(file for file in files if not file.name.endswith(".index.json"))
+        described = [file for file in files if not file.name.endswith(".index.json")]
+        digests[MODEL] = digest_of(file.read_bytes() for file in described)
+    for key, target in targets(config).items():
+        if digest := source_digest(target, working_dir):
+            digests[key] = digest
     return digests
 
 
-def write_inputs(config: RunConfig, directory: Path) -> None:
-    """Write the digests of the run's inputs into its directory."""
-    content = json.dumps(input_digests(config), indent=1, sort_keys=True)
-    write_atomically(directory / INPUTS, f"{content}\n".encode())
+def targets(config: RunConfig) -> dict[str, str]:
+    """Return the ``module:name`` of the user's code in this recipe, by key."""
+    named = {ENVIRONMENT: config.environment.target}
+    if isinstance(config.sampler, CustomSamplerConfig):
+        named[SAMPLER] = config.sampler.target
+    return {key: target for key, target in named.items() if target is not None}
+
+
+def write_inputs(
+    config: RunConfig,
+    directory: Path,
+    working_dir: Path,
+    before: Mapping[str, str] | None = None,
+) -> None:
+    """Write the digests of the run's inputs into its directory.
+
+    ``before``: digests that hold on for inputs that cannot be read now.
+    """
+    inputs = {**(before or {}), **input_digests(config, working_dir)}
+    _write(directory, inputs | {WORKING_DIR: str(working_dir)})
+
+
+def record_input(directory: Path, key: str, digest: str) -> None:
+    """Keep the digest of an input that the driver could not read, once somebody has read it."""
+    inputs = read_inputs(directory)
+    if key not in inputs:
+        _write(directory, inputs | {key: digest})
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
@@ -55,10 +85,6 @@ def read_inputs(directory: Path) -> dict[str, str]:
     return yaml.safe_load(path.read_bytes()) if path.exists() else {}
 
 
-def _digest(files: Iterable[Path]) -> str:
-    """Return one digest of the contents of the files, in this order."""
-    whole = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            whole.update(hashlib.file_digest(content, "sha256").digest())
-    return whole.hexdigest()
+def _write(directory: Path, inputs: Mapping[str, str]) -> None:
+    content = json.dumps(dict(inputs), indent=1, sort_keys=True)
+    write_atomically(directory / INPUTS, f"{content}\n".encode())

@@ -25,6 +25,35 @@ def reward(prompt, response, api_key):
     return float(len(response))
 """
 
+EXITING = """
+import asyncio
+import sys
+
+from offbeat.environments.protocol import SingleTurn
+from offbeat.environments.text import content_ids, encode_prompt
+
+class Exiting(SingleTurn):
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def encode(self, prompt):
+        return encode_prompt(prompt, self.tokenizer)
+
+    async def score(self, task, result):
+        bad = task.prompt.data.get("bad")
+        if bad == "score":
+            sys.exit(2)
+        if bad == "callback" and task.attempt == 1:
+            asyncio.get_running_loop().call_soon(sys.exit, 2)
+        await asyncio.create_task(self.scored(bad))
+        return [float(len(ids)) for ids in content_ids(result)]
+
+    async def scored(self, bad):
+        await asyncio.sleep(0.1)
+        if bad == "task":
+            sys.exit(2)
+"""
+
 
 def test_a_missing_model_is_named_before_anything_starts(start: Start) -> None:
     with start("no-model", QUICKSTART, "model.path=/nowhere/model") as run:
@@ -113,3 +142,33 @@ def test_bad_rewards_within_the_budget_are_counted_by_reason(
     assert records.summary.groups.trained == 16
     run.talks_to_people()
     run.nothing_is_left()
+
+
+def test_an_environment_that_exits_costs_its_groups_and_no_other(
+    start: Start, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cwd = tmp_path_factory.mktemp("exits")
+    (cwd / "exiting.py").write_text(EXITING)
+    rows = [{"prompt": "1+2=", "bad": bad} for bad in ("score", "task", "callback")]
+    rows += [{"prompt": f"{number}+1="} for number in range(9)] * 4
+    (cwd / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with start(
+        "exits",
+        QUICKSTART,
+        "steps=4",
+        "groups_per_step=4",
+        "samples_per_group=2",
+        f"data.path={cwd / 'prompts.jsonl'}",
+        "data.shuffle=false",
+        "environment.name=custom",
+        "environment.target=exiting:Exiting",
+        "rollout.data_retries=0",
+        "rollout.drop_budget=2",
+        cwd=cwd,
+    ) as run:
+        assert run.exit_code() == 0, run.err
+        records = RunRecords.read(run.run_dir)
+        assert records.summary.groups.dropped == {"environment_raised": 2}
+        assert records.summary.groups.trained == 16
+        logs = "".join(log.read_text() for log in (run.run_dir / "logs").glob("environment*"))
+        assert "SystemExit: 2" in logs and "event_loop.ended" in logs

@@ -28,7 +28,7 @@ from offbeat.launch.checks.software import (
     check_wandb,
     count_gpus,
 )
-from offbeat.launch.checks.user_code import check_targets
+from offbeat.launch.checks.user_code import check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 
 CANNOT_WORK = 2
@@ -66,6 +66,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_prompts(config),
         check_checkpoints(config),
         check_targets(config, Path.cwd()),
+        check_secrets(config),
         check_cores(config, machine),
         check_memory(config, machine, model) if model else (),
         check_shared_memory(config, machine, model) if model else (),

@@ -1,15 +1,14 @@
 """Code of the user's own that the run will load: read, never run."""
 
 import ast
-import importlib.util
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.secrets import REDACTED, redacted_keys
+from offbeat.environments.inputs import find_module
 from offbeat.launch.checks.finding import Finding, error, ok
 
 
@@ -24,7 +23,7 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
         if target is None:
             continue
         module, _, name = target.partition(":")
-        source = _found(module, working_dir)
+        source = find_module(module, working_dir)
         if source is None:
             yield error(
                 section,
@@ -35,6 +34,13 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             yield error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
         else:
             yield ok(section, f"module {module} is found")
+
+
+def check_secrets(config: RunConfig) -> Iterator[Finding]:
+    """No value is the word that a run's own config has in the place of a secret."""
+    for key in redacted_keys(config.model_dump()):
+        seen = f"{key} is {REDACTED}: the recipe was written by a run, which leaves secrets out"
+        yield error("secrets", seen, f"Give it again: {key}=...")
 
 
 def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
@@ -75,23 +81,3 @@ def _unknown_option(function: ast.FunctionDef, options: Iterable[str]) -> str:
     return (
         f"{function.name}() in line {function.lineno} takes no {unknown[0]!r}, which options name"
     )
-
-
-def _found(module: str, working_dir: Path) -> Path | None:
-    """Return the file of ``module``; found by importing none of the packages around it."""
-    top, *inner = module.split(".")
-    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        # By its last name only: for a dotted one the finder wants the package imported.
-        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    return Path(spec.origin or "built in") if spec is not None else None
-
-
-def _installed(name: str) -> ModuleSpec | None:
-    """Found by any finder: an editable install brings one of its own."""
-    try:
-        return importlib.util.find_spec(name)
-    except ValueError:  # loaded already, and without a spec: __main__
-        return None

@@ -64,7 +64,7 @@ def test_a_worker_may_be_closed_while_a_reward_is_computed(tmp_path: Path) -> No
         rollout = asyncio.ensure_future(worker.exchange(Fence("run", 1), [(0, task())], []))
         await environment.asked.wait()
         await worker.close()
-        assert await rollout == ([], [])
+        assert await rollout == ((await worker.ping(), []), [])
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
@@ -103,11 +103,11 @@ def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_o
     async def main() -> None:
         environment = Exiting(where)
         worker: Any = Worker(tmp_path, environment)
-        (reply,), _ = await worker.exchange(Fence("run", 1), [(0, task())], [])
+        (_, (reply,)), _ = await worker.exchange(Fence("run", 1), [(0, task())], [])
         assert "SystemExit: 2" in str(reply.failure)
         environment.where = "nowhere"
         if where != "start":
-            (reply,), _ = await worker.exchange(Fence("run", 1), [(1, task())], [])
+            (_, (reply,)), _ = await worker.exchange(Fence("run", 1), [(1, task())], [])
             assert reply.failure is None
         await worker.close()
 

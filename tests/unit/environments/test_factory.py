@@ -6,16 +6,23 @@ from typing import Any
 import pytest
 
 from offbeat.config.rollouts import DataConfig, EnvironmentConfig
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import EvalConfig, ModelConfig, RunConfig
 from offbeat.environments.arithmetic import Arithmetic
-from offbeat.environments.factory import BadEnvironment, make_environment, make_prompts
+from offbeat.environments.factory import (
+    BadEnvironment,
+    make_environment,
+    make_evaluation_prompts,
+    make_prompts,
+)
 from offbeat.environments.function_reward import FunctionReward
+from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.killable import RewardFailed, RewardTarget
 from offbeat.environments.prompts import PromptFileError
 from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.user_code import TargetNotFound
 from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
+from offbeat.runs.inputs import input_digests
 from tests.support.environment_fakes import CharTokenizer, result, task
 from tests.support.guessing import Guessing
 
@@ -154,3 +161,85 @@ def test_errors_keep_class_and_text_across_processes(error: OffbeatError) -> Non
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     assert type(copy) is type(error)
     assert str(copy) == str(error)
+
+
+# --- what the run began with ---------------------------------------------------------------------
+
+
+def test_prompts_that_are_not_those_the_run_began_with_are_refused(tmp_path: Path) -> None:
+    rows, held = tmp_path / "rows.jsonl", tmp_path / "held.jsonl"
+    rows.write_text('{"prompt": "1+1="}\n')
+    held.write_text('{"prompt": "2+2="}\n')
+    config = run_config({}, {"path": str(rows)})
+    config = config.model_copy(update={"eval": EvalConfig(interval=1, path=str(held))})
+    began_with = input_digests(config, tmp_path)
+    assert make_prompts(config, began_with).rows == 1
+    assert make_evaluation_prompts(config, began_with)
+    rows.write_text('{"prompt": "3+3="}\n')
+    held.write_text('{"prompt": "4+4="}\n')
+    with pytest.raises(InputChanged, match=r"^data\.path=.*rows\.jsonl has another content"):
+        make_prompts(config, began_with)
+    with pytest.raises(InputChanged, match=r"^eval\.path="):
+        make_evaluation_prompts(config, began_with)
+    assert make_prompts(config, {}).rows == 1, "nothing was known"
+
+
+def test_an_environment_that_is_not_the_one_the_run_began_with_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine_changed.py").write_text("from tests.support.guessing import Guessing")
+    section = EnvironmentConfig(name="custom", target="mine_changed:Guessing")
+    began_with = {ENVIRONMENT: source_digest("mine_changed:Guessing", tmp_path) or ""}
+    assert make_environment(section, CharTokenizer(), tmp_path, began_with)
+    (tmp_path / "mine_changed.py").write_text("Guessing = 1")
+    with pytest.raises(InputChanged, match=r"environment\.target=mine_changed:Guessing"):
+        make_environment(section, CharTokenizer(), tmp_path, began_with)
+
+
+def test_a_reward_process_that_is_replaced_does_not_take_up_edited_code(tmp_path: Path) -> None:
+    source = tmp_path / "mine_edited.py"
+    source.write_text("import os\n\ndef reward(prompt, response):\n    os._exit(3)\n")
+    section = EnvironmentConfig(name="function", target="mine_edited:reward")
+    began_with = {ENVIRONMENT: source_digest("mine_edited:reward", tmp_path) or ""}
+
+    async def scored_twice() -> list[RolloutFailed]:
+        environment = make_environment(section, CharTokenizer(), tmp_path, began_with)
+        assert isinstance(environment, FunctionReward)
+        await environment.start()
+        failures = list[RolloutFailed]()
+        for _ in range(2):
+            source.write_text("def reward(prompt, response):\n    return 1.0\n")
+            with pytest.raises(RolloutFailed) as caught:
+                await environment.score(task(), result("r", ["a", "b"]))
+            failures.append(caught.value)
+        await environment.close()
+        return failures
+
+    died, edited = asyncio.run(scored_twice())
+    assert died.reason == "reward_process_died"
+    assert (edited.kind, edited.reason) == (FailureKind.BUG, "reward_import_failed")
+    assert "environment.target=mine_edited:reward has another content" in edited.detail
+
+
+def test_the_digest_of_source_covers_what_it_imports_beside_it_and_not_where_it_is(
+    tmp_path: Path,
+) -> None:
+    def digest(folder: str, inner: str = "x = 1") -> str | None:
+        package = tmp_path / folder / "mine"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text("")
+        (package / "reward.py").write_text("import json\nfrom . import near\n")
+        (package / "near.py").write_text("def f():\n    from mine.far import x\n")
+        (package / "far.py").write_text(inner)
+        (package / "unused.py").write_text(folder)
+        return source_digest("mine.reward:f", tmp_path / folder)
+
+    assert digest("a") == digest("b") is not None
+    assert digest("a") != digest("b", "x = 2")
+    assert source_digest("no_such_module_at_all:f", tmp_path) is None
+
+
+def test_a_reward_that_imports_for_too_long_names_the_key(tmp_path: Path) -> None:
+    (tmp_path / "mine_slow.py").write_text("import time\ntime.sleep(60)\n")
+    section = EnvironmentConfig(name="function", target="mine_slow:reward", reward_start_s=0.2)
+    environment = make_environment(section, CharTokenizer(), tmp_path)
+    with pytest.raises(RewardFailed, match=r"took longer than environment\.reward_start_s=0\.2"):
+        asyncio.run(environment.start())

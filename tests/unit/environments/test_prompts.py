@@ -112,6 +112,19 @@ def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: str, probl
         JsonlPrompts(file, shuffle=True, seed=0, epochs=None)
 
 
+@pytest.mark.parametrize("depth", [101, 5000, 100_000])
+def test_a_row_that_is_nested_deep_is_named(tmp_path: Path, depth: int) -> None:
+    brackets = "[" * (depth - 1) + "]" * (depth - 1)
+    file = jsonl(tmp_path, f'{{"prompt": "?", "tree": {brackets}}}\n')
+    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: is nested more than 100 deep"):
+        JsonlPrompts(file, shuffle=True, seed=0, epochs=None)
+
+
+def test_a_row_with_many_lists_is_not_deep(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, f'{{"prompt": "?", "many": [{",".join(["[]"] * 500)}]}}\n')
+    assert JsonlPrompts(file, shuffle=True, seed=0, epochs=None).rows == 1
+
+
 def test_text_that_is_not_utf8_is_a_bad_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"prompt": "\xff"}\n')

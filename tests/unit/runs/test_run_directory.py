@@ -1,4 +1,6 @@
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -284,3 +286,84 @@ def test_a_run_that_recorded_no_inputs_is_held_to_their_names(begun: Path, tmp_p
     (tmp_path / "moved.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
     with pytest.raises(RunDirUnusable, match=r"data\.path is .*moved\.jsonl"):
         reopen_run_dir(over(tmp_path, "moved.jsonl"), begun)
+
+
+def test_prompts_that_cannot_be_read_for_a_while_keep_their_digest(
+    begun: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").rename(tmp_path / "unmounted.jsonl")
+    reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+    (tmp_path / "rows.jsonl").write_text('{"text": "2+2"}\n')
+    with pytest.raises(RunDirUnusable, match=r"data\.path has other prompts than those"):
+        reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
+
+
+def test_held_out_prompts_may_be_others_by_another_name_alone(tmp_path: Path) -> None:
+    def scored_on(name: str) -> RunConfig:
+        return config("unused", eval={"interval": 1, "path": str(tmp_path / name)})
+
+    for name in ("held", "new"):
+        (tmp_path / name).write_text(f'{{"prompt": "{name}"}}\n')
+    made = make_run_dir(scored_on("held"), tmp_path / "run")
+    (tmp_path / "held").write_text('{"prompt": "other"}\n')
+    with pytest.raises(RunDirUnusable, match=r"eval\.path has other prompts under the same name"):
+        reopen_run_dir(scored_on("held"), made)
+    assert reopen_run_dir(scored_on("new"), made) == made
+
+
+REWARD = "from mine_helpers.parse import parsed\n\ndef reward(prompt, response):\n    return 1.0\n"
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two folders with the same code of the user's; the process is in the first."""
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder in folders:
+        (folder / "mine_helpers").mkdir(parents=True)
+        (folder / "mine_reward.py").write_text(REWARD)
+        (folder / "mine_helpers" / "__init__.py").write_text("")
+        (folder / "mine_helpers" / "parse.py").write_text("parsed = 1\n")
+    with chdir(folders[0]):
+        yield folders
+
+
+def rewarded() -> RunConfig:
+    return config("unused", environment={"name": "function", "target": "mine_reward:reward"})
+
+
+def test_a_run_goes_on_from_another_folder_that_holds_the_same_code(
+    coded: tuple[Path, Path], tmp_path: Path
+) -> None:
+    made = make_run_dir(rewarded(), tmp_path / "run")
+    with chdir(coded[1]):
+        assert reopen_run_dir(rewarded(), made) == made
+
+
+@pytest.mark.parametrize("file", ["mine_reward.py", "mine_helpers/parse.py"])
+def test_a_run_does_not_go_on_with_code_of_the_same_name_in_another_folder(
+    coded: tuple[Path, Path], tmp_path: Path, file: str
+) -> None:
+    made = make_run_dir(rewarded(), tmp_path / "run")
+    (coded[1] / file).write_text("def reward(prompt, response):\n    return 2.0\n")
+    with pytest.raises(RunDirUnusable) as caught, chdir(coded[1]):
+        reopen_run_dir(rewarded(), made)
+    assert "environment.target leads to other source code" in str(caught.value)
+    assert f"imported from {coded[0]}, this is {coded[1]}. Resume from there" in str(caught.value)
+
+
+def test_code_that_was_changed_on_purpose_is_gone_on_with_when_it_is_said(
+    coded: tuple[Path, Path], tmp_path: Path
+) -> None:
+    made = make_run_dir(rewarded(), tmp_path / "run")
+    (coded[0] / "mine_reward.py").write_text("def reward(prompt, response):\n    return 2.0\n")
+    with pytest.raises(RunDirUnusable, match="add --changed-code"):
+        reopen_run_dir(rewarded(), made)
+    assert reopen_run_dir(rewarded(), made, changed_code=True) == made
+    assert reopen_run_dir(rewarded(), made) == made, "it is what the run goes on with"
+
+
+@pytest.mark.parametrize("hidden", [[REDACTED], [{"key": REDACTED}], {"a": [[REDACTED]]}])
+def test_a_secret_in_a_list_is_asked_for_again_too(tmp_path: Path, hidden: object) -> None:
+    made = make_run_dir(config("unused"), tmp_path / "run")
+    with pytest.raises(RunDirUnusable, match=r"environment\.options\.credentials"):
+        reopen_run_dir(config("unused", environment={"options": {"credentials": hidden}}), made)

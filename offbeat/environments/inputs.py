@@ -1,0 +1,146 @@
+"""Digests of the files a run is made of besides its recipe: prompts, and source of the user's own.
+
+A run may go on for days and be taken up by new processes. Each of them reads these files again, so
+each compares what it has read with what the run began with.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Final
+
+from offbeat.messages.failures import OffbeatError
+
+DATA: Final = "data.path"
+EVAL: Final = "eval.path"
+ENVIRONMENT: Final = "environment.target"
+SAMPLER: Final = "sampler.target"
+
+
+class InputChanged(OffbeatError):
+    """A file that the run is made of has another content than when the run began."""
+
+    def __init__(self, key: str, value: str) -> None:
+        super().__init__(key, value)
+        self.key, self.value = key, value
+
+    def __str__(self) -> str:
+        return (
+            f"{self.key}={self.value} has another content than the run began with: it was changed "
+            "while the run went on. Put it back and go on with offbeat train --resume, or start a "
+            "new run"
+        )
+
+
+def check_same(key: str, value: str, digest: str | None, began_with: Mapping[str, str]) -> None:
+    """Pass if this input is what the run began with, as far as both are known.
+
+    Raises:
+        InputChanged: It is not.
+    """
+    if digest is not None and began_with.get(key, digest) != digest:
+        raise InputChanged(key, value)
+
+
+def digest_of(contents: Iterable[bytes]) -> str:
+    """Return one SHA-256 of several contents, in this order."""
+    whole = hashlib.sha256()
+    for content in contents:
+        whole.update(hashlib.sha256(content).digest())
+    return whole.hexdigest()
+
+
+def source_digest(target: str, working_dir: Path) -> str | None:
+    """Return the digest of the source behind ``module:name``; None where there is none to read.
+
+    It covers the module and whatever modules below ``working_dir`` it imports by ``import`` and
+    ``from`` statements, and these in turn. Installed packages are not the user's source.
+    """
+    try:
+        files = _sources(target.partition(":")[0], working_dir)
+        return digest_of(file.read_bytes() for file in files) if files else None
+    except OSError:
+        return None  # the import says why, where it fails
+
+
+def find_module(module: str, working_dir: Path) -> Path | None:
+    """Return the file that ``module`` comes from; none of the packages around it is imported."""
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [str(working_dir), *sys.path]) or _installed(top)
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # By its last name only: for a dotted one the finder wants the package imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return Path(spec.origin or "built in") if spec is not None else None
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    """Found by any finder: an editable install brings one of its own."""
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # loaded already, and without a spec: __main__
+        return None
+
+
+def _sources(module: str, working_dir: Path) -> list[Path]:
+    """Return the module's file, and those of the modules it imports from below ``working_dir``.
+
+    They are in the order of their module names, which does not depend on where they are.
+    """
+    first = find_module(module, working_dir)
+    if first is None or not first.is_file():
+        return []
+    files, waiting = {module: first}, [module]
+    while waiting:
+        name = waiting.pop()
+        for imported in sorted(set(_imports(name, files[name]))):
+            file = _own(imported, working_dir)
+            if file is not None and imported not in files:
+                files[imported] = file
+                waiting.append(imported)
+    return [files[name] for name in sorted(files)]
+
+
+def _own(module: str, working_dir: Path) -> Path | None:
+    """Return the source file of a module below ``working_dir``; None for any other module."""
+    folder = working_dir
+    *packages, last = module.split(".")
+    for package in packages:
+        folder /= package
+    for file in (folder / last / "__init__.py", folder / f"{last}.py"):
+        if file.is_file():
+            return file
+    return None
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Yield every module that a source names in an import, and the packages around it."""
+    if file.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return  # the import says so, where it fails
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        for name in _named(node, package):
+            parts = name.split(".")
+            yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def _named(node: ast.AST, package: str) -> Iterator[str]:
+    """Yield what an import statement may refer to: modules, and names that may be modules."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        around = package.split(".") if node.level else []
+        around = around[: len(around) - max(0, node.level - 1)]
+        base = ".".join(part for part in (*around, node.module or "") if part)
+        if base:
+            yield base
+        yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names)
