@@ -1,4 +1,4 @@
-"""How a sample's reward compares with its group's. Plain Python: the controller runs it.
+"""Advantage estimators over prompt groups. Plain Python: the controller runs it.
 
 Every estimator maps the rewards of one prompt group to one advantage a sample, in the same order.
 Three rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
@@ -67,8 +67,8 @@ def grpo(rewards: Rewards) -> Advantages:
     """``(r - mean) / (std + 1e-6)`` with the sample standard deviation (divisor ``G - 1``).
 
     DeepSeekMath, arXiv:2402.03300, section 4.1.2. The paper leaves the divisor open; ``G - 1`` is
-    what TRL and verl use, and 1e-6 is verl's. Dividing gives a nearly solved prompt the weight of an
-    even one.
+    what TRL and verl use, and 1e-6 is verl's. Dividing gives a nearly solved prompt the weight of
+    an even one.
     """
     centred = grpo_no_std(rewards)
     std = math.hypot(*centred) / math.sqrt(len(rewards) - 1)
@@ -86,10 +86,10 @@ def dr_grpo(rewards: Rewards) -> Advantages:
 
     Dr. GRPO removes two biases of GRPO. The division by the standard deviation is removed here,
     which makes this ``grpo_no_std`` by formula. The division by lengths belongs to the loss:
-    ``normalize="constant"`` divides by the generation budget, as the paper does. ``"tokens"`` divides
-    by the number of tokens of the step, the same for every response in it, but smaller in a step of
-    short ones: the paper lists that form among the biased. ``"sequences"`` brings the whole length
-    bias back.
+    ``normalize="constant"`` divides by the generation budget, as the paper does. ``"tokens"``
+    divides by the number of tokens of the step, the same for every response in it, but smaller in a
+    step of short ones: the paper lists that form among the biased. ``"sequences"`` brings the whole
+    length bias back.
     """
     return grpo_no_std(rewards)
 
@@ -105,7 +105,7 @@ def rloo(rewards: Rewards) -> Advantages:
 
 
 def pass_at_k(rewards: Rewards, k: int) -> Advantages:
-    """How much better the best of k tries is with a sample among them than without, times k.
+    """Return, per sample, k times the gain of the best of k tries from having the sample among them.
 
     ``k * (mean of max(r[I]) over the I with i  -  mean of max(r[J]) over the J without i)``, where I
     and J are the subsets of k samples. The mean over samples of this times the gradient of a
@@ -114,8 +114,8 @@ def pass_at_k(rewards: Rewards, k: int) -> Advantages:
 
     The first term is the reward transform of PKPO, arXiv:2505.15201, times G. The second is not one
     of its baselines: of its leave-one-out one (equation 29) it is the ``(G - 1) / G`` that makes a
-    group's advantages cancel; the one that paper prefers (equation 33) is the best of the k - 1 other
-    samples of each subset, with which no advantage is negative.
+    group's advantages cancel; the one that paper prefers (equation 33) is the best of the k - 1
+    other samples of each subset, with which no advantage is negative.
 
     A group of G samples has tries without one of them only for k < G; a larger k counts as G - 1.
     O(G log G).

@@ -6,13 +6,15 @@ policy was to emit a token than the engine was. Each correction maps ``k`` to a 
 what is asked for is multiplied.
 
 What a band drops has weight 0. With ``count_dropped`` it goes on counting in what the loss is
-divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is the
+divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is
+    the
 mean over what was kept, the KL penalty included, as slime has it since its PR 657 and verl for
 rejected samples: dropping data makes a step noisier instead.
 
 Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) is one of these
 with the ratio of ``surrogates.clipped``: ``old`` is then the proximal policy, the trainer's weights
-when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N tokens, S sequences.
+when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N tokens, S
+sequences.
 """
 
 from typing import NamedTuple
@@ -28,7 +30,7 @@ Band = tuple[float, float]
 
 
 class Correction(NamedTuple):
-    """What the surrogate's loss is multiplied by, and how that went."""
+    """Importance weights that multiply the surrogate's loss, and their metrics."""
 
     weight_N: Tensor | None  # None: nothing is asked for, every weight is 1
     dropped_N: Tensor | None  # bool, what a band dropped; None: there is no band
@@ -93,8 +95,8 @@ def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tens
     sequence, which long ones leave any band with; as weight of the kept ones (``sequence_weights``)
     it makes masked importance sampling (MIS). The geometric mean does not depend on length and is
     for rejection only. richardli.xyz/rl-collapse, part 3; dropping whole sequences, by another
-    criterion, is analysed in Trust Region Masking, arXiv:2512.23075. A sequence without valid tokens
-    has ratio 1.
+    criterion, is analysed in Trust Region Masking, arXiv:2512.23075. A sequence without valid
+    tokens has ratio 1.
     """
     sums_S = tokens.sequence_sums(log_k_N)
     return ratio(sums_S if statistic == "product" else sums_S / tokens.lengths_S)

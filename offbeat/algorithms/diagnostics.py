@@ -1,8 +1,9 @@
-"""How far off policy the data of each age is: sums that merge over microbatches, chunks and ranks.
+"""Off-policy diagnostics by staleness: sums that merge over microbatches, chunks and ranks.
 
 The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the one that
 sampled. It is not the surrogate's ratio, which may have another denominator. Legend: B buckets of
-staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens held by a bound, KL,
+staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens held by a bound,
+    KL,
 ratios, squared ratios, and of sequences without an older token: gaps of logprobs, tokens.
 """
 

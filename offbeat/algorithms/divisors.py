@@ -1,4 +1,4 @@
-"""What the sums of a whole step are divided by, once, at its end.
+"""Normalisation of the sums of a whole step, done once at its end.
 
 Each call of a loss tells its part: units, samples, squares; parts of microbatches, chunks and
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
@@ -6,8 +6,8 @@ each sequence (``LossSpec.normalize``). *Samples* and *squares*, the sum of squa
 the standard deviation of the step's advantages, which nobody knows before its last group is there:
 because a loss without a KL penalty is proportional to its advantages, dividing its gradient by that
 number at the end is the same as dividing the advantages at the beginning. That is the second half
-of REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and deviation
-over tokens, where long responses count more and the mean is not 0. Legend: S sequences.
+of REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and
+deviation over tokens, where long responses count more and the mean is not 0. Legend: S sequences.
 """
 
 import math
@@ -54,10 +54,11 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, spec: LossSpec) -> T
 
 
 def denominator(spec: LossSpec, parts: Iterable[Parts]) -> float:
-    """What loss and gradient of the step are divided by; 0 when nothing of it counts.
+    """Return the divisor of the step's loss and gradient; 0 when no token counts.
 
     With ``step_std`` the units times the standard deviation of the samples' advantages. Their mean
-    is taken to be 0, which holds for every estimator of ``advantages``: a group's advantages cancel.
+    is taken to be 0, which holds for every estimator of ``advantages``: a group's advantages
+        cancel.
     """
     units, samples, squares = (sum(each) for each in zip(NOTHING, *parts, strict=True))
     if not spec.step_std or not samples:

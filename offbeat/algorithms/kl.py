@@ -1,4 +1,4 @@
-"""How far one policy is from another, estimated from tokens."""
+"""Estimators of the KL divergence between two policies from sampled tokens."""
 
 from torch import Tensor
 

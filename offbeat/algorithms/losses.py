@@ -120,7 +120,7 @@ def _share(counted: ValidTokens, spec: LossSpec) -> Tensor:
 
 
 def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, PartialMetric]:
-    """Where the surrogate's ratios lie, and how many tokens its bounds hold."""
+    """Return metrics of the surrogate's ratios, and of the tokens that its bounds clip."""
     if surrogate.ratio_N is None:
         return {}
     return {
@@ -132,7 +132,7 @@ def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, PartialMet
 
 
 def _gap_metrics(valid: ValidTokens) -> dict[str, PartialMetric]:
-    """How far the trained policy is from the one that sampled, in nats a token."""
+    """Return metrics of the gap between the trained and the sampling policy, in nats per token."""
     logprobs_N, generation_N = valid.logprobs_N.detach(), valid.generation_N
     gap_N, kl_N = (logprobs_N - generation_N).abs(), kl_penalty(generation_N, logprobs_N, "k3")
     return {

@@ -1,4 +1,4 @@
-"""How a measurement of part of a step becomes one of the whole step."""
+"""Reductions of partial metrics to metrics of a whole step."""
 
 import enum
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class PartialReduction(enum.StrEnum):
-    """What the parts of a metric are combined by, and what their sum is divided by at the end."""
+    """Reduction of a metric's parts, and the divisor of their sum at the end."""
 
     TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
     SEQUENCES = "sequences"  # sum over sequences / number of sequences with a valid token

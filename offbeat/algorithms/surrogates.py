@@ -1,4 +1,4 @@
-"""What is minimised at each token, before it is weighted and summed. One function a surrogate.
+"""Surrogate losses per token, before weighting and summation. One function per surrogate.
 
 Each takes valid tokens and returns their loss, [N], with the ratio it used and which tokens a bound
 got hold of. Legend: N tokens, S sequences; ``A`` the advantage, ``r = exp(logprob - old)``.
@@ -52,8 +52,8 @@ def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
     """``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``, without gradient through the clipped ratio.
 
     CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5: bounds limit a token's weight and never
-    take its gradient away. ``clip_low = 1`` is no lower bound, which is how the paper trains. The value
-    of this loss means little; its gradient is what counts.
+    take its gradient away. ``clip_low = 1`` is no lower bound, which is how the paper trains. The
+    value of this loss means little; its gradient is what counts.
     """
     ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
     low, high = 1 - spec.clip_low, 1 + spec.clip_high
@@ -75,8 +75,8 @@ def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, spec: LossSpec) -> Surro
     """PPO's lower bound on ``r A``, and on request a floor below it.
 
     The bound leaves ``r A`` unbounded where A < 0 and r is large: a token that the policy has come
-    to like much more than the sampler did. ``max(bound, c A)`` there, with ``c = dual_clip > 1``, is
-    dual-clip PPO, arXiv:1912.09729, equation 5.
+    to like much more than the sampler did. ``max(bound, c A)`` there, with ``c = dual_clip > 1``,
+    is dual-clip PPO, arXiv:1912.09729, equation 5.
     """
     low, high = 1 - spec.clip_low, 1 + spec.clip_high
     objective_N = torch.minimum(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)

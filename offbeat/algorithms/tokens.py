@@ -1,4 +1,4 @@
-"""What a loss reads and what it returns. Legend: N tokens, S sequences.
+"""Inputs and outputs of a loss. Legend: N tokens, S sequences.
 
 Tokens lie in one flat axis, whatever the microbatch they came from looked like. A sequence's tokens
 are all in the same call.
@@ -20,7 +20,7 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossTokens:
-    """What a loss reads of each token. Values where ``mask_N`` is False may be anything, NaN too."""
+    """Per-token inputs of a loss. Values where ``mask_N`` is False may be anything, NaN too."""
 
     logprobs_N: Tensor  # under the weights being trained; carries the gradient
     old_N: Tensor  # denominator of the importance ratio
@@ -48,7 +48,7 @@ Loss = Callable[[LossTokens, LossSpec], LossSums]
 
 @dataclass(frozen=True, slots=True)
 class ValidTokens:
-    """The same tokens, finite where they are invalid: 0 takes the place of whatever stood there."""
+    """Tokens with 0 in place of the values of invalid ones, so that all are finite."""
 
     logprobs_N: Tensor
     old_N: Tensor
@@ -65,7 +65,7 @@ class ValidTokens:
         return self.counts_S.clamp(min=1)
 
     def without(self, dropped_N: Tensor) -> "ValidTokens":
-        """The same with fewer tokens valid."""
+        """Return a copy in which fewer tokens are valid."""
         mask_N = self.mask_N & ~dropped_N
         return replace(
             self, mask_N=mask_N, counts_S=_counts(mask_N, self.sequence_N, self.counts_S)
@@ -80,9 +80,10 @@ class ValidTokens:
 def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
     """Replace what is invalid before anything is computed from it: no NaN reaches a gradient.
 
-    All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be exact.
-    With ``old_logprobs="current"`` the old policy is the one being trained: its logprobs without their
-    gradient.
+    All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be
+        exact.
+    With ``old_logprobs="current"`` the old policy is the one being trained: its logprobs without
+    their gradient.
     """
     mask_N = tokens.mask_N
     dtype = torch.promote_types(tokens.logprobs_N.dtype, torch.float32)

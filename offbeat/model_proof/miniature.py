@@ -1,8 +1,9 @@
 """A small random model of a class, in which windows and original lengths end after a few tokens.
 
-What a model does beyond a window or beyond the length it was first trained for cannot be seen in rows
-that are cheap enough to compute with the model itself. A miniature has these lengths cut, fewer layers
-and narrower ones, and weights large enough that attention is far from uniform and caps take effect.
+What a model does beyond a window or beyond the length it was first trained for cannot be seen in
+rows that are cheap enough to compute with the model itself. A miniature has these lengths cut,
+fewer layers and narrower ones, and weights large enough that attention is far from uniform and caps
+take effect.
 """
 
 import copy
@@ -41,7 +42,7 @@ _log = structlog.stdlib.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How a config becomes that of a miniature."""
+    """Reduction of a model's config to that of a miniature."""
 
     max_model_len: int
     layers: int  # of the model
@@ -50,7 +51,7 @@ class _Cut:
     bounds: bool  # whether bounds of positions are cut below the longest sequence, too
 
     def value(self, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever a config holds
-        """What a key of a config becomes."""
+        """Return the miniature's value of a config key."""
         if isinstance(value, dict):
             return {str(key): self.value(str(key), each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -62,11 +63,11 @@ class _Cut:
         return value
 
     def length(self, value: int, *, cut: bool = True) -> int:
-        """What a length becomes: it is exceeded by ``LENGTH`` if the run's longest sequence exceeds it."""
+        """Return a reduced length, less than ``LENGTH`` if the run's longest sequence exceeds the original."""
         return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
 
     def may_be_length(self, name: str, value: object) -> bool:
-        """Whether a number may be a length, though its name does not say so."""
+        """Return whether a number may be a length, though its name does not say so."""
         named = (*_LENGTH_NAMES, *_COUNT_NAMES, *_MOST)
         if isinstance(value, bool) or not isinstance(value, int) or value <= SHORT:
             return False
@@ -81,7 +82,7 @@ class _Cut:
         return values
 
     def _number(self, name: str, value: int) -> int:
-        """What a number becomes: an id, a length, a count or a size, by what its name says it is."""
+        """Return the reduced value of an id, a length, a count or a size, classified by its name."""
         if self.kept_layers is not None and value == self.layers and "layer" in name:
             return len(self.kept_layers)
         for part, most in _MOST.items():
@@ -99,7 +100,8 @@ def miniature(
 ) -> PreTrainedModel | None:
     """A miniature on the CPU, in float32, attending eagerly; None if no cut of its config works.
 
-    A length of the config that ``max_model_len`` exceeds is exceeded by ``LENGTH``, too; others are not.
+    A length of the config that ``max_model_len`` exceeds is exceeded by ``LENGTH``, too; others are
+    not.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for cut in _cuts(kind, config, max_model_len):
@@ -175,7 +177,8 @@ def _widen(model: PreTrainedModel) -> None:
 def _smaller(kind: type[PreTrainedModel], config: PreTrainedConfig, cut: _Cut) -> PreTrainedConfig:
     """The config of a miniature.
 
-    A number that no weight's shape depends on is behaviour, and may be a length: it is cut like one.
+    A number that no weight's shape depends on is behaviour, and may be a length: it is cut like
+    one.
     """
     given = config.to_dict()
     values = {name: cut.value(name, each) for name, each in given.items()}

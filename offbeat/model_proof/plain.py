@@ -1,4 +1,4 @@
-"""What a model means by a sequence, and how far from it rounding alone can lead."""
+"""Reference forward pass of a model, and the bound of its rounding errors."""
 
 import inspect
 from collections.abc import Iterator, Sequence

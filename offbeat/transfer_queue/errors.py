@@ -4,7 +4,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class StaleHandle(OffbeatError):
-    """It comes too late: the queue holds a newer attempt, this one in another form, or nothing."""
+    """A handle is outdated: the queue has a newer attempt, another form of this one, or nothing."""
 
     def __init__(self, group: int | str, attempt: int, held: int | None) -> None:
         super().__init__(group, attempt, held)

@@ -1,4 +1,4 @@
-"""Which columns of which group exist, what they weigh, and where they are. Pure: no I/O, no clock.
+"""Index of the columns of groups: existence, size and location. Pure: no I/O, no clock.
 
 In the main job the index lives in the controller and holds nothing else: who has claimed what is
 the ledger's to say. Payload handles are opaque; in production they are object references owned by

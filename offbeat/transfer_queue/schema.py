@@ -21,7 +21,7 @@ Columns = Mapping[str, NDArray[np.generic]]
 
 
 class Axis(enum.StrEnum):
-    """What a column has one entry for."""
+    """Axis of a column: the thing for which it has one entry each."""
 
     PROMPT = "prompt token"  # [P]
     RESPONSE = "response token"  # [N], ragged over samples

@@ -36,7 +36,7 @@ _SUFFIX: Final = ".spool"
 
 
 class NotInSpool(OffbeatError):
-    """What a receipt vouches for is not on this machine's disk, or not as it was written."""
+    """The columns of a receipt are missing on this machine's disk, or damaged."""
 
     def __init__(self, segment: str, offset: int, problem: str) -> None:
         super().__init__(segment, offset, problem)
@@ -100,7 +100,7 @@ class SpoolWriter:
         return Spooled(self._segment, offset, len(packed), digest_of(packed))
 
     def rotate(self) -> None:
-        """What is written next goes to another segment: this one may be removed from now on."""
+        """Start a new segment for the next writes; the current one may be removed from now on."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""Which segments of the spool are still needed: those in which somebody holds a group. Pure.
+"""Reference counts of spool segments: a segment with a referenced group is needed. Pure.
 
 A segment is let go as a whole, once nobody holds a group in it and its producer writes to another
 one. So what is on disk is bounded by what is held, one segment a producer, and what shares a
@@ -30,7 +30,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Which segments of a producer that has moved on to a later one nobody needs. For any thread."""
+    """Removable segments: unreferenced, with a later one of their producer. Thread-safe."""
 
     producer: str
     life: str
@@ -39,7 +39,7 @@ class PassedOver:
     needed: frozenset[str]
 
     def includes(self, segment: str) -> bool:
-        """Whether a file of this name can go."""
+        """Return whether a file of this name can be removed."""
         if segment in self.needed or segment.count(".") != _DOTS:
             return False
         producer, life, number = parts(segment)
@@ -100,7 +100,7 @@ class Holds:
 
 
 def _is_newer(segment: str, than: str | None) -> bool:
-    """Of one producer. A process that was replaced answers nothing more, so another life is a later one."""
+    """Return whether a segment is newer than another of its producer; a new incarnation is newer."""
     if than is None:
         return True
     (_, life, number), (_, former_life, former_number) = parts(segment), parts(than)

@@ -1,1 +1,1 @@
-"""From the trainer's weights to the generators': exact, verified, all or nothing."""
+"""Transfer of weights from the trainer to the generators: exact, verified, atomic."""

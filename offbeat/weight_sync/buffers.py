@@ -1,4 +1,4 @@
-"""Memory that is used again: the first touch of a page costs more than copying into it."""
+"""Reusable memory: the first touch of a page costs more than copying into it."""
 
 import weakref
 from collections import defaultdict
@@ -10,16 +10,16 @@ from offbeat.weight_sync.chunks import Bytes
 
 
 class Buffers:
-    """Lends arrays, and takes each back when nobody holds it or a view of it any more.
+    """Pool of arrays; each returns to the pool when it and its views are no longer referenced.
 
-    It keeps as much as was ever lent at once. Threads may share it.
+    It keeps as much memory as was ever in use at once. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     def lend(self, nbytes: int) -> Bytes:
-        """An array of ``nbytes`` with anything in it."""
+        """Return an uninitialised array [nbytes] uint8."""
         try:
             owner = self._free[nbytes].pop()
         except IndexError:

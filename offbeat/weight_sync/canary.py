@@ -1,4 +1,4 @@
-"""The canary of a release: does an engine compute what the trainer computes from the same weights?
+"""Canaries: check that an engine computes the same as the trainer from the same weights.
 
 Digests prove that every byte arrived. They do not prove that the bytes reached the module that is
 computed with: a head that is tied to an embedding may keep its old values, an adapter may never be
@@ -27,7 +27,7 @@ TOLERANCE_16_BIT: Final = 0.25  # nats: one token's logprob, where kernels round
 
 
 def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """The fixed prompts: tokens spread over the vocabulary, the same in every run of a model."""
+    """Return the fixed prompts: tokens spread over the vocabulary, equal in every run of a model."""
     dice = random.Random(vocabulary)
     return tuple(
         tuple(dice.randrange(vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(PROMPTS)
@@ -35,17 +35,17 @@ def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
 
 
 def tolerance(*dtypes: str | None) -> float:
-    """Nats by which trainer and engine may differ, by the types in which weights are held and sent."""
+    """Return the nats by which trainer and engine may differ, given the dtypes of the weights."""
     is_rounded = narrowest_bytes(*dtypes) < ITEMSIZE["float32"]
     return TOLERANCE_16_BIT if is_rounded else TOLERANCE_FLOAT32
 
 
 def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
-    """Nats between one answer of an engine and the trainer's distribution; infinite if it is no number.
+    """Return the nats between an engine's answer and the trainer's distribution; infinite for NaN.
 
-    A distance ``e`` between the two distributions shows as up to ``e`` in the token's logprob, and as
-    up to ``2 e`` between the trainer's best token and the engine's. A token that the trainer did not
-    keep counts as its last one.
+    A distance ``e`` between the two distributions shows as up to ``e`` in the token's logprob, and
+    as up to ``2 e`` between the trainer's best token and the engine's. A token that the trainer did
+    not keep counts as its last one.
     """
     tokens, logprobs = canary.tokens[place], canary.logprobs[place]
     held = dict(zip(tokens, logprobs, strict=True)).get(answer.token, logprobs[-1])
@@ -56,7 +56,7 @@ def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
 def check(
     canary: Canary, answers: Sequence[CanaryAnswer], *, engine: str, epoch: int, version: int
 ) -> float:
-    """The largest gap over the prompts, in nats.
+    """Return the largest gap over the prompts, in nats.
 
     Raises:
         CanaryFailed: It is over the tolerance: the engine computes with other weights.
@@ -75,7 +75,7 @@ def check(
 
 @functools.lru_cache(maxsize=8)
 def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Tokens and logprobs [P, K] that follow from a digest: what stubs and fakes have for a model."""
+    """Derive tokens and logprobs [P, K] from a digest, for stubs and fakes without a model."""
     tokens, logprobs = list[tuple[int, ...]](), list[tuple[float, ...]]()
     for place in range(PROMPTS):
         dice = random.Random(f"{digest}/{place}")
@@ -86,6 +86,6 @@ def invented(digest: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[floa
 
 
 def invented_answers(digest: str) -> list[CanaryAnswer]:
-    """What an engine without a model answers when it holds the weights with this digest."""
+    """Return the answers of an engine without a model that has the weights with this digest."""
     tokens, logprobs = invented(digest)
     return [CanaryAnswer(ids[0], values[0]) for ids, values in zip(tokens, logprobs, strict=True)]

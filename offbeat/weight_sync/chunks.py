@@ -1,7 +1,6 @@
-"""A chunk: the unit that is packed, sent, checked and applied. The one walk over a manifest.
+"""Chunks, the units that are packed, sent, checked and applied, and the iteration over them.
 
-Metadata, sender, receiver and tests all go through ``walk``; there is no second account of which
-tensor lies where.
+Metadata, sender, receiver and tests all use ``walk``; there is no second definition of the layout.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -35,7 +34,7 @@ class ChunkSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightChunk:
-    """One chunk of a manifest, without its content. Kept, it works its layout out only once."""
+    """One chunk of a manifest, without its content. Its layout is computed once and cached."""
 
     index: int
     nbytes: int
@@ -43,12 +42,12 @@ class WeightChunk:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Its tensors, in order."""
+        """Return the names of its tensors, in order."""
         return tuple(spec.name for spec in self.specs)
 
     @cached_property
     def runs(self) -> tuple[ChunkSlice, ...]:
-        """Where its tensors lie."""
+        """Return the slices of its tensors."""
         runs, specs = list[ChunkSlice](), list(self.specs)
         while specs:
             count = next((i for i, s in enumerate(specs) if s.dtype != specs[0].dtype), len(specs))
@@ -58,7 +57,7 @@ class WeightChunk:
 
     @property
     def tensors(self) -> str:
-        """Its tensors, for a line about it."""
+        """Return its tensors' names in a short form for messages."""
         if not self.specs:
             return "no tensors"
         first, last = self.specs[0].name, self.specs[-1].name
@@ -66,7 +65,7 @@ class WeightChunk:
 
 
 def walk(manifest: Manifest) -> Iterator[WeightChunk]:
-    """All chunks in order, each with its tensors in order."""
+    """Yield all chunks in order, each with its tensors in order."""
     by_chunk: list[list[TensorSpec]] = [[] for _ in manifest.chunk_nbytes]
     for spec in manifest.tensors:
         by_chunk[spec.chunk].append(spec)
@@ -75,15 +74,15 @@ def walk(manifest: Manifest) -> Iterator[WeightChunk]:
 
 
 def digest_of(data: Bytes) -> str:
-    """The digest of a chunk's bytes."""
+    """Return the digest of a chunk's bytes."""
     return xxhash.xxh3_128_hexdigest(data.data)
 
 
 def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
-    """Copy the chunk's tensors into ``into``, in their wire types; its digest.
+    """Copy the chunk's tensors into ``into``, in their wire dtypes; return its digest.
 
     Args:
-        chunk: What belongs into it.
+        chunk: Layout of the chunk.
         tensors: By name; on any device, strided or not, in any type that the wire type can take.
         into: ``chunk.nbytes`` bytes. Every one of them is written, the gaps with zeros.
     """
@@ -100,9 +99,9 @@ def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
 
 
 def tensor_views(chunk: WeightChunk, data: Bytes) -> list[tuple[str, Tensor]]:
-    """The chunk's tensors by name, as views of its bytes, in order.
+    """Return the chunk's tensors by name, as views of its bytes, in order.
 
-    They live as long as anybody holds them, and must not be written where ``data`` is read-only.
+    The views keep the memory alive, and must not be written where ``data`` is read-only.
     """
     flat = _as_tensor(data)
     views = [view for run in chunk.runs for view in _shaped(_pieces(flat, run), run)]
@@ -134,7 +133,7 @@ def _shaped(pieces: list[Tensor], run: ChunkSlice) -> list[Tensor]:
 
 
 class _Alias:
-    """The same memory, without the mark that it is read-only. It lives as long as its views."""
+    """Writable alias of read-only memory. It lives as long as its views."""
 
     def __init__(self, data: Bytes) -> None:
         self._owner = data
@@ -143,5 +142,5 @@ class _Alias:
 
 
 def _as_tensor(data: Bytes) -> Tensor:
-    """The same memory as a tensor. Of a read-only array torch would warn, at each chunk."""
+    """Return a tensor that shares the memory; torch would warn about a read-only array."""
     return torch.from_numpy(data if data.flags.writeable else np.asarray(_Alias(data)))

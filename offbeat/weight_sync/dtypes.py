@@ -1,4 +1,4 @@
-"""In which type a tensor travels. Pure.
+"""Wire dtypes of tensors. Pure.
 
 Generators often serve 16 bits of weights that the trainer keeps in 32: they are rounded once, by
 the sender. Some tensors do not survive that. A router's correction bias of size 25 to 57 has values
@@ -17,7 +17,7 @@ PRESERVED: Final = ("e_score_correction_bias",)
 
 
 def narrowest_bytes(*dtypes: str | None) -> int:
-    """Bytes of an element of the narrowest of these types, which decides how much is rounded.
+    """Return the element size of the narrowest of these dtypes, which determines the rounding.
 
     Args:
         dtypes: Names without ``torch.``; None: as another one of them says.
@@ -29,13 +29,13 @@ def narrowest_bytes(*dtypes: str | None) -> int:
 
 
 class WirePolicy(msgspec.Struct, frozen=True):
-    """Which types are changed on the way."""
+    """Policy that maps a tensor's name and dtype to its wire dtype."""
 
     dtype: str | None = None  # None: as the trainer holds them
     preserve: tuple[str, ...] = PRESERVED  # ends of names that keep float32
 
     def __call__(self, name: str, source_dtype: str) -> str:
-        """The wire type of a tensor. Integers, booleans and 8-bit floats are never changed."""
+        """Return the wire dtype of a tensor. Integers, booleans and 8-bit floats are never changed."""
         if self.dtype is None or source_dtype not in _ROUNDED:
             return source_dtype
         if name.endswith(self.preserve):

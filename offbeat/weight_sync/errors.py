@@ -1,4 +1,4 @@
-"""How a transfer fails, with enough said to find the tensor, the chunk or the process."""
+"""Errors of a transfer, which name the tensor, the chunk or the process."""
 
 from offbeat.messages.failures import OffbeatError
 
@@ -6,7 +6,7 @@ _NAMED = 5  # tensors that a line for people spells out
 
 
 class TransferRefused(OffbeatError):
-    """A transfer that does not fit the weights, or did not arrive as it was sent."""
+    """A transfer that does not match the weights, or did not arrive as it was sent."""
 
     def __init__(self, epoch: int, what: str, got: str, want: str) -> None:
         super().__init__(epoch, what, got, want)
@@ -17,7 +17,7 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """A transfer that would leave tensors as they are, or brings some that nobody knows."""
+    """A transfer that lacks tensors of the receiver, or contains unknown ones."""
 
     def __init__(self, epoch: int, missing: tuple[str, ...], unknown: tuple[str, ...]) -> None:
         super().__init__(epoch, "coverage", "", "")
@@ -37,7 +37,7 @@ class CoverageRefused(TransferRefused):
 
 
 class TransferFailed(OffbeatError):
-    """A transfer that could not go on: a peer is gone, wedged, or gave up.
+    """A transfer that could not continue: a peer is gone, hangs, or stopped.
 
     ``at`` is the chunk that was next; what came before it is verified, none of it is committed.
     """

@@ -1,4 +1,4 @@
-"""What a transfer consists of: every tensor's name, shape, types and place in a chunk. Pure.
+"""Manifest of a transfer: every tensor's name, shape, dtypes and place in a chunk. Pure.
 
 A manifest is made once and is the one description of a transfer: metadata, sender, receiver and
 tests walk it (``offbeat.weight_sync.chunks.walk``), so that they cannot disagree on what is where.
@@ -49,17 +49,17 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(self.chunk_nbytes)
 
     def describes_as(self, other: "Manifest") -> bool:
-        """The same tensors in the same places, whatever their content."""
+        """Return whether both have the same tensors in the same places, whatever their content."""
         mine, others = (self.digest, self.chunk_nbytes), (other.digest, other.chunk_nbytes)
         return mine == others and self.tensors == other.tensors
 
     def sealed(self, chunk_digests: Sequence[str]) -> "Manifest":
-        """The manifest of one release: a receiver finds a wrong chunk when it comes."""
+        """Return the manifest of one release, by which a receiver detects a wrong chunk on arrival."""
         return msgspec.structs.replace(self, chunk_digests=tuple(chunk_digests))
 
 
 class TensorMeta(msgspec.Struct, frozen=True):
-    """What a plan needs to know of a tensor: nothing that would hold its memory."""
+    """Name, shape and dtype of a tensor, without a reference to its memory."""
 
     name: str
     shape: tuple[int, ...]
@@ -96,5 +96,5 @@ def plan(
 
 
 def release_digest(manifest: Manifest, chunk_digests: Iterable[str]) -> str:
-    """One digest of layout and content together."""
+    """Return one digest of layout and content together."""
     return xxhash.xxh3_128_hexdigest("\n".join((manifest.digest, *chunk_digests)).encode())

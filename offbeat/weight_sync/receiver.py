@@ -23,23 +23,23 @@ Named = Sequence[tuple[str, Tensor]]
 
 
 class Target(Protocol):
-    """What holds the weights."""
+    """Holder of the weights that a receiver updates."""
 
     @property
     def in_place(self) -> bool:
-        """``load`` overwrites what is served: from its first call on it is a mixture."""
+        """Return whether ``load`` overwrites the served weights, which then are a mixture of versions."""
         ...
 
     def held(self) -> Held:
-        """Shape and wire type of every tensor that a transfer has to bring, by name."""
+        """Return shape and wire dtype of every tensor that a transfer has to contain, by name."""
         ...
 
     def prepare(self, manifest: Manifest) -> None:
-        """A transfer is about to come, and fits."""
+        """Prepare for a transfer, whose manifest has been checked."""
         ...
 
     def load(self, tensors: Named) -> None:
-        """Take these whole tensors, all of one chunk.
+        """Load these whole tensors, all of one chunk.
 
         Views of memory that the sender may share: they are only read, and may be kept until
         ``commit`` or ``rollback``.
@@ -47,11 +47,11 @@ class Target(Protocol):
         ...
 
     def commit(self) -> None:
-        """All tensors were loaded and are verified: serve them."""
+        """Serve the loaded tensors, all of which are verified."""
         ...
 
     def rollback(self) -> None:
-        """The transfer is given up. Afterwards a whole one succeeds, whatever came of this one.
+        """Undo an aborted transfer. Afterwards a whole one succeeds, whatever happened in this one.
 
         A target that is not ``in_place`` is as before ``prepare``.
         """
@@ -59,7 +59,7 @@ class Target(Protocol):
 
 
 class Receiver:
-    """Takes transfers into a target, wholly or not at all.
+    """Loads transfers into a target, atomically.
 
     An epoch is one transfer; a newer one drops what an older one left behind. A chunk of any epoch
     but the open one, or one that had come before, is dropped and counted; anything else that is not
@@ -88,7 +88,7 @@ class Receiver:
         self._target.prepare(manifest)
 
     def apply(self, epoch: int, index: int, data: Bytes) -> bool:
-        """Take a chunk; False if it was dropped. It must not change until commit or abort.
+        """Load a chunk; False if it was dropped. Its memory must not change until commit or abort.
 
         Raises:
             TransferRefused: It is not the next one, or differs from what was sent.
@@ -99,7 +99,7 @@ class Receiver:
         return True
 
     def verify(self, digest: str) -> None:
-        """All chunks are here, and are the release with this digest.
+        """Check that all chunks arrived and form the release with this digest.
 
         Raises:
             TransferRefused: They are not.
@@ -113,7 +113,7 @@ class Receiver:
             self.transaction.commit(version)
 
     def abort(self) -> None:
-        """Give the open transfer up. Idempotent; without one, nothing happens."""
+        """Abort the open transfer, if any. Idempotent."""
         if self.transaction.open:
             self.transaction.aborting()
             self._target.rollback()
@@ -121,7 +121,7 @@ class Receiver:
 
 
 class ModuleTarget:
-    """A plain module. New weights are kept beside the old ones and copied over at the commit."""
+    """Target for a plain module: new weights are staged, and copied over at the commit."""
 
     in_place = False
 
@@ -143,7 +143,7 @@ class ModuleTarget:
         self._staged.extend(tensors)
 
     def commit(self) -> None:
-        """Overwrite in place, so that whoever holds a tensor sees it."""
+        """Overwrite the weights in place, so that references to the tensors stay valid."""
         if self._staged:
             places = [self._tensors[name] for name, _ in self._staged]
             with torch.no_grad():  # one call: a call a tensor adds up
@@ -155,14 +155,14 @@ class ModuleTarget:
 
 
 class ModuleReceiver(Receiver):
-    """Takes releases into a plain module, which serves the old weights until the commit."""
+    """Loads releases into a plain module, which serves the old weights until the commit."""
 
     def __init__(self, module: nn.Module, name: str = "receiver") -> None:
         super().__init__(ModuleTarget(module), name)
 
 
 class Collected:
-    """Keeps the chunks of one transfer, each checked as it comes, for whoever takes them together."""
+    """Collects the chunks of one transfer, each checked on arrival, to be used together."""
 
     def __init__(self, epoch: int, manifest: Manifest) -> None:
         self.chunks: list[Bytes] = []
@@ -171,7 +171,7 @@ class Collected:
         self._transaction.begin(epoch, manifest, held)
 
     def take(self, index: int, data: Bytes) -> bool:
-        """As ``Receiver.apply``."""
+        """Check and keep a chunk, like ``Receiver.apply``."""
         taken = self._transaction.arrived(self._epoch, index, data.nbytes, digest_of(data))
         if taken:
             self.chunks.append(data)

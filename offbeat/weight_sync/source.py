@@ -12,7 +12,7 @@ from offbeat.weight_sync.manifest import Manifest, TensorMeta, plan
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers in a fixed order; tied ones once, under their first name.
+    """Yield parameters and persistent buffers in a fixed order; tied ones once, under their first name.
 
     Two names are tied if they are the same elements of the same memory, in the same type.
     """
@@ -31,20 +31,20 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's memory as uint8 [nbytes]; a copy only if it is strided."""
+    """Return the tensor's memory as [nbytes] uint8; a copy only if it is strided."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """A tensor's type as manifests spell it."""
+    """Return a tensor's dtype as it is spelled in manifests."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 class GatheredSource:
-    """Packs the weights of a model, which may lie on several ranks; a chunk's worth is whole at a time.
+    """Packs the weights of a model, which may be spread over several ranks, one chunk at a time.
 
-    The first rank draws ``chunks``, at the same time all others ``take_part``. The manifest is made
-    once: names, shapes and types do not change while a run goes on.
+    Rank 0 iterates over ``chunks`` while all others ``take_part``. The manifest is made once:
+    names, shapes and dtypes do not change during a run.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GatheredSource:
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
     ) -> Iterator[tuple[Bytes, str]]:
-        """Each chunk's bytes with their digest: a snapshot, made when the chunk is drawn.
+        """Yield each chunk's bytes with their digest: a snapshot, made when the chunk is drawn.
 
         Args:
             room: ``(chunk index, bytes)`` -> where it is to be packed; new memory unless told.
@@ -84,7 +84,7 @@ class GatheredSource:
             yield into, pack(chunk, tensors, into)
 
     def take_part(self) -> None:
-        """What the other ranks do while the first draws all chunks."""
+        """Take part in the gathering while rank 0 iterates over all chunks."""
         for _ in self._named():
             pass
 

@@ -1,4 +1,4 @@
-"""What one replica goes through to come to new weights. Pure: no I/O, no clock, no tensors.
+"""State machine of one replica's weight updates. Pure: no I/O, no clock, no tensors.
 
     IDLE ---------+                                  +--> COMMITTED (serves the new version)
     COMMITTED ----+--> PREPARED --> TRANSFERRING --> VERIFYING
@@ -11,7 +11,8 @@ chunks only while it is paused, and an abort leaves it STALE. Then nothing resum
 transfer of a newer epoch.
 
 Which replicas there are, who is DEAD, deadlines and what is tried again are the controller's
-business (``controller/syncing.py``, ``engines.py``, ``fleet.py``): this is what an engine keeps of it.
+business (``controller/syncing.py``, ``engines.py``, ``fleet.py``): this is what an engine keeps of
+it.
 """
 
 import enum
@@ -26,7 +27,7 @@ Held = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class TransactionPhase(enum.StrEnum):
-    """Where a replica's transaction is."""
+    """Phase of a replica's transaction."""
 
     IDLE = "idle"  # never held weights of this run
     PREPARED = "prepared"
@@ -65,16 +66,16 @@ class Transaction:
 
     @property
     def open(self) -> bool:
-        """A transfer is under way."""
+        """Return whether a transfer is in progress."""
         return self.phase in _OPEN
 
     @property
     def expects(self) -> int:
-        """The chunk that is next."""
+        """Return the index of the next chunk."""
         return len(self._got)
 
     def begin(self, epoch: int, manifest: Manifest, held: Held) -> None:
-        """A transfer of exactly the tensors that are held is about to come.
+        """Open a transfer, whose tensors must be exactly those of the replica.
 
         Raises:
             TransferRefused: The epoch is not newer than all before, or a shape or type differs.
@@ -95,11 +96,11 @@ class Transaction:
         self.phase = TransactionPhase.PREPARED
 
     def pause(self) -> None:
-        """The replica has stopped sampling."""
+        """Record that the replica has stopped sampling."""
         self.paused = True
 
     def resume(self) -> None:
-        """The replica samples again.
+        """Record that the replica samples again.
 
         Raises:
             IllegalMove: It would sample from a mixture.
@@ -117,7 +118,7 @@ class Transaction:
         self.paused = False
 
     def arrived(self, epoch: int, index: int, nbytes: int, digest: str) -> bool:
-        """A chunk came. True: apply it; False: it is late or came twice, drop it.
+        """Record the arrival of a chunk. True: apply it; False: drop it, it is late or a duplicate.
 
         Raises:
             TransferRefused: Out of order, too many, or not what the manifest says.
@@ -147,7 +148,7 @@ class Transaction:
         return True
 
     def verify(self, digest: str) -> None:
-        """All chunks came, and are together what was released.
+        """Check that all chunks arrived and form the release.
 
         Raises:
             TransferRefused: Chunks are missing, or the digest differs.
@@ -175,21 +176,21 @@ class Transaction:
         return True
 
     def commit(self, version: int) -> None:
-        """The verified weights are served from here on."""
+        """Record that the verified weights are served."""
         self._need("commit", self.phase is TransactionPhase.VERIFYING, "nothing is verified")
         self.version, self.digest, self.phase = version, self._release, TransactionPhase.COMMITTED
         self._torn = False
         self._close()
 
     def aborting(self) -> None:
-        """The open transfer is given up; what it changed has to be undone. Idempotent."""
+        """Begin to abort the open transfer, whose changes the caller undoes. Idempotent."""
         if self.open:
             if self.in_place and self.phase is not TransactionPhase.PREPARED:
                 self.version, self.digest, self._torn = None, "", True
             self.phase = TransactionPhase.ABORTING
 
     def aborted(self) -> None:
-        """It is undone, as far as it can be."""
+        """Record that the target has been rolled back; a target in place stays stale."""
         if self.phase is not TransactionPhase.ABORTING:
             return
         self._close()

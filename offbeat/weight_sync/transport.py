@@ -1,9 +1,9 @@
-"""What a transport is: two ends, and a handle that the controller passes from one to the other.
+"""Interface of transports: a sender, and handles that the controller passes to the receivers.
 
-The controller's code is the same for all of them. The trainer *publishes* a release: a manifest with
-the digests of its chunks, the release's digest, and some handles. Whoever holds the handles can have
-an engine take the release, now or later. What they are is the transport's business: the chunks
-themselves, addresses of memory, or the place where somebody sends.
+The controller's code is the same for all of them. The trainer *publishes* a release: a manifest
+with the digests of its chunks, the release's digest, and some handles. Whoever holds the handles
+can have an engine take the release, now or later. What they are is the transport's business: the
+chunks themselves, addresses of memory, or the place where somebody sends.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,19 +13,19 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
 class Source(Protocol):
-    """The weights of a process, in chunks."""
+    """Source of a process's weights, in chunks."""
 
     manifest: Manifest
 
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
     ) -> Iterator[tuple[Bytes, str]]:
-        """Each chunk with its digest, packed where ``room(index, bytes)`` says."""
+        """Yield each chunk with its digest, packed into the array ``room(index, bytes)``."""
         ...
 
 
 class PublishedRelease(NamedTuple):
-    """One release, as its publisher hands it over."""
+    """One release in the form that its publisher returns."""
 
     manifest: Manifest  # sealed
     digest: str
@@ -33,21 +33,21 @@ class PublishedRelease(NamedTuple):
 
 
 class Sender(Protocol):
-    """The trainer's end."""
+    """The trainer's end of a transport."""
 
     @property
     def handles(self) -> int:
-        """How many handles each release has."""
+        """Return the number of handles per release."""
         ...
 
     def publish(self, version: int) -> PublishedRelease:
-        """A snapshot of the weights as they are: they may change as soon as this returns."""
+        """Publish a snapshot of the current weights, which may change as soon as this returns."""
         ...
 
     def close(self) -> None:
-        """Send nothing any more. Idempotent."""
+        """Stop sending. Idempotent."""
         ...
 
 
 Sink = Callable[[int, Bytes], object]
-"""Takes chunk ``index``. What it raises ends the transfer for this receiver alone."""
+"""Receives chunk ``index``. An error that it raises ends the transfer for this receiver alone."""

@@ -1,4 +1,4 @@
-"""What must be true of arrays, whether a caller hands them in or a buffer claims to hold them."""
+"""Checks of arrays that a caller passes in or that are decoded from a buffer."""
 
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ def check_array(column: str, values: NDArray[Any]) -> None:
 
 
 def unsound_bools(values: NDArray[Any]) -> str | None:
-    """What is wrong with a bool array, if anything: numpy sizes masks by trusting them to be 0 or 1."""
+    """Return the problem of a bool array, if any: numpy relies on masks being 0 or 1."""
     if values.dtype != np.bool_ or not values.size:
         return None
     most = values.view(np.uint8).max()
@@ -34,7 +34,7 @@ def unsound_bools(values: NDArray[Any]) -> str | None:
 
 
 def disorder(offsets: NDArray[Any]) -> str | None:
-    """What is wrong with the offsets of ragged rows, if anything, but for where they end."""
+    """Return the problem of the offsets of ragged rows, if any; their end is not checked."""
     if offsets.ndim != 1 or len(offsets) < 1:
         return f"offsets of shape {offsets.shape}"
     if offsets[0] != 0:

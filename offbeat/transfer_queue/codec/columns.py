@@ -1,4 +1,4 @@
-"""What a payload is made of: dense, ragged and plain columns, one row a sample."""
+"""Columns of a payload: dense, ragged and plain ones, with one row per sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ None, bool, int (64 bits), float, str, bytes, list, and dict with str keys."""
 
 
 def rows_of(columns: Columns) -> int:
-    """How many rows the columns have; 0 without columns.
+    """Return the number of rows of the columns; 0 without columns.
 
     Raises:
         SchemaError: They do not all have as many.

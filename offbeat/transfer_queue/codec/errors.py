@@ -1,4 +1,4 @@
-"""What can be wrong with bytes that claim to be columns, and with memory to put them in."""
+"""Errors of decoding columns from bytes, and of the memory they are encoded into."""
 
 from offbeat.messages.failures import OffbeatError
 

@@ -1,4 +1,4 @@
-"""What a payload says about itself: the types and shapes of its arrays, and no position.
+"""Header of a payload: dtypes and shapes of its arrays, without positions.
 
 Arrays follow each other in the order of the header (offsets first, then the values of the columns),
 each on the next multiple of 64 bytes of the buffer, which ends with the last of them. So no header

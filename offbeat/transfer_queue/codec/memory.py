@@ -57,7 +57,7 @@ def memory_at(start: int, nbytes: int, owner: object) -> Bytes:
 
 
 def address(memory: NDArray[Any]) -> int:
-    """Where an array's first element is."""
+    """Return the address of an array's first element."""
     return memory.__array_interface__["data"][0]
 
 

@@ -1,1 +1,1 @@
-"""The ways weights travel: a module each, all of them behind ``offbeat.weight_sync.transport``."""
+"""Transports of weights, one module each, behind ``offbeat.weight_sync.transport``."""

@@ -76,7 +76,7 @@ class ControlServer:
         self._read = deque[Message]()
 
     def next(self, timeout_s: float | None = None) -> Message | None:
-        """The oldest message nobody has taken; None: none came in time."""
+        """Remove and return the oldest message; None: none arrived in time."""
         until_s = None if timeout_s is None else self._clock() + timeout_s
         while not self._read:
             left_s = None if until_s is None else until_s - self._clock()
@@ -87,11 +87,11 @@ class ControlServer:
         return self._read.popleft()
 
     def connected(self, session: str, member: str) -> bool:
-        """It has joined, and its connection stands."""
+        """Return whether a member has joined and its connection is open."""
         return self._peer(session, member) is not None
 
     def post(self, session: str, members: tuple[str, ...], plan: RoundPlan) -> None:
-        """Tell these members. Whoever cannot be told is noticed when it does not report."""
+        """Send a plan to these members. An unreachable one is detected by its missing report."""
         message = self._key.frame(msgspec.msgpack.encode(plan))
         for member in members:
             peer = self._peer(session, member)
@@ -102,7 +102,7 @@ class ControlServer:
                     self._lost(peer)
 
     def stop(self) -> None:
-        """Let whoever waits for a message have a last one."""
+        """Enqueue a last message for a waiting thread."""
         with contextlib.suppress(OSError):  # closed already: nobody waits
             self._stop.send(b"x")
 
@@ -202,7 +202,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """A receiver's side. What the network does to it becomes ``TransferFailed``."""
+    """The receiver's side. Network errors become ``TransferFailed``."""
 
     def __init__(self, route: Route, epoch: int) -> None:
         self._epoch, self._where = epoch, f"{route.host}:{route.port}"
@@ -217,11 +217,11 @@ class ControlClient:
 
     @property
     def address(self) -> str:
-        """The address of this machine that the sender is reached from."""
+        """Return the address of this machine from which the sender is reached."""
         return str(self._socket.getsockname()[0])
 
     def send(self, message: Join | Report) -> None:
-        """Tell the sender."""
+        """Send a message to the sender."""
         try:
             self._socket.sendall(self._key.frame(msgspec.msgpack.encode(message)))
         except OSError as error:
@@ -229,7 +229,7 @@ class ControlClient:
             raise self._failed(at, f"is gone: {error}") from error
 
     def plan(self, at: int, patience_s: float) -> RoundPlan:
-        """The next plan."""
+        """Wait for the next plan."""
         self._socket.settimeout(patience_s)
         try:
             while (body := self._frames.next()) is None:

@@ -26,7 +26,7 @@ from offbeat.weight_sync.transports.messages import Join, Report, RoundPlan, Rou
 
 @dataclass(slots=True)
 class Received:
-    """What came in one transfer."""
+    """Progress and counts of one received transfer."""
 
     at: int = 0  # chunks the sink has taken
     rounds: int = 0

@@ -5,7 +5,8 @@
     the others of its session    their joins; a limit
     reports of a round           its members; a limit
 
-Training goes on meanwhile: what is sent is a snapshot, and the interpreter is free while gloo sends.
+Training goes on meanwhile: what is sent is a snapshot, and the interpreter is free while gloo
+    sends.
 """
 
 import threading
@@ -49,7 +50,7 @@ _CLOSE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StagedRelease:
-    """What is sent: one release."""
+    """The release that is being sent."""
 
     manifest: Manifest
     digest: str
@@ -57,7 +58,7 @@ class StagedRelease:
 
 
 class GlooSender:
-    """Sends the newest release to whoever joins; one session after the other.
+    """Sends the newest release to the members that join, one session after the other.
 
     It holds one snapshot, and the one that is being sent if that is another. With the process that
     it lives in, the release is gone.
@@ -111,7 +112,7 @@ class GlooSender:
         return PublishedRelease(manifest, digest, (route,))
 
     def close(self) -> None:
-        """Return once nothing is sent any more, or after a few seconds."""
+        """Stop sending; return when the thread has ended, or after a few seconds."""
         if not self._closed:
             self._control.stop()  # first: the thread closes the channel when it sees the mark
             self._closed = True
@@ -143,7 +144,7 @@ class GlooSender:
                     pass  # somebody who took part in nothing that goes on
 
     def _run(self, first: Join) -> None:
-        """One session, to its end."""
+        """Run one session to its end."""
         with self._publishing:
             snapshot = self.snapshot
         session = Session(first, len(snapshot.chunks) if snapshot else 0)
@@ -166,7 +167,7 @@ class GlooSender:
             )
 
     def _tell_left_out(self, session: Session, round_: int) -> None:
-        """They may be alive after all, and would wait for the next plan."""
+        """Notify the members left out: they may be alive, and would wait for the next plan."""
         plan = RoundPlan(round_, error=f"left out: it {SILENT}")
         self._control.post(session.name, session.left_out, plan)
         session.left_out = ()

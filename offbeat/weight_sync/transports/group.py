@@ -31,7 +31,7 @@ _MAGIC: Final = b"offbeat1"
 
 
 class ChunkHeader(NamedTuple):
-    """What precedes every chunk, so that no chunk is taken for another."""
+    """Header of every chunk, so that no chunk is mistaken for another."""
 
     epoch: int
     round: int
@@ -53,11 +53,11 @@ class ChunkHeader(NamedTuple):
 
 
 class BrokenGroup(Exception):
-    """A peer of this group is gone, or too slow. Never leaves the transport."""
+    """A peer of this group is gone or too slow. Not visible outside the transport."""
 
 
 class GroupAddress(NamedTuple):
-    """Where the ranks of one round find each other."""
+    """Store of one round, at which its ranks exchange their addresses."""
 
     store: Store
     rank: int
@@ -107,13 +107,13 @@ def _place(client: SharedStore, session: str, plan: RoundPlan, rank: int) -> Gro
 
 
 class BroadcastGroup:
-    """One rank's membership in a round."""
+    """Gloo process group of one rank in one round."""
 
     def __init__(self, place: GroupAddress, device: "Device") -> None:
         self._group = device.group(place)
 
     def broadcast(self, data: Bytes, timeout_s: float) -> None:
-        """From rank 0 to all. On rank 0 it means: sent, not: received.
+        """Broadcast from rank 0 to all. Its return on rank 0 means sent, not received.
 
         Raises:
             BrokenGroup: It failed or took longer; so will everything else in this group.
@@ -128,7 +128,7 @@ class BroadcastGroup:
             raise BrokenGroup(_said(error)) from error
 
     def close(self) -> None:
-        """Let the connections go: the last reference to the group closes them."""
+        """Close the connections by dropping the last reference to the group."""
         del self._group
 
 

@@ -1,4 +1,4 @@
-"""What the two ends of a broadcast say to each other besides the weights."""
+"""Control messages between the two ends of a broadcast."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from offbeat.rendezvous.frames import SharedKey
 
 
 class TransferLimits(msgspec.Struct, frozen=True):
-    """How long things may take."""
+    """Timeouts of a transfer."""
 
     slowest_bytes_per_s: float  # a link that is slower is broken
     slack_s: float  # of every wait, whatever the size
@@ -17,7 +17,7 @@ class TransferLimits(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where a release is to be had. The handle of a transport that broadcasts."""
+    """Address from which a release is sent: the handle of a broadcast transport."""
 
     host: str
     port: int  # of the control channel
@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A member of a session is there, and wants this release."""
+    """Request of a member to receive a release."""
 
     session: str
     epoch: int
@@ -41,7 +41,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """What became of a round at one member."""
+    """Result of a round at one member."""
 
     session: str
     round: int
@@ -59,11 +59,11 @@ class MemberGone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """The sender is to stop."""
+    """Request to stop the sender."""
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
-    """What the sender does in a round."""
+    """The sender's plan of one round."""
 
     round: int
     members: tuple[str, ...] = ()  # in rank order, behind the sender at rank 0

@@ -9,7 +9,7 @@ from offbeat.weight_sync.transport import PublishedRelease, Source
 
 
 class ObjectStoreSender:
-    """Hands every chunk over as a handle of its own."""
+    """Sender whose releases have one handle per chunk: an object that contains it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -26,4 +26,4 @@ class ObjectStoreSender:
         return PublishedRelease(manifest, digest, tuple(chunk for chunk, _ in packed))
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no thread to stop."""

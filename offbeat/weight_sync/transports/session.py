@@ -15,7 +15,7 @@ SILENT: Final = "was not heard of in time"
 
 
 class Session:
-    """Who takes part in which round of one transfer, and what each has."""
+    """State of one broadcast: the members of each round, and the chunks that each has received."""
 
     def __init__(self, first: Join, chunks: int) -> None:
         self.name, self.epoch = first.session, first.epoch
@@ -29,17 +29,17 @@ class Session:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Those that have joined and not ended, in the order they were named."""
+        """Return the members that have joined and not ended, in the order they were named."""
         return tuple(m for m in self._expected if m in self._at and m not in self.ended)
 
     @property
     def everybody(self) -> bool:
-        """All who were to speak have spoken."""
+        """Return whether all expected members have sent their message."""
         awaited = self.members if self.rounds else self._expected
         return all(each in self._heard or each in self.ended for each in awaited)
 
     def joined(self, join: Join) -> bool:
-        """Somebody came; False: not to this session, twice, or too late."""
+        """Record a join; False if it is for another session, a duplicate, or too late."""
         known = join.member in self._at or join.member not in self._expected
         if join.session != self.name or known or self.rounds:
             self.dropped += 1
@@ -49,7 +49,7 @@ class Session:
         return True
 
     def reported(self, report: Report) -> bool:
-        """What became of the last round at a member; False: of another round or session."""
+        """Record a member's result of the last round; False if it is of another round or session."""
         late = (report.session, report.round) != (self.name, self.rounds - 1)
         if late or report.member not in self.members or report.member in self._heard:
             self.dropped += 1
@@ -61,7 +61,7 @@ class Session:
         return True
 
     def gone(self, member: str) -> None:
-        """Its process ended; a member that has left before may."""
+        """Record that a member's process ended, which is no failure after it has left."""
         if member in self._expected:
             self.ended.setdefault(member, "is gone")
 
