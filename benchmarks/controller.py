@@ -68,7 +68,7 @@ class Measured:
     us_per_group: float
     cpu_us_per_group: float
     peak_in_flight: int
-    reach: int
+    max_outstanding_groups: int
     evicted: int
     buffered: float  # mean of the groups outstanding, while it was measured
 
@@ -122,14 +122,16 @@ async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
         ledger=ledger,
     )
     await controller.run()
-    last = max(case.warm + 1, case.steps - policy.reach // case.groups_per_step - 1)
+    last = max(
+        case.warm + 1, case.steps - policy.max_outstanding_groups // case.groups_per_step - 1
+    )
     first, end = ends[case.warm], ends[last]
     groups = (last - case.warm) * case.groups_per_step
     return Measured(
         us_per_group=(end.at_s - first.at_s) / groups * 1e6,
         cpu_us_per_group=(end.cpu_s - first.cpu_s) / groups * 1e6,
         peak_in_flight=rollouts.peak_in_flight,
-        reach=policy.reach,
+        max_outstanding_groups=policy.max_outstanding_groups,
         evicted=ledger.totals.evicted,
         buffered=statistics.fmean(each.outstanding for each in ends[case.warm : last]),
     )
@@ -194,7 +196,7 @@ def engines(runs: int, counts: Sequence[int]) -> None:
         (measured,) = measure_in_turn([case], runs)
         peak, evicted = max(m.peak_in_flight for m in measured), sum(m.evicted for m in measured)
         print(
-            f"{count:6,} engines: at most {peak:,} of {measured[0].reach:,} in flight, "
+            f"{count:6,} engines: at most {peak:,} of {measured[0].max_outstanding_groups:,} in flight, "
             f"{evicted} evicted   {_cost(measured)}"
         )
 

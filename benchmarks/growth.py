@@ -47,7 +47,7 @@ from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.training import LossSpec
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 
 SAMPLES = 2
 ENGINES = 2
@@ -105,7 +105,7 @@ async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None
     for step in range(1, config.steps + 1):
         version = step - 1
         for _ in range(config.groups_per_step):
-            ordinal = ledger.admit(NEVER)
+            ordinal = ledger.admit(ANY_STEP)
             attempt = ledger.dispatch(ordinal, "generator-0", version)
             prompt = Prompt(ordinal, 0, ordinal, {})
             task = RolloutTask(prompt, attempt, SAMPLES, "generator-0", 0, 1.0)

@@ -12,7 +12,7 @@ from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
-from offbeat.config.limits import max_group_bytes, sampler_reach
+from offbeat.config.limits import max_group_bytes, max_outstanding_groups
 from offbeat.config.rollouts import (
     CustomSamplerConfig,
     GeneratorConfig,
@@ -87,7 +87,7 @@ def _lookahead_is_within_staleness(config: RunConfig) -> Iterator[Clash]:
 
 
 def _in_flight_is_reachable(config: RunConfig) -> Iterator[Clash]:
-    asked, reach = config.rollout.max_in_flight, sampler_reach(config)
+    asked, reach = config.rollout.max_in_flight, max_outstanding_groups(config)
     custom = isinstance(config.sampler, CustomSamplerConfig)  # only it knows its reach
     if asked is not None and asked > reach and not custom:
         yield Clash(
@@ -107,7 +107,7 @@ def _buffer_holds_the_groups_of_a_step(config: RunConfig) -> Iterator[Clash]:
             f"buffer.capacity_groups={capacity} is less than groups_per_step={needed}: no step could "
             "ever be filled",
             f"Set buffer.capacity_groups to {needed} or more, or leave it out: the sampler then admits "
-            f"{sampler_reach(config)} groups.",
+            f"{max_outstanding_groups(config)} groups.",
         )
 
 
@@ -115,7 +115,7 @@ def _buffer_holds_what_is_over_sampled(config: RunConfig) -> Iterator[Clash]:
     sampler, capacity = config.sampler, config.buffer.capacity_groups
     if not isinstance(sampler, WindowedConfig) or capacity is None:
         return
-    ratio, reach = sampler.over_sampling_ratio, sampler_reach(config)
+    ratio, reach = sampler.over_sampling_ratio, max_outstanding_groups(config)
     if ratio > 1 and capacity < reach:
         yield Clash(
             ("sampler.over_sampling_ratio", "buffer.capacity_groups", "groups_per_step"),

@@ -13,7 +13,7 @@ _REWARD_BYTES: Final = 4
 _OFFSET_BYTES: Final = 8
 
 
-def sampler_reach(config: RunConfig) -> int:
+def max_outstanding_groups(config: RunConfig) -> int:
     """Most prompt groups that can be admitted and not yet trained.
 
     Of a custom sampler only a guess, what the bound can train: it may have a reach of its own.

@@ -139,10 +139,13 @@ class EnginePump:
                 return
 
     async def _doubt_or_timer(self) -> None:
-        engine, doubts = self._state.fleet.engines[self._name], self._state.doubts[self._name]
+        engine, signal = (
+            self._state.fleet.engines[self._name],
+            self._state.engine_signals[self._name],
+        )
         try:
             async with asyncio.timeout(self._probe_interval_s):
-                await doubts.wait_for(
+                await signal.wait_for(
                     lambda: engine.health is not Health.HEALTHY or self._sync.is_behind(engine)
                 )
         except TimeoutError:

@@ -63,7 +63,7 @@ class Evaluation:
         self._asked = version
         self._state.moved()
 
-    async def settled(self) -> None:
+    async def finished(self) -> None:
         """Return once nothing is left to score; an evaluation ends by its deadline."""
         await self._state.until(
             "train pump", "the evaluation", lambda: self._asked is None and not self._busy

@@ -10,7 +10,7 @@ import msgspec
 
 from offbeat.messages.groups import Receipt
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Version of these records; a journal of another one is refused."""
 
 
@@ -40,8 +40,8 @@ class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version: int  # it made
     ordinals: tuple[int, ...]
     attempts: tuple[int, ...]  # of each group, as trained
-    stamped: bool  # its groups were bound to it
-    shrunk: int  # groups it went without
+    has_target_step: bool  # its groups were bound to it
+    batch_deficit: int  # groups it went without
     staleness: tuple[tuple[int, int], ...]  # (versions behind, samples)
 
 
@@ -79,7 +79,7 @@ class Admitted(Event, frozen=True):
     """A prompt was drawn. Its data is a pure function of the ordinal and is not kept here."""
 
     ordinal: int
-    stamp: int  # target step, or NEVER
+    target_step: int  # or ANY_STEP
 
 
 class Dispatched(Event, frozen=True):
@@ -156,8 +156,8 @@ class StepApplied(Event, frozen=True):
     ordinals: tuple[int, ...]
     frontier: int  # ordinals drawn so far
     attempts: tuple[int, ...] = ()  # of each group, as trained
-    stamped: bool = False  # its groups were bound to this step
-    shrunk: int = 0  # groups it went without
+    has_target_step: bool = False  # its groups were bound to this step
+    batch_deficit: int = 0  # groups it went without
     samples: int = 0
     tokens: int = 0  # prompt and response
     reward: float = 0.0  # mean over the samples
@@ -169,8 +169,8 @@ class StepApplied(Event, frozen=True):
             self.version,
             self.ordinals,
             self.attempts,
-            stamped=self.stamped,
-            shrunk=self.shrunk,
+            has_target_step=self.has_target_step,
+            batch_deficit=self.batch_deficit,
             staleness=self.staleness,
         )
 

@@ -34,7 +34,7 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from offbeat.telemetry.applied_steps import AppliedStepHistory
 
 
@@ -55,11 +55,11 @@ class GroupRecord(msgspec.Struct, gc=False):
     """
 
     ordinal: int
-    stamp: int  # target step, or NEVER
+    target_step: int  # or ANY_STEP
     place: Place = Place.ADMITTED
     attempt: int = 0  # of the last dispatch
     engine: str = ""
-    bound_version: int = -1  # no token is older; -1 while admitted
+    oldest_version: int = -1  # no token is older; -1 while admitted
     receipt: Receipt | None = None
     tokens: int = 0  # of the receipt
     arrival: int = 0  # commits before its own
@@ -73,11 +73,11 @@ class Totals(msgspec.Struct):
     drawn: int = 0
     trained: int = 0
     evicted: int = 0
-    given_up: int = 0  # prompts dropped for failures of their data, not by a filter
+    failed_prompts: int = 0  # prompts dropped for failures of their data, not by a filter
     arrivals: int = 0
     retried: dict[str, int] = {}  # by reason
     dropped: dict[str, int] = {}  # by reason
-    given_up_infrastructure: int = 0  # prompts dropped for want of infrastructure
+    failed_prompts_infrastructure: int = 0  # prompts dropped for want of infrastructure
     cancelled: int = 0  # rollouts stopped in flight; they are in ``retried`` or ``dropped``, too
 
 
@@ -95,7 +95,7 @@ class TableSnapshot(msgspec.Struct, frozen=True):
     digest: str | None
     intent: StepIntent | None
     checkpoints: list[int]
-    shrunk: dict[int, int]
+    batch_deficits: dict[int, int]
     totals: Totals
     steps: AppliedStepHistory
     groups: list[GroupRecord]  # training, ready, in flight, each in its order; then the others
@@ -140,8 +140,10 @@ class GroupTable:
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
         self.versions: dict[int, int] = {}  # in flight or ready, by bound version
-        self.stamped: dict[int, int] = {}  # admitted, in flight or ready, by target step
-        self.shrunk: dict[int, int] = {}  # by step, from the one in progress on
+        self.outstanding_by_target_step: dict[
+            int, int
+        ] = {}  # admitted, in flight or ready, by target step
+        self.batch_deficits: dict[int, int] = {}  # by step, from the one in progress on
         self.ready_at: dict[int, Held] = {}  # by bound version
         self.ready_for: dict[int, Held] = {}  # by target step
         self.in_flight_at: dict[int, Held] = {}  # by bound version
@@ -186,7 +188,7 @@ class GroupTable:
             digest=self.digest,
             intent=self.intent,
             checkpoints=self.checkpoints,
-            shrunk=self.shrunk,
+            batch_deficits=self.batch_deficits,
             totals=self.totals,
             steps=self.steps,
             groups=[*first.values(), *rest],
@@ -200,7 +202,7 @@ class GroupTable:
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
         self.digest, self.intent = snapshot.digest, snapshot.intent
-        self.checkpoints, self.shrunk = snapshot.checkpoints, snapshot.shrunk
+        self.checkpoints, self.batch_deficits = snapshot.checkpoints, snapshot.batch_deficits
         self.checkpoint_digests = snapshot.checkpoint_digests
         self.totals = snapshot.totals
         self.steps = snapshot.steps
@@ -212,7 +214,7 @@ class GroupTable:
         match event:
             case Admitted():
                 self.totals.drawn += 1
-                self._add(GroupRecord(event.ordinal, event.stamp))
+                self._add(GroupRecord(event.ordinal, event.target_step))
             case Dispatched():
                 group = self.groups[event.ordinal]
                 group.attempt, group.engine = event.attempt, event.engine
@@ -227,7 +229,7 @@ class GroupTable:
             case Claimed():
                 for ordinal in event.ordinals:
                     group = self.groups[ordinal]
-                    self._move(group, Place.TRAINING, group.bound_version)
+                    self._move(group, Place.TRAINING, group.oldest_version)
             case Unclaimed():
                 self._unclaim()
             case Dropped():
@@ -269,17 +271,17 @@ class GroupTable:
         self.totals.cancelled += group.place is Place.IN_FLIGHT and event.reason == "stale"
         count_reason(self.totals.dropped, event.reason, 1)
         if group.last_failure == FailureKind.INFRASTRUCTURE:
-            self.totals.given_up_infrastructure += not event.filtered
+            self.totals.failed_prompts_infrastructure += not event.filtered
         else:
-            self.totals.given_up += not event.filtered
+            self.totals.failed_prompts += not event.filtered
         if event.shrinks:
-            count(self.shrunk, event.shrinks, 1)
+            count(self.batch_deficits, event.shrinks, 1)
 
     def _applied(self, event: StepApplied) -> None:
         self.totals.trained += len(self.training)
         self._end_step()
         self.trainer_version = event.version
-        self.shrunk.pop(event.step, None)
+        self.batch_deficits.pop(event.step, None)
         self.steps.add(event.reward, event.staleness)
 
     def _checkpointed(self, version: int, digest: str) -> None:
@@ -306,15 +308,15 @@ class GroupTable:
     def _undo(self, step: UndoneStep) -> None:
         self.totals.trained -= len(step.ordinals)
         self.steps.take_back(step.staleness)
-        if step.shrunk:
-            count(self.shrunk, step.version, step.shrunk)
-        stamp = step.version if step.stamped else NEVER
+        if step.batch_deficit:
+            count(self.batch_deficits, step.version, step.batch_deficit)
+        target_step = step.version if step.has_target_step else ANY_STEP
         for ordinal, attempt in zip(step.ordinals, step.attempts, strict=True):
-            self._add(GroupRecord(ordinal, stamp, attempt=attempt))
+            self._add(GroupRecord(ordinal, target_step, attempt=attempt))
 
     def _unclaim(self) -> None:
         for group in list(self.training.values()):
-            self._move(group, Place.READY, group.bound_version)
+            self._move(group, Place.READY, group.oldest_version)
         self.intent = None
 
     def _end_step(self) -> None:
@@ -334,9 +336,9 @@ class GroupTable:
         self.groups[group.ordinal] = group
         self._enter(group)
 
-    def _move(self, group: GroupRecord, place: Place, bound_version: int) -> None:
+    def _move(self, group: GroupRecord, place: Place, oldest_version: int) -> None:
         self._leave(group)
-        group.place, group.bound_version = place, bound_version
+        group.place, group.oldest_version = place, oldest_version
         if place is Place.READY:
             group.arrival = self.totals.arrivals
             self.totals.arrivals += 1
@@ -349,18 +351,18 @@ class GroupTable:
                 self.admitted -= 1
             case Place.IN_FLIGHT:
                 self.in_flight -= 1
-                count(self.versions, group.bound_version, -1)
-                _take(self.in_flight_at, group.bound_version, group.ordinal)
+                count(self.versions, group.oldest_version, -1)
+                _take(self.in_flight_at, group.oldest_version, group.ordinal)
             case Place.READY:
                 del self.ready[group.ordinal]
                 self.ready_tokens -= group.tokens
-                count(self.versions, group.bound_version, -1)
-                _take(self.ready_at, group.bound_version, group.ordinal)
-                _take(self.ready_for, group.stamp, group.ordinal)
+                count(self.versions, group.oldest_version, -1)
+                _take(self.ready_at, group.oldest_version, group.ordinal)
+                _take(self.ready_for, group.target_step, group.ordinal)
             case Place.TRAINING:
                 del self.training[group.ordinal]
                 return
-        count(self.stamped, group.stamp, -1)
+        count(self.outstanding_by_target_step, group.target_step, -1)
 
     def _enter(self, group: GroupRecord) -> None:
         match group.place:
@@ -368,20 +370,20 @@ class GroupTable:
                 self.admitted += 1
             case Place.IN_FLIGHT:
                 self.in_flight += 1
-                count(self.versions, group.bound_version, 1)
-                self.in_flight_at.setdefault(group.bound_version, OrderedDict())[group.ordinal] = (
+                count(self.versions, group.oldest_version, 1)
+                self.in_flight_at.setdefault(group.oldest_version, OrderedDict())[group.ordinal] = (
                     group
                 )
             case Place.READY:
                 self.ready[group.ordinal] = group
                 self.ready_tokens += group.tokens
-                count(self.versions, group.bound_version, 1)
-                self.ready_at.setdefault(group.bound_version, OrderedDict())[group.ordinal] = group
-                self.ready_for.setdefault(group.stamp, OrderedDict())[group.ordinal] = group
+                count(self.versions, group.oldest_version, 1)
+                self.ready_at.setdefault(group.oldest_version, OrderedDict())[group.ordinal] = group
+                self.ready_for.setdefault(group.target_step, OrderedDict())[group.ordinal] = group
             case Place.TRAINING:
                 self.training[group.ordinal] = group
                 return
-        count(self.stamped, group.stamp, 1)
+        count(self.outstanding_by_target_step, group.target_step, 1)
 
 
 def _take(groups_at: dict[int, Held], key: int, ordinal: int) -> None:

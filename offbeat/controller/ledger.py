@@ -34,7 +34,7 @@ from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.weights import WeightsAck
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 
 
 class IllegalMove(OffbeatError):
@@ -175,10 +175,10 @@ class Ledger(GroupTable):
 
     # --- prompt groups ---------------------------------------------------------------------------
 
-    def admit(self, stamp: int) -> int:
+    def admit(self, target_step: int) -> int:
         """Draw the next prompt; returns its ordinal."""
         ordinal = self.totals.drawn
-        self._do(Admitted(ordinal, stamp))
+        self._do(Admitted(ordinal, target_step))
         return ordinal
 
     def dispatch(self, ordinal: int, engine: str, version: int) -> int:
@@ -262,8 +262,8 @@ class Ledger(GroupTable):
                 tuple(self.training),
                 self.totals.drawn,
                 attempts=tuple(group.attempt for group in trained),
-                stamped=any(group.stamp != NEVER for group in trained),
-                shrunk=self.shrunk.get(step, 0),
+                has_target_step=any(group.target_step != ANY_STEP for group in trained),
+                batch_deficit=self.batch_deficits.get(step, 0),
                 samples=len(rewards),
                 tokens=sum(receipt.tokens for receipt in receipts),
                 reward=statistics.fmean(rewards) if rewards else 0.0,

@@ -6,14 +6,14 @@ from offbeat.messages.groups import Receipt, RolloutTask
 
 
 def refusal(  # noqa: C901, PLR0911 - one return a reason
-    receipt: Receipt, task: RolloutTask, bound_version: int, trainer_version: int
+    receipt: Receipt, task: RolloutTask, oldest_version: int, trainer_version: int
 ) -> str | None:
     """Return why this receipt must not enter the buffer; None when it may.
 
     Args:
         receipt: What the producer vouches for.
         task: The rollout that was requested.
-        bound_version: Version its engine had acked at dispatch: no token can be older.
+        oldest_version: Version its engine had acked at dispatch: no token can be older.
         trainer_version: No token can be newer.
     """
     if (receipt.ordinal, receipt.attempt) != (task.ordinal, task.attempt):
@@ -53,8 +53,8 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
         return (
             f"payload of {receipt.payload_bytes} bytes, kept_kv of {len(receipt.kept_kv)} samples"
         )
-    if (oldest := receipt.oldest_version) < bound_version:
-        return f"tokens of version {oldest}: the engine had acked {bound_version}"
+    if (oldest := receipt.oldest_version) < oldest_version:
+        return f"tokens of version {oldest}: the engine had acked {oldest_version}"
     if (newest := receipt.newest_version) > trainer_version:
         return f"tokens of version {newest}: the trainer has made only {trainer_version}"
     return None

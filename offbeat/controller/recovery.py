@@ -82,7 +82,7 @@ class Recovery:
         # A former controller may have died between a version and what it owed to it, and the recipe
         # of a resumed run may allow less than the one its groups were made under.
         self._rollouts.make_room()
-        self._rollouts.sweep(foreseen=False)
+        self._rollouts.sweep(predictive=False)
         state.moved()
         state.reached(Failpoint.RECOVERED)
 
@@ -112,7 +112,7 @@ class Recovery:
         groups = await self._undo(restored.version, reason) if undone else 0
         self._readmit(self._take_payloads(), "payload_lost")
         self._rollouts.make_room()
-        self._rollouts.sweep(foreseen=False)
+        self._rollouts.sweep(predictive=False)
         if undone:
             log.warning(
                 "run.rewound",

@@ -23,7 +23,7 @@ from offbeat.messages.failures import (
     UnfitGroup,
 )
 from offbeat.messages.groups import RolloutTask, group_id
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 
 log = structlog.stdlib.get_logger()
 Failure = RolloutFailed | ActorLost | DeadlineExceeded
@@ -164,7 +164,7 @@ class RetryPolicy:
                 "rollout.infrastructure_retries or rollout.infrastructure_drop_budget",
                 str(failure),
             ) from failure
-        if self._state.ledger.totals.given_up_infrastructure >= budget:
+        if self._state.ledger.totals.failed_prompts_infrastructure >= budget:
             raise BudgetSpent(
                 "prompt groups dropped for infrastructure failures",
                 budget,
@@ -177,7 +177,7 @@ class RetryPolicy:
             return self._backoff_s(group.failures[FailureKind.DATA])
         self._drop(group, reason)
         limits = self._state.config.rollout
-        if self._state.ledger.totals.given_up > limits.drop_budget:
+        if self._state.ledger.totals.failed_prompts > limits.drop_budget:
             raise BudgetSpent(
                 "dropped prompt groups", limits.drop_budget, "rollout.drop_budget", str(failure)
             ) from failure
@@ -230,8 +230,9 @@ class RetryPolicy:
         for: with a place less in an earlier one, another group could grow too old.
         """
         state = self._state
-        if group.stamp != NEVER:
-            return max(group.stamp, state.step)  # one that a stopped step left is for the next
+        if group.target_step != ANY_STEP:
+            # A group that a stopped step has left is for the next one.
+            return max(group.target_step, state.step)
         in_time = state.fleet.serving_version + state.sampler.max_staleness + 1
         return min(max(state.step, in_time), state.config.steps)
 
@@ -242,7 +243,7 @@ class RetryPolicy:
             return False
         whole = state.config.groups_per_step
         smallest = max(1, math.ceil(limits.min_step_batch_fraction * whole))
-        return whole - state.ledger.shrunk.get(step, 0) - 1 >= smallest
+        return whole - state.ledger.batch_deficits.get(step, 0) - 1 >= smallest
 
     def _backoff_s(self, failures: int) -> float:
         limits = self._state.config.rollout

@@ -75,8 +75,10 @@ class RolloutPump:
         config = state.config
         self._sampling = sampling_identity(config)
         self._filter = GroupFilter(config.filters, config.groups_per_step)
-        self._max_in_flight = config.rollout.max_in_flight or state.sampler.reach
-        self._capacity_groups = config.buffer.capacity_groups or state.sampler.reach
+        self._max_in_flight = config.rollout.max_in_flight or state.sampler.max_outstanding_groups
+        self._capacity_groups = (
+            config.buffer.capacity_groups or state.sampler.max_outstanding_groups
+        )
         self._capacity_bytes = int(config.buffer.capacity_mb * 2**20)
         sampler = config.sampler
         self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
@@ -116,14 +118,14 @@ class RolloutPump:
         later step leaves those before it their room: the step in progress may wait for them.
         """
         due = self._waiting.next_due()
-        if due is not None and due.stamp <= self._state.step:
+        if due is not None and due.target_step <= self._state.step:
             return _Turn.WAITING
-        stamp = self._next_stamp()
-        if stamp is not None and stamp == self._state.step:
+        target_step = self._next_target_step()
+        if target_step is not None and target_step == self._state.step:
             return _Turn.FRESH
         if due is not None:
-            return _Turn.WAITING if self._has_room(self._waiting.before(due.stamp)) else None
-        if stamp is None or not self._has_room(self._state.ledger.admitted):
+            return _Turn.WAITING if self._has_room(self._waiting.before(due.target_step)) else None
+        if target_step is None or not self._has_room(self._state.ledger.admitted):
             return None
         return _Turn.FRESH
 
@@ -135,14 +137,14 @@ class RolloutPump:
         promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
         return state.queue.bytes_held + promised <= self._capacity_bytes
 
-    def _next_stamp(self) -> int | None:
-        """Return the stamp of one more prompt, if the run needs one and the sampler admits it."""
+    def _next_target_step(self) -> int | None:
+        """Return the target step of one more prompt; None when none is needed or admitted."""
         state = self._state
         config, ledger = state.config, state.ledger
         if state.exhausted:
             return None
-        later = sum(ledger.shrunk.values()) - ledger.shrunk.get(state.step, 0)
-        left = (config.steps - state.step) * config.groups_per_step + state.quota - later
+        later = sum(ledger.batch_deficits.values()) - ledger.batch_deficits.get(state.step, 0)
+        left = (config.steps - state.step) * config.groups_per_step + state.groups_needed - later
         if ledger.outstanding >= left:
             return None
         return state.sampler.admit(state.view)
@@ -184,10 +186,10 @@ class RolloutPump:
         if self._prompts.prompt(state.ledger.totals.drawn) is None:
             state.exhausted = True
             return None
-        stamp = state.sampler.admit(state.view)
-        if stamp is None:
+        target_step = state.sampler.admit(state.view)
+        if target_step is None:
             return None
-        ordinal = state.ledger.admit(stamp)
+        ordinal = state.ledger.admit(target_step)
         state.reached(Failpoint.ADMITTED)
         return ordinal
 
@@ -255,7 +257,7 @@ class RolloutPump:
             )
             await self._failed(task, failure, incarnation)
             return
-        problem = refusal(receipt, task, group.bound_version, state.ledger.trainer_version)
+        problem = refusal(receipt, task, group.oldest_version, state.ledger.trainer_version)
         if problem:
             failure = RolloutFailed(
                 FailureKind.DATA, task.ordinal, task.attempt, "refused_at_commit", problem
@@ -264,7 +266,7 @@ class RolloutPump:
             return
         self._retries.answered(task, incarnation)
         self._waiting.outage_is_over()
-        unwanted = self._filter.refusal(receipt, max(group.stamp, state.step))
+        unwanted = self._filter.refusal(receipt, max(group.target_step, state.step))
         if unwanted:
             state.ledger.drop(task.ordinal, unwanted, filtered=True)
         else:
@@ -300,15 +302,15 @@ class RolloutPump:
 
     # --- what grew too old -----------------------------------------------------------------------
 
-    def sweep(self, *, foreseen: bool) -> None:
+    def sweep(self, *, predictive: bool) -> None:
         """After a new version, admit again what can no longer be trained in time.
 
         Ready groups leave the buffer; groups in flight are cancelled, not burned to their end.
-        ``foreseen`` cancels also those that will be too old when it is their turn.
+        ``predictive`` cancels also those that will be too old when it is their turn.
         """
         state = self._state
         self._evict()
-        late = state.sampler.doomed(state.view, foreseen=foreseen)
+        late = state.sampler.in_flight_to_cancel(state.view, predictive=predictive)
         if self._drops_evicted:
             self._drop_in_flight(late)
         else:

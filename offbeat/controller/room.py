@@ -13,7 +13,9 @@ def groups_without_room(
     """
     whole_step, step = state.config.groups_per_step, state.step
     ready = state.ledger.ready.values()
-    later = sorted((group.stamp, group.ordinal) for group in ready if group.stamp > step)
+    later = sorted(
+        (group.target_step, group.ordinal) for group in ready if group.target_step > step
+    )
     groups, free_bytes = capacity_groups - whole_step, capacity_bytes - whole_step * max_group_bytes
     held_bytes = sum(state.queue.group_bytes(ordinal) for _, ordinal in later)
     returned = list[int]()

@@ -48,7 +48,7 @@ class RunState:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     awaits: PendingWaits = field(default_factory=PendingWaits)
     changed: Signal = field(default_factory=Signal)
-    doubts: dict[str, Signal] = field(init=False)  # by engine
+    engine_signals: dict[str, Signal] = field(init=False)  # by engine
     engines_replaced: int = 0  # processes given up, over the run, but those of retired engines
     moved_at: float = 0.0  # event loop's clock
     exhausted: bool = False  # the prompt source is at its end
@@ -63,8 +63,8 @@ class RunState:
     view: LedgerView = field(init=False)
 
     def __post_init__(self) -> None:
-        self.view = LedgerView(self.ledger, self.fleet, lambda: self.quota)
-        self.doubts = {name: Signal() for name in self.fleet.engines}
+        self.view = LedgerView(self.ledger, self.fleet, lambda: self.groups_needed)
+        self.engine_signals = {name: Signal() for name in self.fleet.engines}
 
     @property
     def step(self) -> int:
@@ -72,11 +72,11 @@ class RunState:
         return self.ledger.trainer_version + 1
 
     @property
-    def quota(self) -> int:
+    def groups_needed(self) -> int:
         """Groups the step in progress still needs."""
         ledger = self.ledger
-        shrunk = ledger.shrunk.get(ledger.trainer_version + 1, 0)
-        return self.config.groups_per_step - shrunk - len(ledger.training)
+        deficit = ledger.batch_deficits.get(ledger.trainer_version + 1, 0)
+        return self.config.groups_per_step - deficit - len(ledger.training)
 
     @property
     def first_of_life(self) -> int:
@@ -96,7 +96,7 @@ class RunState:
     def engine_moved(self, name: str) -> None:
         """Call after every change of an engine: its pump looks again, its time is accounted."""
         self.busy.engine_changed(self.fleet.engines[name])
-        self.doubts[name].notify()
+        self.engine_signals[name].notify()
         self.moved()
 
     def joined(self, component: Component, name: str, incarnation: str) -> None:

@@ -99,13 +99,13 @@ class WeightSync:
         self._state.moved()
         await self._until("the call for a snapshot", lambda: self._busy or self._asked is None)
         if self._state.config.sync.mode == "drain":
-            await self.settled()
+            await self.synced()
 
     async def snapshot_made(self) -> None:
         """Return once no snapshot is owed: the weights may change."""
         await self._until("the snapshot of the last step", lambda: self._asked is None)
 
-    async def settled(self) -> None:
+    async def synced(self) -> None:
         """Return once every living engine has taken the release or was left behind."""
         await self._until(
             "the weight sync", lambda: not (self._asked is not None or self._busy or self.is_lost)
@@ -151,7 +151,7 @@ class WeightSync:
                 state.enter(RunPhase.RUNNING)
             for engine in state.fleet.serving:
                 if self.is_behind(engine):
-                    state.doubts[engine.name].notify()
+                    state.engine_signals[engine.name].notify()
             state.moved()
 
     def _may_publish(self) -> bool:

@@ -29,7 +29,7 @@ from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import Chunk, LossSpec, StepResult
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
@@ -150,20 +150,20 @@ class TrainStep:
         state, ledger = self._state, self._state.ledger
         state.check_trainer()
         self._selected, self._is_cut_short = [], False
-        quota = state.quota
-        if quota <= 0:
+        groups_needed = state.groups_needed
+        if groups_needed <= 0:
             if not ledger.training:
                 raise EmptyBatch(state.step)
             return True
         last = state.exhausted and not ledger.in_flight and not self._more_waits()
         if state.stopping:
             ready = state.sampler.select(state.view) if ledger.training else []
-            if len(ready) >= quota or (last and ledger.training):
+            if len(ready) >= groups_needed or (last and ledger.training):
                 self._selected = ready  # they complete the batch, or nothing else ever can
             else:
                 self._is_cut_short = True
             return True
-        enough = len(ledger.ready) >= quota or (
+        enough = len(ledger.ready) >= groups_needed or (
             ledger.ready_tokens >= self._min_tokens and not self._whole_batches
         )
         if not (enough or last):
@@ -172,7 +172,7 @@ class TrainStep:
         left = len(ledger.ready) + ledger.admitted
         if last and not self._selected and left and not ledger.training:
             raise EmptyBatch(state.step)  # all of its own prompts were dropped
-        if len(self._selected) >= quota or last:
+        if len(self._selected) >= groups_needed or last:
             return True
         tokens = sum(ledger.ready[ordinal].tokens for ordinal in self._selected)
         return tokens >= self._min_tokens and not self._whole_batches
@@ -181,7 +181,8 @@ class TrainStep:
         """A group will be rolled out again that this step may train, not only a later one."""
         state = self._state
         return state.ledger.admitted > 0 and any(
-            group.place is Place.ADMITTED and (group.stamp == NEVER or group.stamp <= state.step)
+            group.place is Place.ADMITTED
+            and (group.target_step == ANY_STEP or group.target_step <= state.step)
             for group in state.ledger.groups.values()
         )
 
@@ -191,7 +192,7 @@ class TrainStep:
         oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness
         receipts = list[Receipt]()
         for group in groups:
-            if group.receipt is None or group.bound_version < oldest_allowed:
+            if group.receipt is None or group.oldest_version < oldest_allowed:
                 raise AssertionError(f"{group} was claimed past the staleness bound")
             receipts.append(group.receipt)
         with measures.timed("advantage"):

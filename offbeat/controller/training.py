@@ -136,8 +136,8 @@ class TrainPump:
             measures.close(result, state, self._sync.take_report(), self._sync.unchanged.count)
             self._on_step(measures)
             self._logprob_gap.check(measures.step, result.metrics)
-        await self._sync.settled()
-        await self._evaluation.settled()
+        await self._sync.synced()
+        await self._evaluation.finished()
         version = state.ledger.trainer_version
         if self._is_unsaved(version):
             await self._checkpoints.save(version)
@@ -157,7 +157,7 @@ class TrainPump:
         evaluation_due = self._evaluation.is_due(version)
         last = version >= state.config.steps
         sync_due = evaluation_due or last or version % state.config.sync.interval == 0
-        self._rollouts.sweep(foreseen=sync_due and state.config.sync.mode == "abort_stale")
+        self._rollouts.sweep(predictive=sync_due and state.config.sync.mode == "abort_stale")
         if sync_due:
             state.busy.trainer_waits(TrainerTime.WAITING_WEIGHTS)
             with measures.timed("sync"):
@@ -222,7 +222,7 @@ class TrainPump:
             self._rollouts.refused(failure)
         elif isinstance(failure, PayloadLost):
             await self._recovery.payloads_lost(failure)
-        self._rollouts.sweep(foreseen=False)
+        self._rollouts.sweep(predictive=False)
         state.moved()
 
     def _counted(self, result: StepResult) -> StepResult:
@@ -267,7 +267,7 @@ class TrainPump:
     async def _serve(self) -> None:
         """Have the engines serve what the trainer holds."""
         await self._sync.ask(self._state.ledger.trainer_version)
-        await self._sync.settled()
+        await self._sync.synced()
 
 
 def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairable | None:

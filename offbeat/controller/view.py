@@ -10,10 +10,10 @@ from offbeat.sampler.policy import Groups
 class LedgerView:
     """Satisfies ``offbeat.sampler.policy.View``; read only by contract."""
 
-    __slots__ = ("_fleet", "_ledger", "_quota")
+    __slots__ = ("_fleet", "_groups_needed", "_ledger")
 
-    def __init__(self, ledger: Ledger, fleet: Fleet, quota: Callable[[], int]) -> None:
-        self._ledger, self._fleet, self._quota = ledger, fleet, quota
+    def __init__(self, ledger: Ledger, fleet: Fleet, groups_needed: Callable[[], int]) -> None:
+        self._ledger, self._fleet, self._groups_needed = ledger, fleet, groups_needed
 
     @property
     def trainer_version(self) -> int:
@@ -24,8 +24,8 @@ class LedgerView:
         return self._fleet.serving_version
 
     @property
-    def quota(self) -> int:
-        return self._quota()
+    def groups_needed(self) -> int:
+        return self._groups_needed()
 
     @property
     def waiting(self) -> int:
@@ -40,12 +40,12 @@ class LedgerView:
         return self._ledger.versions
 
     @property
-    def stamped(self) -> Mapping[int, int]:
-        return self._ledger.stamped
+    def outstanding_by_target_step(self) -> Mapping[int, int]:
+        return self._ledger.outstanding_by_target_step
 
     @property
-    def shrunk(self) -> Mapping[int, int]:
-        return self._ledger.shrunk
+    def batch_deficits(self) -> Mapping[int, int]:
+        return self._ledger.batch_deficits
 
     @property
     def ready(self) -> Groups:

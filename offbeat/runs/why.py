@@ -29,7 +29,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.runs.past_run import clock_time, folded, journal_of
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 
 _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
 _SHOWN: Final = 16  # samples whose rewards are spelled out
@@ -167,7 +167,11 @@ class _Teller:
     def _own(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
         match event:
             case Admitted(ordinal=self.ordinal):
-                bound = f"for step {event.stamp}" if event.stamp != NEVER else "for any step"
+                bound = (
+                    f"for step {event.target_step}"
+                    if event.target_step != ANY_STEP
+                    else "for any step"
+                )
                 yield "drawn", bound
             case Dispatched(ordinal=self.ordinal):
                 detail = f"attempt {event.attempt} to {event.engine}, which serves version "
@@ -217,7 +221,7 @@ def _whereabouts(group: GroupRecord) -> str:
         case Place.IN_FLIGHT:
             return f"in flight on {group.engine}, attempt {group.attempt}"
         case Place.READY:
-            return f"ready, waits for the trainer; oldest token of version {group.bound_version}"
+            return f"ready, waits for the trainer; oldest token of version {group.oldest_version}"
         case Place.TRAINING:
             return "training, in the open step"
 

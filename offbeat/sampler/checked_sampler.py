@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.sampler.policy import NEVER, OutstandingGroup, Sampler, View
+from offbeat.sampler.policy import ANY_STEP, OutstandingGroup, Sampler, View
 
 T = TypeVar("T")
 
@@ -32,15 +32,17 @@ class CheckedSampler:
     inner: Sampler
     target: str  # how the recipe names it
     max_staleness: int  # [weight versions]
-    reach: int  # [groups]
+    max_outstanding_groups: int  # [groups]
 
     def admit(self, view: View) -> int | None:
-        stamp = self._ask("admit", lambda: self.inner.admit(view))
+        target_step = self._ask("admit", lambda: self.inner.admit(view))
         step = view.trainer_version + 1
-        if stamp is None or (_is_int(stamp) and (stamp == NEVER or stamp >= step)):
-            return stamp
-        allowed = f"None, {NEVER} for no particular step, or a step from {step} on"
-        raise self._broken("admit", stamp, allowed)
+        if target_step is None or (
+            _is_int(target_step) and (target_step == ANY_STEP or target_step >= step)
+        ):
+            return target_step
+        allowed = f"None, {ANY_STEP} for no particular step, or a step from {step} on"
+        raise self._broken("admit", target_step, allowed)
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         may = cast(
@@ -52,10 +54,15 @@ class CheckedSampler:
 
     def select(self, view: View) -> list[int]:
         chosen = self._ordinals("select", lambda: self.inner.select(view), "ready", view.ready)
-        quota, oldest = max(0, view.quota), view.trainer_version - self.max_staleness
-        if len(chosen) > quota:
-            raise self._broken("select", chosen, f"at most the step's quota of {quota} groups")
-        late = [ordinal for ordinal in chosen if view.ready[ordinal].bound_version < oldest]
+        groups_needed, oldest = (
+            max(0, view.groups_needed),
+            view.trainer_version - self.max_staleness,
+        )
+        if len(chosen) > groups_needed:
+            raise self._broken(
+                "select", chosen, f"at most the {groups_needed} groups that the step needs"
+            )
+        late = [ordinal for ordinal in chosen if view.ready[ordinal].oldest_version < oldest]
         if late:
             allowed = f"groups of version {oldest} or later (max_staleness={self.max_staleness})"
             raise self._broken("select", late, allowed)
@@ -64,10 +71,13 @@ class CheckedSampler:
     def stale(self, view: View) -> list[int]:
         return self._ordinals("stale", lambda: self.inner.stale(view), "ready", view.ready)
 
-    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+    def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         in_flight = {ordinal for groups in view.in_flight_at.values() for ordinal in groups}
         return self._ordinals(
-            "doomed", lambda: self.inner.doomed(view, foreseen=foreseen), "in flight", in_flight
+            "in_flight_to_cancel",
+            lambda: self.inner.in_flight_to_cancel(view, predictive=predictive),
+            "in flight",
+            in_flight,
         )
 
     def _ordinals(

@@ -9,8 +9,8 @@ from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
-METHODS: Final = ("admit", "may_dispatch", "select", "stale", "doomed")
-"""Methods that a policy must have. ``reach`` is optional.
+METHODS: Final = ("admit", "may_dispatch", "select", "stale", "in_flight_to_cancel")
+"""Methods that a policy must have. ``max_outstanding_groups`` is optional.
 
 Its default is what the bound can train.
 """
@@ -52,9 +52,9 @@ def load_custom(
     if missing:
         problem = f"a {type(policy).__name__} has no method {', '.join(missing)}"
         raise SamplerNotLoaded(config.target, problem, _SHAPE_FIX)
-    reach = getattr(policy, "reach", (config.max_staleness + 1) * groups_per_step)
+    reach = getattr(policy, "max_outstanding_groups", (config.max_staleness + 1) * groups_per_step)
     if type(reach) is not int or reach < groups_per_step:
-        problem = f"its reach is {reach!r}: with fewer than groups_per_step={groups_per_step} groups admitted no step is ever full"
+        problem = f"its max_outstanding_groups is {reach!r}: with fewer than groups_per_step={groups_per_step} groups admitted no step is ever full"
         raise SamplerNotLoaded(config.target, problem, _REACH_FIX)
     return CheckedSampler(policy, config.target, config.max_staleness, reach)
 

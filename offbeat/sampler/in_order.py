@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import islice
 
-from offbeat.sampler.policy import OutstandingGroup, View, doomed_in_flight, past_bound
+from offbeat.sampler.policy import OutstandingGroup, View, past_bound, past_bound_in_flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,41 +23,45 @@ class InOrder:
     max_lookahead: int  # [batches]
 
     @property
-    def reach(self) -> int:
+    def max_outstanding_groups(self) -> int:
         return (min(self.max_lookahead, self.max_staleness) + 1) * self.groups_per_step
 
     def admit(self, view: View) -> int | None:
         step = view.trainer_version + 1
-        left_behind = sum(count for stamp, count in view.stamped.items() if stamp < step)
-        places = max(0, view.quota) - left_behind
+        left_behind = sum(
+            count
+            for target_step, count in view.outstanding_by_target_step.items()
+            if target_step < step
+        )
+        places = max(0, view.groups_needed) - left_behind
         for target in range(step, self._last_step(view) + 1):
-            places -= view.stamped.get(target, 0)
+            places -= view.outstanding_by_target_step.get(target, 0)
             if places > 0:
                 return target
-            places += self.groups_per_step - view.shrunk.get(target + 1, 0)
+            places += self.groups_per_step - view.batch_deficits.get(target + 1, 0)
         return None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
-        return max(group.stamp, view.trainer_version + 1) <= self._last_step(view)
+        return max(group.target_step, view.trainer_version + 1) <= self._last_step(view)
 
     def select(self, view: View) -> list[int]:
         step, oldest = view.trainer_version + 1, view.trainer_version - self.max_staleness
         due = (
             ordinal
-            for stamp in sorted(view.ready_for)
-            if stamp <= step
-            for ordinal, group in sorted(view.ready_for[stamp].items())
-            if group.bound_version >= oldest
+            for target_step in sorted(view.ready_for)
+            if target_step <= step
+            for ordinal, group in sorted(view.ready_for[target_step].items())
+            if group.oldest_version >= oldest
         )
-        return list(islice(due, max(0, view.quota)))
+        return list(islice(due, max(0, view.groups_needed)))
 
     def stale(self, view: View) -> list[int]:
         return past_bound(view, self.max_staleness)
 
-    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+    def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         """A group is in time for its own step or late for it: no other group changes that."""
-        del foreseen
-        return doomed_in_flight(view, self.max_staleness)
+        del predictive
+        return past_bound_in_flight(view, self.max_staleness)
 
     def _last_step(self, view: View) -> int:
         """The last step that a group sampled now would be in time for, within the look-ahead."""

@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from offbeat.sampler.policy import NEVER, OutstandingGroup, View, doomed_in_flight, past_bound
+from offbeat.sampler.policy import (
+    ANY_STEP,
+    OutstandingGroup,
+    View,
+    past_bound,
+    past_bound_in_flight,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +29,11 @@ class Paced:
     max_staleness: int  # [weight versions]
 
     @property
-    def reach(self) -> int:
+    def max_outstanding_groups(self) -> int:
         return (self.max_staleness + 1) * self.groups_per_step
 
     def admit(self, view: View) -> int | None:
-        return NEVER if view.outstanding < self._room(view) else None
+        return ANY_STEP if view.outstanding < self._room(view) else None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         """Return whether a waiting group has a place.
@@ -40,13 +46,13 @@ class Paced:
     def stale(self, view: View) -> list[int]:
         return past_bound(view, self.max_staleness)
 
-    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+    def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         """Return groups past the bound.
 
         Every other group has its place, so there is nothing to predict.
         """
-        del foreseen
-        return doomed_in_flight(view, self.max_staleness)
+        del predictive
+        return past_bound_in_flight(view, self.max_staleness)
 
     def _room(self, view: View) -> int:
         """Places for what is sampled now, and for all that is older."""
@@ -61,5 +67,5 @@ def places_until(view: View, version: int, groups_per_step: int) -> int:
     step = view.trainer_version + 1
     if version < view.trainer_version:
         return 0
-    without = sum(count for at, count in view.shrunk.items() if step < at <= version + 1)
-    return view.quota + (version + 1 - step) * groups_per_step - without
+    without = sum(count for at, count in view.batch_deficits.items() if step < at <= version + 1)
+    return view.groups_needed + (version + 1 - step) * groups_per_step - without

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-NEVER: Final = -1
-"""The stamp of a group that is bound to no particular step."""
+ANY_STEP: Final = -1
+"""The target step of a group that is bound to no particular step."""
 
 
 class OutstandingGroup(Protocol):
@@ -13,12 +13,12 @@ class OutstandingGroup(Protocol):
     @property
     def ordinal(self) -> int: ...
     @property
-    def stamp(self) -> int:
-        """Target step given at admission, or ``NEVER``."""
+    def target_step(self) -> int:
+        """Target step given at admission, or ``ANY_STEP``."""
         ...
 
     @property
-    def bound_version(self) -> int:
+    def oldest_version(self) -> int:
         """Weight version that no token of it is older than; -1 while it waits."""
         ...
 
@@ -47,7 +47,7 @@ class View(Protocol):
         ...
 
     @property
-    def quota(self) -> int:
+    def groups_needed(self) -> int:
         """Groups the step in progress still needs."""
         ...
 
@@ -67,12 +67,12 @@ class View(Protocol):
         ...
 
     @property
-    def stamped(self) -> Mapping[int, int]:
+    def outstanding_by_target_step(self) -> Mapping[int, int]:
         """Groups outstanding, by target step. No zeros."""
         ...
 
     @property
-    def shrunk(self) -> Mapping[int, int]:
+    def batch_deficits(self) -> Mapping[int, int]:
         """Groups a step goes without, by step."""
         ...
 
@@ -108,12 +108,12 @@ class Sampler(Protocol):
     def max_staleness(self) -> int: ...
 
     @property
-    def reach(self) -> int:
+    def max_outstanding_groups(self) -> int:
         """Return the most groups that can be admitted and not yet trained."""
         ...
 
     def admit(self, view: View) -> int | None:
-        """The stamp of one more group, or None when there is no room for it now."""
+        """Return the target step of one more group, or None when there is no room for it now."""
         ...
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
@@ -125,19 +125,19 @@ class Sampler(Protocol):
         ...
 
     def select(self, view: View) -> list[int]:
-        """Ordinals to claim now for the step in progress, at most ``view.quota`` of them."""
+        """Ordinals to claim now for the step in progress, at most ``view.groups_needed`` of them."""
         ...
 
     def stale(self, view: View) -> list[int]:
         """Ordinals of ready groups that are past the bound and can never be trained."""
         ...
 
-    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+    def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         """Ordinals of groups in flight that can no longer be trained in time.
 
         Args:
             view: The run.
-            foreseen: Also those that will be too old by the time it is their turn, because ready
+            predictive: Also those that will be too old by the time it is their turn, because ready
                 groups before them fill every step until then.
         """
         ...
@@ -148,7 +148,7 @@ def past_bound(view: View, max_staleness: int) -> list[int]:
     return _older_than(view.ready_at, view.trainer_version - max_staleness)
 
 
-def doomed_in_flight(view: View, max_staleness: int) -> list[int]:
+def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
     """Groups in flight whose oldest token is past the bound already."""
     return _older_than(view.in_flight_at, view.trainer_version - max_staleness)
 

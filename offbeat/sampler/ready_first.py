@@ -51,7 +51,7 @@ class ReadyFirst(Paced):
         in later steps. A group takes the first place that will do, so the kept ones go last.
         The newest versions have no entry when none is left for them.
         """
-        kept, free, due = list[int](), max(0, view.quota), 0
+        kept, free, due = list[int](), max(0, view.groups_needed), 0
         for version in versions:
             if not free:
                 break

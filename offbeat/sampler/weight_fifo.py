@@ -25,4 +25,4 @@ class WeightFifo(Paced):
             if held >= oldest and (in_flight is None or held <= in_flight)
         )
         in_order = (ordinal for held in versions for ordinal in view.ready_at[held])
-        return list(islice(in_order, max(0, view.quota)))
+        return list(islice(in_order, max(0, view.groups_needed)))

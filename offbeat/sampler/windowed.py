@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from offbeat.sampler.pacing import places_until
-from offbeat.sampler.policy import NEVER, OutstandingGroup, View, doomed_in_flight, past_bound
+from offbeat.sampler.policy import (
+    ANY_STEP,
+    OutstandingGroup,
+    View,
+    past_bound,
+    past_bound_in_flight,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +29,12 @@ class Windowed:
     freshest_first: bool = False
 
     @property
-    def reach(self) -> int:
+    def max_outstanding_groups(self) -> int:
         window = (self.max_staleness + 1) * self.groups_per_step
         return math.ceil(self.over_sampling_ratio * window)
 
     def admit(self, view: View) -> int | None:
-        return NEVER if self._has_room(view, view.outstanding) else None
+        return ANY_STEP if self._has_room(view, view.outstanding) else None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         del group
@@ -41,20 +47,20 @@ class Windowed:
             turn = (ordinal for held in versions for ordinal in view.ready_at[held])
         else:
             ready = view.ready.values()
-            turn = (group.ordinal for group in ready if group.bound_version >= oldest)
-        return list(islice(turn, max(0, view.quota)))
+            turn = (group.ordinal for group in ready if group.oldest_version >= oldest)
+        return list(islice(turn, max(0, view.groups_needed)))
 
     def stale(self, view: View) -> list[int]:
         return past_bound(view, self.max_staleness)
 
-    def doomed(self, view: View, *, foreseen: bool) -> list[int]:
+    def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         """Foreseen: enough ready groups that expire no earlier fill every step until its expiry.
 
         They go first in either order. Those that expire earlier do not count: they may be gone
         themselves by then, and leave a place.
         """
-        late = doomed_in_flight(view, self.max_staleness)
-        if not foreseen:
+        late = past_bound_in_flight(view, self.max_staleness)
+        if not predictive:
             return late
         ready, too_late = 0, list[int]()
         for held in sorted(view.versions, reverse=True):
@@ -68,6 +74,6 @@ class Windowed:
 
     def _has_room(self, view: View, groups: int) -> bool:
         """Return whether one more group fits beside ``groups`` and those claimed by the open step."""
-        claimed = self.groups_per_step - view.quota
+        claimed = self.groups_per_step - view.groups_needed
         in_window = view.serving_version + self.max_staleness >= view.trainer_version
-        return in_window and groups + claimed < self.reach
+        return in_window and groups + claimed < self.max_outstanding_groups

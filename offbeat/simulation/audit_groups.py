@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.config.limits import sampler_reach
+from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import (
@@ -110,7 +110,7 @@ class AuditedGroups:
         )
         custom = isinstance(config.sampler, CustomSamplerConfig)
         # A policy of the user's own may reach further, and have its own reasons to evict.
-        self._reach = ENDLESS if custom else sampler_reach(config)
+        self._reach = ENDLESS if custom else max_outstanding_groups(config)
         self._capacity = config.buffer.capacity_groups or self._reach
         self._max_in_flight = config.rollout.max_in_flight or self._reach
         self._bound = config.sampler.max_staleness

@@ -7,7 +7,7 @@ weights that were never published, a step that was trained twice, a checkpoint t
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from offbeat.config.limits import sampler_reach
+from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
 from offbeat.simulation.audit_findings import Findings
@@ -363,7 +363,7 @@ class World:
         )
 
     def _permits(self, record: PermitsUsed) -> None:
-        config, reach = self._config, sampler_reach(self._config)
+        config, reach = self._config, max_outstanding_groups(self._config)
         in_flight = config.rollout.max_in_flight or reach
         limits = (
             # A cancelled call counts until its task has noticed; the journal is exact.

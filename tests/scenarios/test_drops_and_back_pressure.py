@@ -99,7 +99,7 @@ def test_shortfalls_of_closed_steps_are_forgotten() -> None:
     world.rollouts.forged = dict.fromkeys(range(5, 200, 9), FLAT)
     play(world)
     world.assert_books_agree()
-    assert len(world.built.state.ledger.shrunk) <= 3
+    assert len(world.built.state.ledger.batch_deficits) <= 3
 
 
 @pytest.mark.parametrize("late_s", [3.0, 5.0, 9.0, 20.0])
@@ -144,7 +144,7 @@ def test_after_a_barrier_concurrency_is_refilled_at_once(name: str) -> None:
     world = World({"sampler": SAMPLERS[name]}, engines=4)
     rollouts = use_rollouts(world, TimedRollouts(world.generators))
     play(world)
-    assert rollouts.peak >= min(world.built.state.sampler.reach, 4)
+    assert rollouts.peak >= min(world.built.state.sampler.max_outstanding_groups, 4)
     assert max(rollouts.asked_at.values()) >= 4
 
 

@@ -45,7 +45,7 @@ def test_what_the_data_failures_may_drop_is_what_infrastructure_failures_may_unl
     use_rollouts(world, PoisonedRollouts(world.generators, hangs=(6,)))
     play(world)
     totals = world.built.state.ledger.totals
-    assert (totals.given_up, totals.given_up_infrastructure) == (0, 1)
+    assert (totals.failed_prompts, totals.failed_prompts_infrastructure) == (0, 1)
 
 
 def test_one_prompt_more_than_the_budget_ends_the_run_by_name() -> None:

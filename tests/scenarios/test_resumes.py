@@ -119,7 +119,7 @@ def test_admission_after_a_resume_is_bounded_as_before(name: str) -> None:
     world.rollouts.rollout_s = 0.1
     play(world)
     world.assert_books_agree()
-    assert world.rollouts.peak <= world.built.state.sampler.reach
+    assert world.rollouts.peak <= world.built.state.sampler.max_outstanding_groups
     assert world.worst_staleness() <= SAMPLERS[name]["max_staleness"]
 
 

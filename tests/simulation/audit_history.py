@@ -26,7 +26,7 @@ from offbeat.controller.events import (
 )
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from offbeat.simulation.auditor import Violation, audit
 from offbeat.simulation.records import (
     CheckpointLatest,
@@ -115,7 +115,7 @@ class History:
 
     def admit(self) -> int:
         ordinal = self.drawn
-        self.journal.append(Admitted(ordinal, NEVER))
+        self.journal.append(Admitted(ordinal, ANY_STEP))
         self.drawn += 1
         return ordinal
 

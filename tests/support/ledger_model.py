@@ -57,13 +57,15 @@ def recount(books: GroupTable) -> dict[str, Any]:
         "ready_tokens": sum(group.receipt.tokens for group in ready if group.receipt),
         "tokens": sum(group.tokens for group in groups),
         "outstanding": len(waiting) + len(in_flight) + len(ready),
-        "versions": Counter(group.bound_version for group in in_flight + ready),
-        "stamped": Counter(group.stamp for group in waiting + in_flight + ready),
-        "ready_at": _ordinals_by(ready, "bound_version"),
-        "ready_for": _ordinals_by(ready, "stamp"),
+        "versions": Counter(group.oldest_version for group in in_flight + ready),
+        "outstanding_by_target_step": Counter(
+            group.target_step for group in waiting + in_flight + ready
+        ),
+        "ready_at": _ordinals_by(ready, "oldest_version"),
+        "ready_for": _ordinals_by(ready, "target_step"),
         "in_flight_at": {
             version: sorted(ordinals)
-            for version, ordinals in _ordinals_by(in_flight, "bound_version").items()
+            for version, ordinals in _ordinals_by(in_flight, "oldest_version").items()
         },
     }
 
@@ -79,9 +81,9 @@ def indices(books: GroupTable) -> dict[str, Any]:
         "tokens": books.ready_tokens + sum(group.tokens for group in books.training.values()),
         "outstanding": books.outstanding,
         "versions": books.versions,
-        "stamped": books.stamped,
+        "outstanding_by_target_step": books.outstanding_by_target_step,
         "ready_at": {version: list(groups) for version, groups in books.ready_at.items()},
-        "ready_for": {stamp: list(groups) for stamp, groups in books.ready_for.items()},
+        "ready_for": {target_step: list(groups) for target_step, groups in books.ready_for.items()},
         "in_flight_at": {version: sorted(groups) for version, groups in books.in_flight_at.items()},
     }
 

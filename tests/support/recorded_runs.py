@@ -7,7 +7,7 @@ from pathlib import Path
 from offbeat.controller.journal import FileJournal, open_journal, recover_with_history
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from offbeat.telemetry.summary import GroupCounts, Summary
 
 
@@ -75,9 +75,9 @@ class RecordedRun:
         attempt = self.ledger.dispatch(ordinal, "generator-1", version)
         self.ledger.commit(receipt(ordinal, attempt, version))
 
-    def ready(self, count: int, stamp: int = NEVER) -> list[int]:
+    def ready(self, count: int, target_step: int = ANY_STEP) -> list[int]:
         """Draw groups and have them rolled out under the trainer's version."""
-        ordinals = [self.ledger.admit(stamp) for _ in range(count)]
+        ordinals = [self.ledger.admit(target_step) for _ in range(count)]
         for ordinal in ordinals:
             self.rolled_out(ordinal, self.ledger.trainer_version)
         return ordinals

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import NEVER, Groups, Sampler
+from offbeat.sampler.policy import ANY_STEP, Groups, Sampler
 from tests.support.recorded_ledger import RecordedLedger
 
 ENGINES = 2
@@ -33,9 +33,9 @@ class SampledRun:
         return min(self.engines)
 
     @property
-    def quota(self) -> int:
-        shrunk = self.ledger.shrunk.get(self.trainer_version + 1, 0)
-        return self.groups_per_step - shrunk - len(self.ledger.training)
+    def groups_needed(self) -> int:
+        batch_deficits = self.ledger.batch_deficits.get(self.trainer_version + 1, 0)
+        return self.groups_per_step - batch_deficits - len(self.ledger.training)
 
     @property
     def waiting(self) -> int:
@@ -50,12 +50,12 @@ class SampledRun:
         return self.ledger.versions
 
     @property
-    def stamped(self) -> Mapping[int, int]:
-        return self.ledger.stamped
+    def outstanding_by_target_step(self) -> Mapping[int, int]:
+        return self.ledger.outstanding_by_target_step
 
     @property
-    def shrunk(self) -> Mapping[int, int]:
-        return self.ledger.shrunk
+    def batch_deficits(self) -> Mapping[int, int]:
+        return self.ledger.batch_deficits
 
     @property
     def ready(self) -> Groups:
@@ -84,7 +84,7 @@ class SampledRun:
 
     def due(self) -> GroupRecord | None:
         """The waiting group that is first in turn, if its policy lets it go now."""
-        waiting = sorted((g.stamp, g.ordinal) for g in self.at(Place.ADMITTED))
+        waiting = sorted((g.target_step, g.ordinal) for g in self.at(Place.ADMITTED))
         group = self.ledger.groups[waiting[0][1]] if waiting else None
         return group if group and self.sampler.may_dispatch(self, group) else None
 
@@ -92,10 +92,10 @@ class SampledRun:
 
     def admit(self, engine: int = 0) -> GroupRecord | None:
         """Draw a prompt and send it out, if the policy has room."""
-        stamp = self.sampler.admit(self)
-        if stamp is None:
+        target_step = self.sampler.admit(self)
+        if target_step is None:
             return None
-        group = self.ledger.groups[self.ledger.admit(stamp)]
+        group = self.ledger.groups[self.ledger.admit(target_step)]
         assert self.sampler.may_dispatch(self, group), "what was admitted just now may go"
         self.dispatch(group, engine)
         return group
@@ -105,16 +105,16 @@ class SampledRun:
 
     def commit(self, group: GroupRecord, *, begun_late: bool = False) -> None:
         """The group is finished; ``begun_late``: it waited inside the engine until the last sync."""
-        newest = max(group.bound_version, self.engines[int(group.engine[-1])])
-        oldest = newest if begun_late else group.bound_version
+        newest = max(group.oldest_version, self.engines[int(group.engine[-1])])
+        oldest = newest if begun_late else group.oldest_version
         self.ledger.commit(receipt(group, oldest, newest))
 
     def claim(self) -> list[GroupRecord]:
         """Claim what the policy selects; with the last group the step is trained."""
         ordinals = self.sampler.select(self)
         claimed = self.ledger.claim(ordinals, self.trainer_version + 1, 1) if ordinals else []
-        self.staleness += [self.trainer_version - group.bound_version for group in claimed]
-        if self.quota <= 0 and self.ledger.training:
+        self.staleness += [self.trainer_version - group.oldest_version for group in claimed]
+        if self.groups_needed <= 0 and self.ledger.training:
             self.ledger.applied(self.trainer_version + 1, 1)
         return claimed
 
@@ -177,6 +177,6 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
 
 def step_of(group: GroupRecord, run: SampledRun, max_staleness: int) -> int:
     """The step that can go without a waiting group while every other one keeps its place."""
-    if group.stamp != NEVER:
-        return max(group.stamp, run.trainer_version + 1)
+    if group.target_step != ANY_STEP:
+        return max(group.target_step, run.trainer_version + 1)
     return max(run.trainer_version, run.serving_version + max_staleness) + 1

@@ -215,7 +215,7 @@ class StaleGroupsAreClaimed(Planted):
 
     class Policy(Windowed):
         def select(self, view: View) -> list[int]:
-            return list(view.ready)[: max(0, view.quota)]
+            return list(view.ready)[: max(0, view.groups_needed)]
 
         def stale(self, view: View) -> list[int]:
             del view
@@ -232,7 +232,7 @@ class AStepIsOneGroupShort(Planted):
         __slots__ = ()
 
         @property
-        def quota(self) -> int:
+        def groups_needed(self) -> int:
             ledger = self.ledger
             return self.config.groups_per_step - 1 - len(ledger.training)
 

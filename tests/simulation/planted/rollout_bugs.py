@@ -43,7 +43,7 @@ class AFailureIsRewardZero(Planted):
             if not isinstance(failure, RolloutFailed) or failure.kind is not FailureKind.DATA:
                 await super()._failed(task, failure, *life)
                 return
-            n, version = task.samples, self._state.ledger.groups[task.ordinal].bound_version
+            n, version = task.samples, self._state.ledger.groups[task.ordinal].oldest_version
             receipt = Receipt(
                 ordinal=task.ordinal,
                 attempt=task.attempt,
@@ -169,7 +169,7 @@ class MoreIsDrawnThanIsTrained(Planted):
     settings: ClassVar = DEEP
 
     class Pump(RolloutPump):
-        def _next_stamp(self) -> int | None:
+        def _next_target_step(self) -> int | None:
             state = self._state
             return None if state.exhausted else state.sampler.admit(state.view)
 

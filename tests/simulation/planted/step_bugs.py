@@ -29,7 +29,7 @@ class TheIntentIsNotDurable(Planted):
         ) -> "asyncio.Task[StepResult]":
             state = self._state
             state.ledger.intend(key.step, key.attempt)
-            call = partial(self._gang.trainer.finish_train_step, state.fence, key)
+            call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
             return await self._queue(calls, f"finish of step {key.step}", call)
 
     def plant(self) -> None:
@@ -106,7 +106,7 @@ class ARewindGuessesTheVersion(Planted):
             state, ledger = self._state, self._state.ledger
             self._sync.forget()
             self._rollouts.cancel_all("rewound")
-            await self._gang.restore(ledger.trainer_version)
+            await self._trainer_client.restore(ledger.trainer_version)
             to_version = max(0, ledger.trainer_version - 1)
             after = await state.journal.steps_after(to_version)
             ordinals = ledger.rewind(to_version, reason, after)
@@ -193,9 +193,9 @@ class ATakeOverLeavesWhatIsTooOld(Planted):
     strikes = (killed_at(Failpoint.APPLIED_DURABLE, 10),)
 
     class Pump(RolloutPump):
-        def sweep(self, *, foreseen: bool) -> None:
+        def sweep(self, *, predictive: bool) -> None:
             if self._state.lifecycle.phase is not RunPhase.STARTING:
-                super().sweep(foreseen=foreseen)
+                super().sweep(predictive=predictive)
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)

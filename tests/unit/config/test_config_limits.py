@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.config.limits import max_group_bytes, sampler_reach, trainer_ranks
+from offbeat.config.limits import max_group_bytes, max_outstanding_groups, trainer_ranks
 from offbeat.config.run import RunConfig
 from offbeat.sampler.build import build_sampler
 from offbeat.transfer_queue.schema import STANDARD, Axis, payload_bytes
@@ -34,12 +34,12 @@ def test_the_reach_is_the_samplers_own(
     groups: int, staleness: int, sampler: dict[str, Any]
 ) -> None:
     run = config(groups_per_step=groups, sampler={**sampler, "max_staleness": staleness})
-    assert sampler_reach(run) == build_sampler(run.sampler, groups).reach
+    assert max_outstanding_groups(run) == build_sampler(run.sampler, groups).max_outstanding_groups
 
 
 def test_the_reach_of_a_custom_sampler_is_what_the_bound_can_train() -> None:
     run = config(groups_per_step=4, sampler={"name": "custom", "target": "a:B", "max_staleness": 2})
-    assert sampler_reach(run) == 12
+    assert max_outstanding_groups(run) == 12
 
 
 def columns(samples: int, prompt: int, response: int, *, left_out: set[str]) -> dict[str, Any]:

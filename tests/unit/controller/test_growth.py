@@ -24,7 +24,7 @@ from offbeat.controller.journal import (
 )
 from offbeat.controller.journal.reading import fold, numbers, segment_path, snapshot_path
 from offbeat.controller.ledger import Ledger
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from tests.support.ledger_model import receipt, state_of
 
 STEPS = 10_000
@@ -37,7 +37,7 @@ async def at_once(work: Callable[[], int]) -> int:
 
 def step(ledger: Ledger) -> None:
     """One step of one group; no checkpoint is made, so a rewind may undo any of them."""
-    ordinal, version = ledger.admit(NEVER), ledger.trainer_version
+    ordinal, version = ledger.admit(ANY_STEP), ledger.trainer_version
     attempt = ledger.dispatch(ordinal, "generator-0", version)
     ledger.commit(receipt(ordinal, attempt, version))
     ledger.claim([ordinal], version + 1, 1)

@@ -35,7 +35,7 @@ from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 from offbeat.messages.weights import WeightsAck
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 
 # --- legal events -------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
             ledger.dispatch(at[Place.ADMITTED][-1].ordinal, "generator-0", step - 1)
         case 1 if at[Place.IN_FLIGHT]:
             group = at[Place.IN_FLIGHT][0]
-            ledger.commit(receipt(group.ordinal, group.attempt, group.bound_version))
+            ledger.commit(receipt(group.ordinal, group.attempt, group.oldest_version))
         case 2 if at[Place.IN_FLIGHT]:
             ledger.retry(at[Place.IN_FLIGHT][-1].ordinal, "infrastructure", "engine_lost")
         case 3 if at[Place.READY]:
@@ -95,7 +95,7 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
         case 12:
             ledger.served(WeightsAck("generator-0", "life-1", 1, step - 1, "digest", 0.0, 0.0))
         case _:
-            ledger.admit(step if choice % 2 else NEVER)
+            ledger.admit(step if choice % 2 else ANY_STEP)
 
 
 MOVES = st.integers(0, 16)
@@ -111,7 +111,7 @@ def state_of(ledger: Ledger) -> dict[str, Any]:
         "training": list(ledger.training),
         "tokens": ledger.ready_tokens,
         "versions": ledger.versions,
-        "stamped": ledger.stamped,
+        "outstanding_by_target_step": ledger.outstanding_by_target_step,
     }
     return {**snapshot, **indices}
 

@@ -16,7 +16,7 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 
 
 def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
@@ -42,7 +42,7 @@ def history() -> list[AnyEvent]:
     ledger = Ledger(events.append)
 
     def rolled_out(version: int) -> int:
-        ordinal = ledger.admit(NEVER)
+        ordinal = ledger.admit(ANY_STEP)
         attempt = ledger.dispatch(ordinal, "generator-0", version)
         ledger.commit(receipt(ordinal, attempt, version))
         return ordinal

@@ -9,19 +9,21 @@ from offbeat.controller.counts import MOST_REASONS, OTHER_REASON
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
 from offbeat.controller.group_table import Place, TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from tests.support.ledger_model import receipt, state_of
 from tests.support.recorded_ledger import RecordedLedger
 
 
-def with_ready(count: int, *, version: int = 0, stamp: int = NEVER) -> RecordedLedger:
+def with_ready(count: int, *, version: int = 0, target_step: int = ANY_STEP) -> RecordedLedger:
     ledger = RecordedLedger()
-    add_ready(ledger, count, version=version, stamp=stamp)
+    add_ready(ledger, count, version=version, target_step=target_step)
     return ledger
 
 
-def add_ready(ledger: Ledger, count: int, *, version: int = 0, stamp: int = NEVER) -> list[int]:
-    ordinals = [ledger.admit(stamp) for _ in range(count)]
+def add_ready(
+    ledger: Ledger, count: int, *, version: int = 0, target_step: int = ANY_STEP
+) -> list[int]:
+    ordinals = [ledger.admit(target_step) for _ in range(count)]
     for ordinal in ordinals:
         ledger.dispatch(ordinal, "generator-0", version)
         ledger.commit(receipt(ordinal, 1, version))
@@ -41,18 +43,18 @@ def train(ledger: Ledger, *ordinals: int) -> int:
 def test_a_group_is_known_by_the_oldest_token_it_really_has() -> None:
     events = list[AnyEvent]()
     ledger = Ledger(events.append)
-    ordinal = ledger.admit(NEVER)
+    ordinal = ledger.admit(ANY_STEP)
     assert ledger.dispatch(ordinal, "generator-0", 3) == 1
-    assert ledger.groups[ordinal].bound_version == 3, "no token can be older"
+    assert ledger.groups[ordinal].oldest_version == 3, "no token can be older"
     ledger.commit(receipt(ordinal, 1, version=4))
-    assert ledger.groups[ordinal].bound_version == 4
+    assert ledger.groups[ordinal].oldest_version == 4
     assert isinstance(events[1], Dispatched)
     assert isinstance(events[2], Committed)
 
 
 def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
     ledger = Ledger()
-    ordinal = ledger.admit(NEVER)
+    ordinal = ledger.admit(ANY_STEP)
     ledger.dispatch(ordinal, "generator-0", 0)
     ledger.retry(ordinal, "infrastructure", "engine_lost")
     assert ledger.dispatch(ordinal, "generator-1", 0) == 2
@@ -70,7 +72,7 @@ def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
 )
 def test_a_claim_of_one_wrong_group_claims_none(claimed: list[int], message: str) -> None:
     ledger = with_ready(2)
-    ledger.admit(NEVER)
+    ledger.admit(ANY_STEP)
     with pytest.raises(IllegalMove, match=message):
         ledger.claim(claimed, 1, 1)
     assert list(ledger.ready) == [0, 1] and not ledger.training
@@ -96,21 +98,21 @@ def test_a_dropped_prompt_shrinks_the_step_that_is_named_or_none() -> None:
     ledger = Ledger()
     ledger.drop(ledger.admit(3), "too_long", shrinks=3)
     ledger.drop(ledger.admit(3), "too_long")
-    assert ledger.shrunk == {3: 1}
-    assert ledger.totals.given_up == 2
+    assert ledger.batch_deficits == {3: 1}
+    assert ledger.totals.failed_prompts == 2
 
 
 def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
     ledger = with_ready(1)
     ledger.drop(0, "zero_variance", filtered=True)
     assert ledger.totals.dropped == {"zero_variance": 1}
-    assert ledger.totals.given_up == 0
+    assert ledger.totals.failed_prompts == 0
 
 
 def test_reasons_without_end_are_counted_in_a_bounded_number_of_entries() -> None:
     ledger = Ledger()
     for number in range(1000):
-        ledger.drop(ledger.admit(NEVER), f"too slow by {number} ms")
+        ledger.drop(ledger.admit(ANY_STEP), f"too slow by {number} ms")
     assert len(ledger.totals.dropped) == MOST_REASONS + 1
     assert ledger.totals.dropped[OTHER_REASON] == 1000 - MOST_REASONS
     assert sum(ledger.totals.dropped.values()) == 1000
@@ -151,7 +153,7 @@ def test_a_rewind_gives_back_what_was_trained_since_and_what_newer_weights_sampl
     ledger.checkpointed(1, "digest")
     train(ledger, 1)
     older, newer = add_ready(ledger, 2, version=0)[0], add_ready(ledger, 1, version=1)[0]
-    waiting = ledger.admit(NEVER)
+    waiting = ledger.admit(ANY_STEP)
     assert ledger.rewound(1) == [1, newer]
     assert (ledger.trainer_version, ledger.lineage) == (1, 1)
     assert ledger.totals.trained == 1
@@ -169,10 +171,10 @@ def test_the_open_step_of_an_abandoned_lineage_is_undone() -> None:
 
 
 def test_a_group_given_back_keeps_its_target_step_and_counts_its_attempts_on() -> None:
-    ledger = with_ready(1, stamp=1)
+    ledger = with_ready(1, target_step=1)
     train(ledger, 0)
     assert ledger.rewound(0) == [0]
-    assert ledger.groups[0].stamp == 1
+    assert ledger.groups[0].target_step == 1
     assert ledger.dispatch(0, "generator-0", 0) == 2, "the answer to attempt 1 is refused for good"
 
 
@@ -180,14 +182,14 @@ def test_a_step_taken_again_after_a_rewind_goes_without_the_same_prompts() -> No
     ledger = with_ready(2)
     ledger.drop(0, "too_long", shrinks=1)
     train(ledger, 1)
-    assert not ledger.shrunk
+    assert not ledger.batch_deficits
     ledger.rewound(0)
-    assert ledger.shrunk == {1: 1}
+    assert ledger.batch_deficits == {1: 1}
 
 
 def test_there_is_no_rewind_while_groups_are_in_flight() -> None:
     ledger = RecordedLedger()
-    ledger.dispatch(ledger.admit(NEVER), "generator-0", 0)
+    ledger.dispatch(ledger.admit(ANY_STEP), "generator-0", 0)
     with pytest.raises(CannotRewind, match="1 groups are in flight"):
         ledger.rewound(0)
 
@@ -221,7 +223,7 @@ def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> N
 
 def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
     ledger = with_ready(4)
-    for ordinal in [ledger.admit(NEVER) for _ in range(3)][::-1]:
+    for ordinal in [ledger.admit(ANY_STEP) for _ in range(3)][::-1]:
         ledger.dispatch(ordinal, "generator-0", 0)
     ledger.claim([1, 0], 1, 1)
     ledger.claim([3], 1, 1)

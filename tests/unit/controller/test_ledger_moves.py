@@ -13,7 +13,7 @@ from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.weights import WeightsAck
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from tests.support.ledger_model import indices, receipt, recount, state_of
 
 PICK = st.integers(0, 9)
@@ -38,10 +38,10 @@ class LedgerMoves(RuleBasedStateMachine):
         self.place = list[str]()  # of each ordinal
         self.newest = dict[int, int]()  # version of the newest token, of what is ready or training
         self.made_of = dict[int, list[int]]()  # ordinals trained, by version
-        self.shrunk = Counter[int]()
+        self.batch_deficits = Counter[int]()
         self.went_without = dict[int, int]()  # groups that the step of a version went without
         self.dropped, self.retried = Counter[str](), Counter[str]()
-        self.evicted = self.given_up = self.given_up_infrastructure = 0
+        self.evicted = self.failed_prompts = self.failed_prompts_infrastructure = 0
         self.lineage = self.forgotten = 0
         self.checkpoints = list[int]()
 
@@ -92,8 +92,8 @@ class LedgerMoves(RuleBasedStateMachine):
     @precondition(lambda self: len(self.ledger.groups) < 8)
     @rule(ahead=st.integers(0, 2))
     def admit(self, ahead: int) -> None:
-        stamp = self.step + ahead if self.stamping else NEVER
-        assert self.ledger.admit(stamp) == len(self.place)
+        target_step = self.step + ahead if self.stamping else ANY_STEP
+        assert self.ledger.admit(target_step) == len(self.place)
         self.place.append("admitted")
 
     @rule(pick=PICK, version=st.integers(0, 3))
@@ -130,7 +130,7 @@ class LedgerMoves(RuleBasedStateMachine):
         ordinal = self._picked(pick, "in_flight")
         group = self.ledger.groups.get(ordinal)
         attempt = group.attempt - late if group else 1
-        version = group.bound_version + more if group else 0
+        version = group.oldest_version + more if group else 0
         if self._expect(
             lambda: self.ledger.commit(receipt(ordinal, attempt, version, tokens)),
             legal=self._is_at(ordinal, "in_flight") and not late,
@@ -180,10 +180,10 @@ class LedgerMoves(RuleBasedStateMachine):
             self.place[ordinal] = "dropped"
             self.dropped["reward_nan"] += 1
             if self._was_returned_for(ordinal) == "infrastructure":
-                self.given_up_infrastructure += not filtered
+                self.failed_prompts_infrastructure += not filtered
             else:
-                self.given_up += not filtered
-            self.shrunk[step] += shrink
+                self.failed_prompts += not filtered
+            self.batch_deficits[step] += shrink
 
     def _was_returned_for(self, ordinal: int) -> str:
         """The kind of its return, if it has not been dispatched since."""
@@ -215,7 +215,7 @@ class LedgerMoves(RuleBasedStateMachine):
 
     def _stamp(self, ordinal: int) -> int:
         group = self.ledger.groups.get(ordinal)
-        return group.stamp if group else self.step
+        return group.target_step if group else self.step
 
     @rule()
     def claim_all(self) -> None:
@@ -250,7 +250,7 @@ class LedgerMoves(RuleBasedStateMachine):
         assert self.ledger.applied(step, attempt) == self.ledger.trainer_version == step
         assert self.ledger.intent is None
         self.made_of[step] = groups
-        self.went_without[step] = self.shrunk.pop(step, 0)
+        self.went_without[step] = self.batch_deficits.pop(step, 0)
         for ordinal in groups:
             self.place[ordinal] = "trained"
 
@@ -333,8 +333,10 @@ class LedgerMoves(RuleBasedStateMachine):
             self.place[ordinal] = "admitted"
         for made in range(to_version + 1, version + 1):
             for ordinal in self.made_of.pop(made):
-                assert self.ledger.groups[ordinal].stamp == (made if self.stamping else NEVER)
-            self.shrunk[made] += self.went_without.pop(made)
+                assert self.ledger.groups[ordinal].target_step == (
+                    made if self.stamping else ANY_STEP
+                )
+            self.batch_deficits[made] += self.went_without.pop(made)
         self.lineage += 1
         self.checkpoints = [made for made in self.checkpoints if made <= to_version]
 
@@ -378,9 +380,9 @@ class LedgerMoves(RuleBasedStateMachine):
     def totals_and_history_are_as_one_counts(self) -> None:
         ledger, totals = self.ledger, self.ledger.totals
         assert totals.dropped == +self.dropped and totals.retried == +self.retried
-        assert (totals.evicted, totals.given_up) == (self.evicted, self.given_up)
-        assert totals.given_up_infrastructure == self.given_up_infrastructure
-        assert ledger.shrunk == +self.shrunk
+        assert (totals.evicted, totals.failed_prompts) == (self.evicted, self.failed_prompts)
+        assert totals.failed_prompts_infrastructure == self.failed_prompts_infrastructure
+        assert ledger.batch_deficits == +self.batch_deficits
         assert ledger.lineage == self.lineage and ledger.checkpoints == self.checkpoints
         assert sum(ledger.steps.staleness.values()) == 2 * totals.trained
         assert len(ledger.steps.recent) == min(20, ledger.trainer_version)

@@ -43,7 +43,7 @@ def test_windowed_may_drop_what_grew_too_old_instead() -> None:
     dropped = world.built.state.ledger.totals.dropped
     assert set(dropped) == {"stale"}
     assert len(world.trained) == 40
-    assert world.built.state.ledger.totals.given_up == 0  # nobody failed
+    assert world.built.state.ledger.totals.failed_prompts == 0  # nobody failed
 
 
 def test_a_mode_that_foresees_lateness_cancels_before_it_is_too_late() -> None:
@@ -174,7 +174,7 @@ def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced()
 
 
 def test_a_step_without_prompts_ends_the_run_although_later_steps_have_theirs() -> None:
-    former = Ledger.fold([Opened("run", 1), Admitted(0, stamp=9)])
+    former = Ledger.fold([Opened("run", 1), Admitted(0, target_step=9)])
     world = World({"sampler": IN_ORDER}, ledger=former, incarnation=2)
     world.prompts.count = 1
     assert isinstance(world.fail().causes[0], EmptyBatch)

@@ -23,9 +23,9 @@ HONEST = Receipt(
 )
 
 
-def judged(bound_version: int = 5, trainer_version: int = 6, **forged: Any) -> str | None:
+def judged(oldest_version: int = 5, trainer_version: int = 6, **forged: Any) -> str | None:
     receipt = msgspec.structs.replace(HONEST, **forged)
-    return refusal(receipt, TASK, bound_version, trainer_version)
+    return refusal(receipt, TASK, oldest_version, trainer_version)
 
 
 def test_an_honest_receipt_may_enter() -> None:
@@ -67,7 +67,7 @@ def test_a_forged_one_is_refused_with_what_is_wrong(forged: dict[str, Any], reas
 def test_a_token_exactly_at_either_bound_is_honest() -> None:
     spans = (((5, 2),), ((6, 4),))
     assert judged(version_spans=spans) is None
-    assert judged(bound_version=6, version_spans=spans) is not None
+    assert judged(oldest_version=6, version_spans=spans) is not None
     assert judged(trainer_version=5, version_spans=spans) is not None
 
 

@@ -12,7 +12,7 @@ from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.build import build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.custom import SamplerNotLoaded
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from tests.support.sampled_run import SampledRun
 
 G, STALENESS = 2, 1
@@ -26,10 +26,10 @@ class Mine(ReadyFirst):
         super().__init__(groups_per_step, max_staleness)
 
 class Wide(Mine):
-    reach = 7
+    max_outstanding_groups = 7
 
 class Narrow(Mine):
-    reach = 1
+    max_outstanding_groups = 1
 
 class Bare:
     def __init__(self, **options): ...
@@ -43,7 +43,7 @@ class NoReach:
     def may_dispatch(self, view, group): ...
     def select(self, view): ...
     def stale(self, view): ...
-    def doomed(self, view, *, foreseen): ...
+    def in_flight_to_cancel(self, view, *, predictive): ...
 
 number = 3
 """
@@ -70,7 +70,10 @@ def test_a_class_is_called_with_the_runs_numbers_and_its_options(
 ) -> None:
     sampler = load(f"{module}:Mine", tmp_path, patience=2)
     assert isinstance(sampler, CheckedSampler)
-    assert (sampler.reach, sampler.max_staleness) == (G * (STALENESS + 1), STALENESS)
+    assert (sampler.max_outstanding_groups, sampler.max_staleness) == (
+        G * (STALENESS + 1),
+        STALENESS,
+    )
     run = SampledRun(sampler, G)
     for _ in range(3):
         run.round()
@@ -78,8 +81,8 @@ def test_a_class_is_called_with_the_runs_numbers_and_its_options(
 
 
 def test_a_class_may_have_a_reach_of_its_own_or_none(module: str, tmp_path: Path) -> None:
-    assert load(f"{module}:Wide", tmp_path).reach == 7
-    assert load(f"{module}:NoReach", tmp_path).reach == G * (STALENESS + 1)
+    assert load(f"{module}:Wide", tmp_path).max_outstanding_groups == 7
+    assert load(f"{module}:NoReach", tmp_path).max_outstanding_groups == G * (STALENESS + 1)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,13 @@ def test_a_class_may_have_a_reach_of_its_own_or_none(module: str, tmp_path: Path
         ("Mine", {"patience": -1}, "ValueError: patience is negative", "keyword arguments"),
         ("Mine", {"hurry": 1}, "unexpected keyword argument 'hurry'", "keyword arguments"),
         ("Mine", {"max_staleness": 9}, "has max_staleness, which the run passes", "Take it out"),
-        ("Bare", {}, "a Bare has no method may_dispatch, stale, doomed", "policy.Sampler"),
-        ("Narrow", {}, "its reach is 1", "groups_per_step or more"),
+        (
+            "Bare",
+            {},
+            "a Bare has no method may_dispatch, stale, in_flight_to_cancel",
+            "policy.Sampler",
+        ),
+        ("Narrow", {}, "its max_outstanding_groups is 1", "groups_per_step or more"),
     ],
 )
 def test_a_class_that_does_not_do_is_told_with_a_fix(
@@ -129,7 +137,7 @@ class Says:
     """Gives one answer to everything."""
 
     max_staleness = STALENESS
-    reach = G
+    max_outstanding_groups = G
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -139,7 +147,7 @@ class Says:
             raise self.answer
         return self.answer
 
-    admit = may_dispatch = select = stale = doomed = _say
+    admit = may_dispatch = select = stale = in_flight_to_cancel = _say
 
 
 READY, IN_FLIGHT, WAITING, OLD = (2, 3), 4, 5, 6
@@ -151,7 +159,7 @@ def watched(answer: Any) -> SampledRun:
     ledger = run.ledger
 
     def dispatched(version: int) -> GroupRecord:
-        group = ledger.groups[ledger.admit(NEVER)]
+        group = ledger.groups[ledger.admit(ANY_STEP)]
         ledger.dispatch(group.ordinal, "generator-0", version)
         return group
 
@@ -184,7 +192,7 @@ def test_a_selection_that_can_be_trained_passes(answer: Any) -> None:
         ([0], "ordinals of groups that are ready"),
         ([2.0], "ordinals of groups that are ready"),
         ([[2]], "ordinals of groups that are ready"),
-        ([2, 3, OLD], "at most the step's quota of 2 groups"),
+        ([2, 3, OLD], "at most the 2 groups that the step needs"),
         ([2, OLD], "groups of version 1 or later (max_staleness=1)"),
     ],
 )
@@ -200,8 +208,8 @@ def test_nothing_is_selected_beyond_what_the_step_still_needs() -> None:
     run = watched([3])
     run.ledger.claim([2], 3, 1)
     assert run.sampler.select(run) == [3]
-    run.ledger.shrunk[3] = 1
-    with pytest.raises(SamplerBroken, match="quota of 0 groups"):
+    run.ledger.batch_deficits[3] = 1
+    with pytest.raises(SamplerBroken, match="the 0 groups that the step needs"):
         run.sampler.select(run)
 
 
@@ -209,22 +217,22 @@ def test_only_groups_in_their_place_are_evicted_or_cancelled() -> None:
     run = watched([OLD])
     assert run.sampler.stale(run) == [OLD]
     with pytest.raises(SamplerBroken, match="allowed: ordinals of groups that are in flight"):
-        run.sampler.doomed(run, foreseen=True)
+        run.sampler.in_flight_to_cancel(run, predictive=True)
     run = watched([IN_FLIGHT])
-    assert run.sampler.doomed(run, foreseen=True) == [IN_FLIGHT]
+    assert run.sampler.in_flight_to_cancel(run, predictive=True) == [IN_FLIGHT]
     with pytest.raises(SamplerBroken, match="allowed: ordinals of groups that are ready"):
         run.sampler.stale(run)
 
 
-@pytest.mark.parametrize("stamp", [None, NEVER, 3, 9])
-def test_a_prompt_is_admitted_for_a_step_to_come_for_none_or_not(stamp: int | None) -> None:
-    run = watched(stamp)
-    assert run.sampler.admit(run) == stamp
+@pytest.mark.parametrize("target_step", [None, ANY_STEP, 3, 9])
+def test_a_prompt_is_admitted_for_a_step_to_come_for_none_or_not(target_step: int | None) -> None:
+    run = watched(target_step)
+    assert run.sampler.admit(run) == target_step
 
 
-@pytest.mark.parametrize("stamp", [2, 0, -2, True, "3", 3.0])
-def test_any_other_stamp_is_refused(stamp: Any) -> None:
-    run = watched(stamp)
+@pytest.mark.parametrize("target_step", [2, 0, -2, True, "3", 3.0])
+def test_any_other_stamp_is_refused(target_step: Any) -> None:
+    run = watched(target_step)
     with pytest.raises(
         SamplerBroken, match="allowed: None, -1 for no particular step, or a step from 3"
     ):

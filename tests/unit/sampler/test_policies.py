@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.in_order import InOrder
-from offbeat.sampler.policy import NEVER, Sampler
+from offbeat.sampler.policy import ANY_STEP, Sampler
 from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.weight_fifo import WeightFifo
 from offbeat.sampler.windowed import Windowed
@@ -58,7 +58,7 @@ def test_without_staleness_nothing_is_generated_while_a_whole_step_is_in_trainin
     for group in admitted(run, G):
         run.commit(group)
     run.ledger.claim(run.sampler.select(run), 1, 1)
-    assert run.quota == 0
+    assert run.groups_needed == 0
     assert run.sampler.admit(run) is None
 
 
@@ -69,7 +69,7 @@ def test_after_a_rewind_waiting_groups_go_out_as_there_is_room(
     run = SampledRun(make(1), G)
     train(run, 5)
     run.rewind(1)
-    reach = run.sampler.reach
+    reach = run.sampler.max_outstanding_groups
     assert run.outstanding > reach
     while group := run.due():
         run.dispatch(group)
@@ -84,7 +84,9 @@ def test_after_a_rewind_waiting_groups_go_out_as_there_is_room(
 def test_in_order_admits_the_nearest_step_that_is_not_full() -> None:
     run = SampledRun(InOrder(G, max_staleness=3, max_lookahead=2), G)
     groups = admitted(run, 9)
-    assert [group.stamp for group in groups] == [1, 1, 2, 2, 3, 3], "the look-ahead is two batches"
+    assert [group.target_step for group in groups] == [1, 1, 2, 2, 3, 3], (
+        "the look-ahead is two batches"
+    )
     run.ledger.retry(groups[2].ordinal, "data", "reward_raised")
     run.drop(groups[2])
     assert run.sampler.admit(run) == 2
@@ -106,11 +108,13 @@ def test_in_order_trains_first_what_a_stopped_step_left_behind() -> None:
     run.stop()
     for group in (fourth, third, second):
         run.commit(group)
-    assert (second.stamp, third.stamp, fourth.stamp) == (1, 2, 2)
+    assert (second.target_step, third.target_step, fourth.target_step) == (1, 2, 2)
     assert run.sampler.select(run) == [second.ordinal, third.ordinal]
     run.serve(0)
     run.serve(1)
-    assert [group.stamp for group in admitted(run, 9)] == [3], "the fourth holds the other place"
+    assert [group.target_step for group in admitted(run, 9)] == [3], (
+        "the fourth holds the other place"
+    )
 
 
 def test_a_group_that_comes_back_waits_for_weights_that_are_fresh_enough() -> None:
@@ -118,7 +122,7 @@ def test_a_group_that_comes_back_waits_for_weights_that_are_fresh_enough() -> No
     train(run, 1)
     run.engines = [1, 1]
     late, _ = admitted(run, 2)
-    assert late.stamp == 3
+    assert late.target_step == 3
     run.rewind(0)
     assert not run.sampler.may_dispatch(run, late), (
         "step 3 trains at version 2, version 0 is served"
@@ -143,7 +147,7 @@ def test_ready_first_keeps_a_place_for_the_oldest_in_flight() -> None:
     fresh = admitted(run, 2)
     for group in fresh:
         run.commit(group)
-    assert old.bound_version == 0
+    assert old.oldest_version == 0
     assert run.sampler.select(run) == [], "both places belong to the two groups of version 0"
     run.commit(rest[-1])
     assert run.sampler.select(run) == [rest[-1].ordinal]
@@ -216,7 +220,7 @@ def test_windowed_takes_the_first_to_arrive_or_the_freshest(
 
 def test_windowed_over_samples_and_evicts_what_is_late() -> None:
     run = SampledRun(Windowed(G, max_staleness=0, over_sampling_ratio=1.5), G)
-    assert len(admitted(run, 9)) == run.sampler.reach == 3
+    assert len(admitted(run, 9)) == run.sampler.max_outstanding_groups == 3
     for group in run.in_flight:
         run.commit(group)
     run.claim()
@@ -228,10 +232,12 @@ def test_windowed_foresees_who_comes_too_late() -> None:
     groups = admitted(run, 8)
     for group in groups[:3]:
         run.commit(group)
-    assert run.sampler.doomed(run, foreseen=True) == [], "one place is left in the second step"
+    assert run.sampler.in_flight_to_cancel(run, predictive=True) == [], (
+        "one place is left in the second step"
+    )
     run.commit(groups[3])
-    assert run.sampler.doomed(run, foreseen=True) == [4, 5, 6, 7]
-    assert run.sampler.doomed(run, foreseen=False) == []
+    assert run.sampler.in_flight_to_cancel(run, predictive=True) == [4, 5, 6, 7]
+    assert run.sampler.in_flight_to_cancel(run, predictive=False) == []
 
 
 def test_windowed_generates_nothing_that_would_be_too_old_at_once() -> None:
@@ -281,7 +287,7 @@ def test_what_a_policy_looks_at_does_not_grow_with_the_groups_outstanding(
         run.sampler.select(run)
         run.sampler.admit(run)
         run.sampler.stale(run)
-        run.sampler.doomed(run, foreseen=False)
+        run.sampler.in_flight_to_cancel(run, predictive=False)
         indices = (ledger.ready_at, ledger.ready_for, ledger.in_flight_at)
         held = [ledger.ready, *(held for index in indices for held in index.values())]
         walked.append(sum(each.walked for each in held if isinstance(each, Counted)))
@@ -293,7 +299,7 @@ def test_ready_first_skips_a_version_that_has_to_wait_as_a_whole() -> None:
     admitted(run, 1)
     run.engines = [1, 1]
     for _ in range(1000):
-        group = run.ledger.groups[run.ledger.admit(NEVER)]
+        group = run.ledger.groups[run.ledger.admit(ANY_STEP)]
         run.dispatch(group)
         run.commit(group)
     newer = run.ledger.ready_at[1] = Counted(run.ledger.ready_at[1])

@@ -23,9 +23,9 @@ SOME = settings(max_examples=60, stateful_step_count=60)
 
 def step_sizes(run: SampledRun) -> Iterator[tuple[int, int]]:
     """The version each step to come is trained at, and the places it has."""
-    yield run.trainer_version, max(0, run.quota)
+    yield run.trainer_version, max(0, run.groups_needed)
     for version in itertools.count(run.trainer_version + 1):
-        yield version, run.groups_per_step - run.shrunk.get(version + 1, 0)
+        yield version, run.groups_per_step - run.batch_deficits.get(version + 1, 0)
 
 
 def all_can_be_trained(run: SampledRun, expiries: Iterable[int]) -> bool:
@@ -54,7 +54,9 @@ class Moves(RuleBasedStateMachine):
     )
     def begin(self, groups_per_step: int, staleness: int, lookahead: int) -> None:
         self.policy = self.make(groups_per_step, staleness, lookahead)
-        guarded = CheckedSampler(self.policy, "policy", staleness, self.policy.reach)
+        guarded = CheckedSampler(
+            self.policy, "policy", staleness, self.policy.max_outstanding_groups
+        )
         self.run = SampledRun(guarded, groups_per_step)
         self.staleness = staleness
 
@@ -98,7 +100,7 @@ class Moves(RuleBasedStateMachine):
         run, group = self.run, self.picked(self.run.in_flight, pick)
         run.ledger.retry(group.ordinal, "data", "reward_raised")
         step = step_of(group, run, self.staleness)
-        shrink &= run.groups_per_step - run.shrunk.get(step, 0) > 1
+        shrink &= run.groups_per_step - run.batch_deficits.get(step, 0) > 1
         run.drop(group, step if shrink else 0)
 
     # --- the trainer and the weights -------------------------------------------------------------
@@ -121,7 +123,7 @@ class Moves(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.run.evict()
-        self.run.cancel(self.run.sampler.doomed(self.run, foreseen=True))
+        self.run.cancel(self.run.sampler.in_flight_to_cancel(self.run, predictive=True))
 
     @precondition(lambda self: self.run.trainer_version)
     @rule(steps=st.integers(1, 3))
@@ -131,7 +133,7 @@ class Moves(RuleBasedStateMachine):
     # --- promises --------------------------------------------------------------------------------
 
     def after_admission(self) -> None:
-        assert self.held <= self.policy.reach
+        assert self.held <= self.policy.max_outstanding_groups
 
     @property
     def held(self) -> int:
@@ -149,7 +151,7 @@ class Moves(RuleBasedStateMachine):
     def a_policy_that_discards_nothing_never_has_to(self) -> None:
         if not self.discards:
             assert self.run.sampler.stale(self.run) == []
-            assert self.run.sampler.doomed(self.run, foreseen=True) == []
+            assert self.run.sampler.in_flight_to_cancel(self.run, predictive=True) == []
 
     trains_all = True
 
@@ -177,8 +179,12 @@ class InOrderMoves(Moves):
     def after_admission(self) -> None:
         """Since a rewind, groups may wait for steps beyond the look-ahead."""
         last = self.run.trainer_version + 1 + self.lookahead
-        beyond = sum(count for stamp, count in self.run.stamped.items() if stamp > last)
-        assert self.held - beyond <= self.policy.reach
+        beyond = sum(
+            count
+            for target_step, count in self.run.outstanding_by_target_step.items()
+            if target_step > last
+        )
+        assert self.held - beyond <= self.policy.max_outstanding_groups
 
     def before_claim(self) -> None:
         self.step = self.run.trainer_version + 1
@@ -186,7 +192,7 @@ class InOrderMoves(Moves):
     def after_claim(self, claimed: list[GroupRecord]) -> None:
         ordinals = [group.ordinal for group in claimed]
         assert ordinals == sorted(ordinals)
-        assert all(group.stamp == self.step for group in claimed)
+        assert all(group.target_step == self.step for group in claimed)
 
 
 class StoppedInOrderMoves(InOrderMoves):
@@ -204,7 +210,7 @@ class StoppedInOrderMoves(InOrderMoves):
         self.sweep()
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
-        assert all(group.stamp <= self.step for group in claimed)
+        assert all(group.target_step <= self.step for group in claimed)
         self.sweep()
 
 
@@ -238,9 +244,9 @@ class ReadyFirstMoves(PacedMoves):
         run, want, expiries = self.run, list[int](), self.expiries()
         for ordinal, group in run.ready.items():
             rest = list(expiries)
-            rest.remove(group.bound_version + self.staleness)
+            rest.remove(group.oldest_version + self.staleness)
             later = [run.trainer_version] * (len(want) + 1)  # taken now: they hold places
-            if len(want) < run.quota and all_can_be_trained(run, rest + later):
+            if len(want) < run.groups_needed and all_can_be_trained(run, rest + later):
                 want.append(ordinal)
                 expiries = rest
         assert self.policy.select(run) == want
@@ -251,15 +257,15 @@ class WeightFifoMoves(PacedMoves):
         return WeightFifo(groups_per_step, max_staleness)
 
     def before_claim(self) -> None:
-        self.quota = self.run.quota
+        self.groups_needed = self.run.groups_needed
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
-        versions = [group.bound_version for group in claimed]
+        versions = [group.oldest_version for group in claimed]
         assert versions == sorted(versions)
-        in_flight = [group.bound_version for group in self.run.in_flight]
-        ready = [group.bound_version for group in self.run.ready.values()]
+        in_flight = [group.oldest_version for group in self.run.in_flight]
+        ready = [group.oldest_version for group in self.run.ready.values()]
         assert all(claimed <= other for claimed in versions for other in in_flight + ready)
-        if len(claimed) < self.quota:
+        if len(claimed) < self.groups_needed:
             assert all(any(older < version for older in in_flight) for version in ready)
 
 
@@ -272,29 +278,29 @@ class WindowedMoves(Moves):
         return Windowed(groups_per_step, max_staleness, ratio, freshest_first=self.freshest_first)
 
     def before_claim(self) -> None:
-        self.quota, self.in_window = self.run.quota, len(self.window())
+        self.groups_needed, self.in_window = self.run.groups_needed, len(self.window())
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
-        assert len(claimed) == min(max(0, self.quota), self.in_window)
+        assert len(claimed) == min(max(0, self.groups_needed), self.in_window)
 
     def window(self) -> list[GroupRecord]:
         oldest = self.run.trainer_version - self.staleness
-        return [g for g in self.run.ledger.ready.values() if g.bound_version >= oldest]
+        return [g for g in self.run.ledger.ready.values() if g.oldest_version >= oldest]
 
     def in_turn(self, groups: list[GroupRecord]) -> list[GroupRecord]:
         arrived = sorted(groups, key=lambda group: group.arrival)
         if not self.freshest_first:
             return arrived
-        return sorted(arrived, key=lambda group: -group.bound_version)
+        return sorted(arrived, key=lambda group: -group.oldest_version)
 
     def is_trained_in_time(self, group: GroupRecord) -> bool:
         """It commits now, nothing else ever does, and steps are trained one after the other."""
         last = max((g.arrival for g in self.window()), default=0) + 1
-        committed = GroupRecord(group.ordinal, group.stamp, arrival=last)
-        committed.bound_version = group.bound_version
+        committed = GroupRecord(group.ordinal, group.target_step, arrival=last)
+        committed.oldest_version = group.oldest_version
         left = [*self.window(), committed]
         for version, places in step_sizes(self.run):
-            left = self.in_turn([g for g in left if g.bound_version + self.staleness >= version])
+            left = self.in_turn([g for g in left if g.oldest_version + self.staleness >= version])
             if committed not in left:
                 return False
             if committed in left[:places]:
@@ -303,14 +309,14 @@ class WindowedMoves(Moves):
         raise AssertionError("steps have no end")
 
     @invariant()
-    def who_is_foreseen_to_be_too_late_is_too_late(self) -> None:
-        foreseen = self.policy.doomed(self.run, foreseen=True)
-        surely = self.policy.doomed(self.run, foreseen=False)
-        assert set(surely) <= set(foreseen)
+    def who_is_predicted_to_be_too_late_is_too_late(self) -> None:
+        predictive = self.policy.in_flight_to_cancel(self.run, predictive=True)
+        surely = self.policy.in_flight_to_cancel(self.run, predictive=False)
+        assert set(surely) <= set(predictive)
         for group in self.run.in_flight:
-            late = group.bound_version + self.staleness < self.run.trainer_version
+            late = group.oldest_version + self.staleness < self.run.trainer_version
             assert late == (group.ordinal in surely)
-            if group.ordinal in foreseen:
+            if group.ordinal in predictive:
                 assert not self.is_trained_in_time(group)
             elif self.freshest_first:
                 assert self.is_trained_in_time(group), "nobody else is cancelled"
@@ -327,8 +333,8 @@ class FreshestFirstMoves(WindowedMoves):
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
         super().after_claim(claimed)
-        left = [group.bound_version for group in self.run.ready.values()]
-        assert all(group.bound_version >= other for group in claimed for other in left)
+        left = [group.oldest_version for group in self.run.ready.values()]
+        assert all(group.oldest_version >= other for group in claimed for other in left)
 
 
 for _machine in (

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.controller.ledger import GroupRecord, Place
-from offbeat.sampler.policy import NEVER
+from offbeat.sampler.policy import ANY_STEP
 from offbeat.sampler.ready_first import ReadyFirst
 from tests.support.sampled_run import SampledRun
 
@@ -27,7 +27,7 @@ def schedulable(expiries: list[int], sizes: list[int]) -> bool:
 
 @st.composite
 def runs(draw: st.DrawFn) -> SampledRun:
-    """Any ready groups and groups in flight, any quota; whether they can all be trained or not."""
+    """Any ready groups and groups in flight, any groups_needed; whether they can all be trained or not."""
     groups_per_step, staleness = draw(st.integers(1, 4)), draw(st.integers(0, 3))
     run = SampledRun(ReadyFirst(groups_per_step, staleness), groups_per_step)
     ledger = run.ledger
@@ -35,28 +35,28 @@ def runs(draw: st.DrawFn) -> SampledRun:
     run.engines = [draw(st.integers(NOW - staleness, NOW))] * 2
     for step in range(NOW + 1, NOW + 4):
         if without := draw(st.integers(0, groups_per_step - 1)):
-            ledger.shrunk[step] = without
+            ledger.batch_deficits[step] = without
     versions = st.integers(NOW - staleness - 1, run.serving_version)
     for version, is_ready in draw(st.lists(st.tuples(versions, st.booleans()), max_size=12)):
-        group = ledger.groups[ledger.admit(NEVER)]
+        group = ledger.groups[ledger.admit(ANY_STEP)]
         ledger.dispatch(group.ordinal, "generator-0", version)
         if is_ready:
             run.commit(group)
     for _ in range(draw(st.integers(0, 2))):
-        ledger.admit(NEVER)
+        ledger.admit(ANY_STEP)
     return run
 
 
 def expiries(run: SampledRun, staleness: int) -> list[int]:
     held = [g for g in run.ledger.groups.values() if g.place is not Place.ADMITTED]
-    found = [g.bound_version + staleness for g in held]
+    found = [g.oldest_version + staleness for g in held]
     return [expiry for expiry in found if expiry >= NOW]  # others are past the bound
 
 
 def sizes(run: SampledRun, taken: int = 0) -> list[int]:
     whole = run.groups_per_step
-    later = [whole - run.shrunk.get(step, 0) for step in range(NOW + 2, NOW + 5)]
-    return [run.quota - taken, *later, whole]
+    later = [whole - run.batch_deficits.get(step, 0) for step in range(NOW + 2, NOW + 5)]
+    return [run.groups_needed - taken, *later, whole]
 
 
 @settings(max_examples=400)
@@ -69,8 +69,8 @@ def test_a_ready_group_is_taken_if_and_only_if_all_others_can_still_be_trained(
     if not schedulable(left, sizes(run)):
         return
     for group in run.ready.values():
-        expiry = group.bound_version + staleness
-        if expiry < NOW or len(want) == run.quota:
+        expiry = group.oldest_version + staleness
+        if expiry < NOW or len(want) == run.groups_needed:
             continue
         rest = list(left)
         rest.remove(expiry)
@@ -96,7 +96,7 @@ def test_when_not_all_can_be_trained_the_oldest_go_first() -> None:
     run = SampledRun(ReadyFirst(groups_per_step=2, max_staleness=1), 2)
     run.ledger.trainer_version = 1
     for version in (1, 0, 0, 0):
-        group: GroupRecord = run.ledger.groups[run.ledger.admit(NEVER)]
+        group: GroupRecord = run.ledger.groups[run.ledger.admit(ANY_STEP)]
         run.ledger.dispatch(group.ordinal, "generator-0", version)
         run.commit(group)
     assert run.sampler.select(run) == [1, 2]
@@ -106,7 +106,7 @@ def test_the_last_free_place_may_go_to_an_older_group_than_it_was_free_for() -> 
     run = SampledRun(ReadyFirst(groups_per_step=2, max_staleness=2), 2)
     run.ledger.trainer_version = 2
     for version in (0, 1, 2):
-        group = run.ledger.groups[run.ledger.admit(NEVER)]
+        group = run.ledger.groups[run.ledger.admit(ANY_STEP)]
         run.ledger.dispatch(group.ordinal, "generator-0", version)
         if version:
             run.commit(group)
