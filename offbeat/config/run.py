@@ -93,14 +93,14 @@ class CheckpointConfig(Config):
 
 
 class EvalConfig(Config):
-    """Scoring held-out prompts at one weight version."""
+    """Scoring prompts at one weight version: held-out ones with ``path``."""
 
     interval: Annotated[int, Field(ge=0)] = 0
     """Steps between two evaluations; 0: none."""
 
     path: RecipePath | None = None
-    """JSON Lines file with the prompts; relative to the recipe. None: the first ``prompts`` of the
-    training source, in its own order."""
+    """JSON Lines file with held-out prompts; relative to the recipe. None: the first ``prompts`` that
+    the run trains on, each once: a score of what was learnt by heart too, not a held-out one."""
 
     prompts: Annotated[int, Field(ge=1)] = 64
     """Prompts of one evaluation, at most."""

@@ -96,7 +96,8 @@ def make_evaluation_prompts(
         prompts = _file_prompts(config, evaluation.path, shuffle=False, epochs=1)
         check_same(EVAL, evaluation.path, prompts.digest, began_with)
         return prompts
-    return make_prompts(config, began_with)
+    once = config.data.model_copy(update={"epochs": 1})  # a short source gives no row twice
+    return make_prompts(config.model_copy(update={"data": once}), began_with)
 
 
 def make_environment(

@@ -157,8 +157,8 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
 
 _EVAL: Final[tuple[_Row, ...]] = (
     ("eval/reward", "reward", "mean",
-     "Reward of the held-out prompts, all sampled from one weight version.",
-     "Better on prompts that are not trained on. Apart from train/reward: over-fitting, or other prompts."),
+     "Reward of the prompts of eval.path, or of training prompts without it; all sampled from one weight version.",
+     "With eval.path: better on prompts that are not trained on. Apart from train/reward: over-fitting, or other prompts."),
     ("eval/samples", "samples", "sum",
      "Samples scored in the evaluation.",
      "As eval.prompts and eval.samples say."),

@@ -74,6 +74,9 @@ def check_prompts(config: RunConfig) -> Iterator[Finding]:
     rows = yield from _read(config, make_prompts, "data.path")
     if rows is not None:
         yield from _check_enough(config, rows)
+    if config.eval.path is None and config.eval.interval:
+        seen = "eval.path is not set: evaluations score prompts that the run trains on"
+        yield warning("evaluation", seen, "Name a file of held-out prompts in eval.path.")
     if config.eval.path is not None and config.eval.interval:
         rows = yield from _read(config, make_evaluation_prompts, "eval.path")
         if rows is not None:

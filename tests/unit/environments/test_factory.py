@@ -243,3 +243,13 @@ def test_a_reward_that_imports_for_too_long_names_the_key(tmp_path: Path) -> Non
     environment = make_environment(section, CharTokenizer(), tmp_path)
     with pytest.raises(RewardFailed, match=r"took longer than environment\.reward_start_s=0\.2"):
         asyncio.run(environment.start())
+
+
+def test_an_evaluation_without_a_file_of_its_own_scores_each_row_once() -> None:
+    config = run_config({"options": {"low": 1, "high": 4}})
+    config = config.model_copy(update={"eval": EvalConfig(interval=1)})
+    prompts = make_evaluation_prompts(config)
+    assert prompts is not None
+    drawn = [prompts.prompt(number) for number in range(64)]
+    assert len({prompt.row for prompt in drawn if prompt is not None}) == 9
+    assert drawn[9:] == [None] * 55

@@ -34,7 +34,7 @@ from offbeat.launch.checks.software import (
     check_wandb,
     gpus_wanted,
 )
-from offbeat.launch.checks.user_code import check_targets
+from offbeat.launch.checks.user_code import check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm_positions
 from tests.support.model_families import LONG_ROPES, family_model
 
@@ -495,6 +495,20 @@ def test_the_prompts_of_evaluations_are_read_too(tmp_path: Path) -> None:
     found = list(check_prompts(config(eval={"interval": 5, "path": path})))
     assert [finding.level for finding in found] == [Level.OK, Level.ERROR]
     assert "eval.jsonl:2" in str(found[1])
+
+
+def test_an_evaluation_of_rows_that_are_trained_on_is_named_for_what_it_is() -> None:
+    found = list(check_prompts(config(eval={"interval": 5})))
+    assert [finding.level for finding in found] == [Level.OK, Level.WARNING]
+    assert "evaluations score prompts that the run trains on" in found[1].message
+
+
+def test_a_value_that_a_run_has_left_out_of_its_config_is_asked_for() -> None:
+    options = {"credentials": ["REDACTED", "REDACTED"], "id": 7}
+    finding = one(check_secrets(config(environment={"options": options})))
+    assert finding.level is Level.ERROR
+    assert "environment.options.credentials is REDACTED" in finding.message
+    assert list(check_secrets(config())) == []
 
 
 def test_built_in_environments_need_no_target() -> None:
