@@ -20,6 +20,7 @@ from offbeat.algorithms.staleness_buckets import (
     FIRSTS,
     LABELS,
     ON_POLICY_GAP,
+    ON_POLICY_TOKENS,
     PERCENTILES,
     metric_name,
 )
@@ -33,8 +34,6 @@ EDGES: Final = (*(-each for each in reversed(_OUTWARD)), *_OUTWARD)
 """Inner edges of the histogram's bins: the same number a decade on both sides of 0, so that a
 percentile's log-ratio is off by at most one part in six, or 1e-4."""
 BINS: Final = len(EDGES) + 1
-FEWEST_ON_POLICY: Final = 32
-"""Tokens below which a mean of gaps says more about single tokens than about the engine."""
 SpreadRows = list[list[float]]
 """What ``spread`` returns, as numbers: a row a bucket."""
 
@@ -78,7 +77,7 @@ def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
     KL(behaviour || trained), k3, nats a token. ``ess``: effective sample size of the ratios as
     weights, ``(sum w)^2 / sum w^2``, as a fraction of the tokens. ``token_fraction``: the bucket's
     share of the step. And for the whole step ``off_policy/logprob_gap_on_policy``: mean distance of
-    the logprobs over the sequences whose tokens are all of staleness 0.
+    the logprobs over the sequences whose tokens are all of staleness 0, and how many tokens those have.
     """
     buckets = [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
     step_tokens = sum(sum(row[:BINS]) for row in buckets)
@@ -96,9 +95,9 @@ def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
             "token_fraction": tokens / step_tokens,
         }
         metrics |= {metric_name(name, label): value for name, value in named.items()}
-        if label == LABELS[0] and unmixed >= FEWEST_ON_POLICY:
-            metrics[ON_POLICY_GAP] = gaps / unmixed
-    return metrics
+        if label == LABELS[0] and unmixed:
+            metrics |= {ON_POLICY_GAP: gaps / unmixed, ON_POLICY_TOKENS: unmixed}
+    return metrics and {ON_POLICY_TOKENS: 0.0, **metrics}
 
 
 def _percentile(counts: Sequence[float], percent: int) -> float:

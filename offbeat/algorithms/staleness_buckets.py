@@ -14,6 +14,9 @@ PERCENTILES: Final = (5, 50, 95)
 ON_POLICY_GAP: Final = "off_policy/logprob_gap_on_policy"
 """Mean distance between the logprobs of trainer and engine over sequences of staleness 0."""
 
+ON_POLICY_TOKENS: Final = "off_policy/on_policy_tokens"
+"""Tokens that this mean is over."""
+
 
 def metric_name(statistic: str, label: str) -> str:
     """``staleness/ratio_p95_at_2_3``."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP
+from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP, ON_POLICY_TOKENS
 from offbeat.config.run import RunConfig
 from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
 from offbeat.messages.failures import CanaryFailed
@@ -19,6 +19,10 @@ from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
 log = structlog.stdlib.get_logger()
 WARN_FROM_UNCHANGED: Final = 3  # releases in a row: one or two updates may round away in 16 bits
 STRIKES_OF_A_CANARY: Final = 2  # the sync, and one more
+FEWEST_ON_POLICY: Final = (
+    32  # tokens below which a mean says more of single tokens than of the engine
+)
+WARN_FROM_UNSEEN: Final = 100  # steps in a row
 WARN_GAP_FLOAT32: Final = 0.02  # nats per token
 WARN_GAP_16_BIT: Final = 0.1  # nats per token
 
@@ -114,7 +118,8 @@ class LogprobGapGuard:
     """Compares the logprobs of engine and trainer on samples drawn under the weights being trained.
 
     Of these the two should agree up to rounding. A gap from a wrong scale, a missing adapter or an
-    old tensor is far larger, and biases every step.
+    old tensor is far larger, and biases every step. Where samples are trained a version later, as a
+    rule, such samples are rare: their tokens are collected over steps until a mean says something.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -123,16 +128,25 @@ class LogprobGapGuard:
         is_rounded = narrowest < ITEMSIZE["float32"]
         self._warn_from = WARN_GAP_16_BIT if is_rounded else WARN_GAP_FLOAT32
         self._is_warned = False
+        self._sum, self._tokens = 0.0, 0.0  # since the last verdict
+        self._steps_unseen = 0  # steps in a row without a verdict
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look at the metrics of one step; a step without such samples passes.
+        """Look at the metrics of one step, which has been applied already.
 
         Raises:
             LogprobGapTooLarge: The gap is over ``sync.max_logprob_gap``.
         """
-        gap = metrics.get(ON_POLICY_GAP)
-        if gap is None:
+        tokens = metrics.get(ON_POLICY_TOKENS)
+        if tokens is None:  # a trainer without log-probabilities
             return
+        self._sum += tokens * metrics.get(ON_POLICY_GAP, 0.0)
+        self._tokens += tokens
+        if self._tokens < FEWEST_ON_POLICY:
+            self._unseen(step)
+            return
+        gap = self._sum / self._tokens
+        self._sum, self._tokens, self._steps_unseen = 0.0, 0.0, 0
         if self._bound is not None and gap > self._bound:
             raise LogprobGapTooLarge(step, gap, self._bound)
         is_large = gap >= self._warn_from
@@ -146,3 +160,15 @@ class LogprobGapGuard:
                 "sync.max_logprob_gap ends the run",
             )
         self._is_warned = is_large
+
+    def _unseen(self, step: int) -> None:
+        self._steps_unseen += 1
+        if self._steps_unseen % WARN_FROM_UNSEEN == 0:
+            log.warning(
+                "sync.logprob_gap_unseen",
+                step=step,
+                steps=self._steps_unseen,
+                max_logprob_gap=self._bound,
+                fix="every sample is older than the weights it is trained on, so the gap is not "
+                "measured: lower sync.canary_interval, or try a run with sampler.max_staleness=0",
+            )

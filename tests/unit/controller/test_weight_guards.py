@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP
+from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP, ON_POLICY_TOKENS
 from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
 from offbeat.controller.events import Dispatched
 from offbeat.messages.failures import CanaryFailed, WeightsUnmoved
@@ -48,7 +48,10 @@ def test_after_a_rewind_the_same_weights_in_a_new_release_are_no_finding() -> No
 
 
 def gaps(world: World, **by_step: float) -> None:
-    world.trainer.metrics = {int(step[1:]): {ON_POLICY_GAP: gap} for step, gap in by_step.items()}
+    world.trainer.metrics = {
+        int(step[1:]): {ON_POLICY_GAP: gap, ON_POLICY_TOKENS: 1000.0}
+        for step, gap in by_step.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,29 @@ def test_a_gap_over_the_bound_of_the_recipe_ends_the_run_with_both_numbers() -> 
     assert isinstance(failure.causes[0], LogprobGapTooLarge)
     assert "0.31 nats" in str(failure) and "sync.max_logprob_gap=0.25" in str(failure)
     assert world.built.state.ledger.trainer_version == 4
+
+
+def test_a_few_tokens_of_several_steps_are_taken_together() -> None:
+    """As where nearly every sample is trained a version later."""
+    world = World({"sync": {"max_logprob_gap": 0.25}})
+    world.trainer.metrics = {
+        step: {ON_POLICY_GAP: 0.4, ON_POLICY_TOKENS: 8.0 * (step % 2)} for step in range(1, 11)
+    }
+    failure = world.fail()
+    assert isinstance(failure.causes[0], LogprobGapTooLarge)
+    assert world.built.state.ledger.trainer_version == 7, "32 tokens by then"
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(0.0, [100]), (1.0, []), (None, [])])
+def test_a_run_whose_gap_cannot_be_measured_says_so(
+    tokens: float | None, warned: list[int]
+) -> None:
+    world = World({"steps": 120})
+    seen = {} if tokens is None else {ON_POLICY_GAP: 0.0, ON_POLICY_TOKENS: tokens}
+    world.trainer.metrics = dict.fromkeys(range(1, 121), seen)
+    with capture_logs() as told:
+        world.run()
+    assert [each["step"] for each in told if each["event"] == "sync.logprob_gap_unseen"] == warned
 
 
 # --- canaries -------------------------------------------------------------------------------------
