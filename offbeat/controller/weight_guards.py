@@ -37,6 +37,7 @@ class UnchangedReleases:
     def __init__(self) -> None:
         self.count = 0  # over this incarnation of the controller
         self._in_row = 0
+        self._warn_at = WARN_FROM_UNCHANGED  # in a row; doubles with each warning
 
     def released(self, before: WeightRelease | None, release: WeightRelease) -> None:
         """Take in a release; ``before``.
@@ -45,16 +46,18 @@ class UnchangedReleases:
         """
         same = before is not None and before.version < release.version
         if before is None or not same or before.digest != release.digest:
-            self._in_row = 0
+            self._in_row, self._warn_at = 0, WARN_FROM_UNCHANGED
             return
         self.count += 1
         self._in_row += 1
-        if self._in_row >= WARN_FROM_UNCHANGED:
+        if self._in_row == self._warn_at:
+            self._warn_at *= 2
             log.warning(
                 "sync.unchanged_releases",
                 version=release.version,
                 in_row=self._in_row,
-                fix="raise trainer.optimizer.learning_rate, or serve float32 weights: model.dtype, "
+                fix="where train/grad_norm is 0 nothing is learned: see train/zero_variance_groups; "
+                "else raise trainer.optimizer.learning_rate, or serve float32 weights: model.dtype, "
                 "sync.wire_dtype",
             )
 

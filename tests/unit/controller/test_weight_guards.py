@@ -23,14 +23,16 @@ def test_a_step_that_moved_no_weight_ends_the_run_by_its_name() -> None:
     assert world.built.state.ledger.trainer_version == 2
 
 
-def test_releases_that_did_not_change_are_counted_and_warned_of_from_the_third_in_a_row() -> None:
-    world = World()
-    world.trainer.same_release_from = 5  # version 5 differs from 4; 6 to 10 are as 5
+def test_releases_that_did_not_change_are_counted_and_warned_of_at_the_third_in_a_row() -> None:
+    """Once, and again whenever twice as many are."""
+    world = World({"steps": 12})
+    world.trainer.same_release_from = 5  # version 5 differs from 4; 6 to 12 are as 5
     with capture_logs() as told:
         world.run()
-    assert [record["sync/unchanged_releases"] for record in world.telemetry.records][-1] == 5
+    assert [record["sync/unchanged_releases"] for record in world.telemetry.records][-1] == 7
     warned = [each for each in told if each["event"] == "sync.unchanged_releases"]
-    assert [(each["version"], each["in_row"]) for each in warned] == [(8, 3), (9, 4), (10, 5)]
+    assert [(each["version"], each["in_row"]) for each in warned] == [(8, 3), (11, 6)]
+    assert "train/grad_norm" in warned[0]["fix"]
     assert "trainer.optimizer.learning_rate" in warned[0]["fix"]
 
 
