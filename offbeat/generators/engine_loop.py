@@ -38,7 +38,7 @@ class _Command:
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """Why this engine serves no more."""
+    """Reason why this engine has stopped serving."""
 
     problem: str
     cause: BaseException | None

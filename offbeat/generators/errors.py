@@ -1,4 +1,4 @@
-"""What an engine refuses, and how it says that it is gone."""
+"""Errors of engines: refused requests, and the loss of an engine."""
 
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
 

@@ -1,4 +1,4 @@
-"""What an engine is made from."""
+"""Constructor arguments of an engine."""
 
 from dataclasses import dataclass
 

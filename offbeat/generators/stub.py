@@ -29,7 +29,7 @@ class _Rollout:
 
 
 class StubEngine:
-    """What ``EngineActor`` asks of an engine, over a latency model; no torch, no thread.
+    """Engine for ``EngineActor`` with a latency model instead of a model; no torch, no thread.
 
     A request takes a log-normal time. Its time and its tokens depend on (seed, request id,
     sampling seed) alone. All methods belong to one event loop.

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a Unix socket."""
+"""Credentials of the process at the other end of a Unix socket."""
 
 import os
 import socket

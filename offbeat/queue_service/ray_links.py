@@ -36,7 +36,7 @@ def got(ref: "ray.ObjectRef[T]", queue: str, during: str, within_s: float) -> T:
 
 
 async def awaited(ref: "ray.ObjectRef[T]", queue: str, during: str, within_s: float) -> T:
-    """As ``got``. Cancelling cancels the call in the actor."""
+    """Await a result like ``got``. Cancelling also cancels the call in the actor."""
     try:
         async with asyncio.timeout(within_s):
             return await ref

@@ -1,7 +1,7 @@
-"""What clients and the service say to each other, in msgpack. Nothing here can carry code.
+"""Messages between clients and the service, in msgpack, which cannot carry code.
 
-A frame is its length (4 bytes, little-endian) and a body: ``WireCall`` one way, ``Reply`` the other. A
-client numbers its calls; replies may come in any order.
+A frame is its length (4 bytes, little-endian) and a body: ``WireCall`` one way, ``Reply`` the
+other. A client numbers its calls; replies may come in any order.
 """
 
 import struct
@@ -47,8 +47,8 @@ class _Op(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 class Attach(_Op, frozen=True):
     """First on every connection. Without a name, a new one is given; reply: the name.
 
-    A client is gone when the last connection of that name has ended. ``maps``: it shares memory with
-    the service; else payloads are sent to it inside the replies.
+    A client is gone when the last connection of that name has ended. ``maps``: it shares memory
+    with the service; else payloads are sent to it inside the replies.
     """
 
     client: str | None
@@ -194,7 +194,8 @@ ONE_WAY: Final = 0
 class WireCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A question. ``unpinned``: slots that no view of this client reads any more, one entry a view.
 
-    A call with ``cancels`` is about the call of that id: if it still waits, it is answered with None
+    A call with ``cancels`` is about the call of that id: if it still waits, it is answered with
+        None
     at once. A call of id ``ONE_WAY`` is not answered.
     """
 
@@ -312,7 +313,7 @@ class Specs:
 
 
 def value_of(op: Op, reply: Reply) -> object:
-    """What a call is answered with.
+    """Return the value of a reply, or raise its error.
 
     Raises:
         OffbeatError: What the service raised instead, as its own class.

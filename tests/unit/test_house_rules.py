@@ -64,12 +64,6 @@ WITHOUT_A_SUBJECT = re.compile(
 )
 """Openings that point at something a reader has not seen yet: "Of all ranks but the first."."""
 
-OPENINGS_STILL_ALLOWED = {
-    "generators": 32,
-    "queue_service": 44,
-}
-"""Docstrings per room that still start so. A number only goes down; a room without any leaves."""
-
 
 def modules_of(*rooms: str) -> list[Path]:
     return sorted(path for room in rooms for path in (PACKAGE / room).rglob("*.py"))
@@ -281,25 +275,14 @@ def test_the_rule_about_docstrings_leaves_a_sentence_with_a_subject_alone(text: 
     assert not list(openings_without_a_subject(f'def f():\n    """{text}"""'))
 
 
-def rooms() -> list[str]:
-    return sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
-
-
-@pytest.mark.parametrize("room", rooms())
-def test_a_docstring_says_what_the_thing_is_or_does(room: str) -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line} {text}"
-        for path in modules_of(room)
+def test_a_docstring_says_what_the_thing_is_or_does() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}:{line} {text}: start with what the thing is (a class) or does "
+        "(a function)"
+        for path in sorted(PACKAGE.rglob("*.py"))
         for line, text in openings_without_a_subject(path.read_text())
     ]
-    allowed = OPENINGS_STILL_ALLOWED.get(room, 0)
-    assert len(found) <= allowed, (
-        f"{len(found)} docstrings of {room} start with a pronoun, {allowed} are allowed: start with "
-        "what the thing is (a class) or does (a function)\n" + "\n".join(found)
-    )
-    assert found or room not in OPENINGS_STILL_ALLOWED, (
-        f"no docstring of {room} starts with a pronoun: remove it from OPENINGS_STILL_ALLOWED"
-    )
+    assert not broken, "\n".join(broken)
 
 
 def test_every_method_of_a_port_says_what_it_promises() -> None:

@@ -39,7 +39,7 @@ def grouped_sdpa(
     scaling: float | None = None,
     **kwargs: Any,  # noqa: ANN401 -- whatever the model hands on
 ) -> tuple[Tensor, None]:
-    """What ``sdpa_attention_forward`` returns, without copying keys and values for one query token.
+    """Compute ``sdpa_attention_forward`` without copying keys and values for one query token.
 
     Args:
         module: the attention layer.

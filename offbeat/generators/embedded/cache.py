@@ -24,7 +24,7 @@ _FIRST_COLUMNS = 32
 
 
 class _Window:
-    """Which part of the planes is in use. Ticks are absolute; column = tick - base."""
+    """Range of the planes that is in use. Ticks are absolute; column = tick - base."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -38,7 +38,7 @@ class _Window:
 
 
 class _ClockedLayer(CacheLayerMixin):
-    """What one attention layer of the model sees of the cache, during a decode step."""
+    """View of the cache for one attention layer of the model, during a decode step."""
 
     is_sliding = False
     keys: Tensor

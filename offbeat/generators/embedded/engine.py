@@ -83,7 +83,7 @@ class EmbeddedEngine:
 
     @property
     def model(self) -> PreTrainedModel:
-        """Its parameters may be overwritten in place between two steps; see ``set_version``."""
+        """Return the model, whose parameters may be overwritten between two steps; see ``set_version``."""
         return self._model.module
 
     @property
@@ -121,7 +121,7 @@ class EmbeddedEngine:
         return list(map(CanaryAnswer, best.indices.tolist(), best.values.tolist()))
 
     def lose(self, problem: str) -> None:
-        """Its weights are of no version: what is open is dropped, and what comes is refused.
+        """Mark the weights as of no version: open requests are dropped, and new ones refused.
 
         ``set_version`` ends this.
         """

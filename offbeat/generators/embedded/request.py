@@ -13,7 +13,7 @@ from offbeat.messages.groups import VersionSpans
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may ask of this engine."""
+    """Limits of one request to this engine."""
 
     max_sequences: int
     max_model_len: int
@@ -60,7 +60,7 @@ class RequestLimits:
 
 @dataclass(slots=True)
 class Sample:
-    """What one finished row left behind."""
+    """Result of one finished row."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.floating]

@@ -1,4 +1,4 @@
-"""What each running row draws with, and whom it belongs to.
+"""Sampling state of the running rows, and the requests that they belong to.
 
 Legend: R rows, S stop tokens.
 """

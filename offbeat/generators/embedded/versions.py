@@ -1,4 +1,4 @@
-"""Which weight version was in place at which tick."""
+"""Record of the weight version in use at each tick."""
 
 from bisect import bisect_right
 

@@ -47,7 +47,7 @@ def _of_the_cpu_build(config: GeneratorConfig) -> dict[str, Any]:
 
 
 def logprobs_mode(config: GeneratorConfig) -> str:
-    """Which of vLLM's logprobs are those of ``softmax(logits / temperature)``, untruncated.
+    """Return the vLLM mode whose logprobs are of ``softmax(logits / temperature)``, untruncated.
 
     Its raw ones are of temperature 1, its processed ones are cut by ``top_p``: with another
     temperature and a ``top_p`` below 1 there are none, which the config refuses.

@@ -45,7 +45,7 @@ class Calls:
             raise DeadlineExceeded(_CALLS, on, self._deadline_s) from None
 
     async def however_long(self, what: str, reply: Awaitable[T]) -> T:
-        """As a call, for what takes as long as samples do: the caller's own deadline bounds it."""
+        """Make a call without a deadline, for work as long as sampling: the caller's deadline bounds it."""
         try:
             return await self._engine.answered(f"take weights ({what})", reply)
         except OffbeatError:

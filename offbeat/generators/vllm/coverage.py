@@ -1,4 +1,4 @@
-"""Which tensors an engine was loaded from: a release has to hold exactly these.
+"""Names of the tensors that an engine was loaded from: a release must contain exactly these.
 
 vLLM says nothing when a tensor is missing from an update: what was not loaded is stale, or memory
 nobody wrote.

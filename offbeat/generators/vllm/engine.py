@@ -113,7 +113,7 @@ class VllmEngine:
             raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
 
     async def answered(self, during: str, reply: Awaitable[T]) -> T:
-        """What the engine core answers, if it lives that long.
+        """Await a reply of the engine core, or its death.
 
         A call to a core that dies is never answered: vLLM ends its output handler then, and whoever
         waits for tokens, but not who waits for this.
@@ -265,7 +265,7 @@ class VllmEngine:
                 opened.fate = "again"
 
     def open_gate(self) -> None:
-        """What waited goes on, or learns that there is nothing to go on with."""
+        """Release waiting requests, which continue, or fail if the engine is lost."""
         self._account()
         self._gate.set()
 
@@ -274,7 +274,7 @@ class VllmEngine:
         self._salt, self._not_serving = f"{label_of(version)}.{epoch}", ""
 
     async def lose(self, problem: str) -> None:
-        """Its weights are of no version: what runs is ended, and what comes is refused."""
+        """Mark the weights as of no version: running requests are ended, and new ones refused."""
         self._not_serving = problem
         for opened in self._open.values():
             opened.fate = "lost"
@@ -282,7 +282,7 @@ class VllmEngine:
         await self.llm.abort(list(self._open))
 
     def give_up(self, problem: str) -> None:
-        """It cannot be brought back: it counts as dead."""
+        """Declare the engine dead: it cannot recover."""
         self._gone = problem
 
     async def close(self) -> None:
@@ -311,7 +311,7 @@ class VllmEngine:
         self._busy_since = now
 
     def _heartbeat_problem(self) -> str:
-        """Of the last heartbeat: it failed, or is overdue. When it is over, the next one is sent."""
+        """Return the problem of the last heartbeat, if it failed or is overdue; send the next when due."""
         beat, deadline_s = self._heartbeat, self._heartbeat_deadline_s
         if beat is not None and not beat.done():
             overdue = self._clock() - self._heartbeat_since > deadline_s

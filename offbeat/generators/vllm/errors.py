@@ -1,4 +1,4 @@
-"""Why an engine of this kind cannot be made."""
+"""Errors that prevent the start of a vLLM engine."""
 
 from offbeat.messages.failures import OffbeatError
 

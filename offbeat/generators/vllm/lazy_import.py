@@ -1,4 +1,4 @@
-"""What is used of vLLM in the actor's process, imported when an engine is made."""
+"""Lazy import of the vLLM names used in the actor's process, when an engine is made."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vllm lives in an environment of its own (docs/vllm.md).

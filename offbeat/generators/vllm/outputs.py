@@ -33,7 +33,8 @@ def version_of(label: str) -> int | None:
 def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``SamplingParams``.
 
-    Sample i draws with seed + i, so the seed is spread first: those of two groups may be neighbours.
+    Sample i draws with seed + i, so the seed is spread first: those of two groups may be
+    neighbours.
     """
     asked = request.sampling
     seed = None if asked.seed is None else random.Random(asked.seed).getrandbits(62)
@@ -87,7 +88,7 @@ def result_of(
 
 
 def _after_the_first(spans: Sequence[VersionSpans | None]) -> tuple[int, ...]:
-    """Of each sample, the tokens behind its first version: all of them saw older keys."""
+    """Return per sample the tokens after its first version: all of them attended to older keys."""
     later = tuple(sum(count for _, count in (sample or ())[1:]) for sample in spans)
     return later if any(later) else ()
 

@@ -35,7 +35,7 @@ _WATCHERS: Final = list[subprocess.Popen[bytes]]()  # held: they run as long as 
 
 
 def own_engine_processes() -> None:
-    """What this process starts from here on ends with it. A second call changes nothing."""
+    """Make all processes that this process starts from now on end with it. Idempotent."""
     if os.environ.get(MARK, "").startswith(f"{os.getpid()}."):
         return
     mark = f"{os.getpid()}.{secrets.token_hex(8)}"

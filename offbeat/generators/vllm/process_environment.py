@@ -7,7 +7,7 @@ from offbeat.config.rollouts import GeneratorConfig
 
 
 def environment(config: GeneratorConfig) -> Mapping[str, str]:
-    """What an engine's process sets before it imports vllm; its child processes inherit it."""
+    """Return the environment variables to set before vllm is imported; child processes inherit them."""
     quiet = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

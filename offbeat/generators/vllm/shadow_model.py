@@ -1,11 +1,13 @@
 """A second set of a model's layers, in which new weights come to life while the first one decodes.
 
-    opened -> filled by the model's own loaders -> closed, packed as the kernels want them -> exchanged
+    opened -> filled by the model's own loaders -> closed, packed as the kernels want them ->
+    exchanged
 
 vLLM loads, fuses, pads and packs by layer. All of that happens here, in layers that nobody computes
-with; what is left for the moment when decoding stands still is to exchange a few hundred references.
-It needs room for the weights twice, so it is for engines on CPU; and every layer has to keep what it
-is computed with in the layer itself, so it is for models that are not quantized (``obstacle``).
+with; what is left for the moment when decoding stands still is to exchange a few hundred
+references. It needs room for the weights twice, so it is for engines on CPU; and every layer has to
+keep what it is computed with in the layer itself, so it is for models that are not quantized
+(``obstacle``).
 """
 
 # pyright: reportMissingImports=false, reportPrivateUsage=false
@@ -112,7 +114,7 @@ def _pack(layer: nn.Module) -> None:
 
 
 def obstacle(model: nn.Module) -> str:
-    """Why a model cannot have a twin; empty if it can."""
+    """Return why a model cannot have a shadow copy; empty if it can."""
     for layer in model.modules():
         problems = _of_a_copied(layer) if _is_copied(layer) else _of_a_shared(layer)
         for problem in problems:
@@ -152,7 +154,7 @@ def _copied(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _bare(layer: nn.Module) -> nn.Module:
-    """As the layer, but for the tensors and children that it will be given."""
+    """Return a copy of the layer without its tensors and children, which are set afterwards."""
     twin = layer.__class__.__new__(layer.__class__)
     twin.__dict__.update(layer.__dict__)
     twin.__dict__["_parameters"] = dict.fromkeys(layer._parameters)

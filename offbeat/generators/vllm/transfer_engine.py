@@ -56,7 +56,7 @@ _NOBODY: Final = -1  # the epoch of no transfer
 
 @dataclass
 class StagingInfo(WeightTransferInitInfo):
-    """Where the shared memory is, and the pipe to tell through."""
+    """Location of the shared memory, and the pipe for verdicts."""
 
     path: str
     nbytes: int

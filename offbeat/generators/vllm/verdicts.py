@@ -1,4 +1,4 @@
-"""What workers say when work of theirs that goes on beside decoding is done.
+"""Reports of workers about work that runs concurrently with decoding.
 
 A call of vLLM holds a worker up until it is answered, so work that takes long is only begun by one,
 and its end is told here: over a pipe of the actor's, which workers of the same machine open by its
@@ -23,7 +23,7 @@ _READ: Final = 1 << 16
 
 
 class TransferVerdict(msgspec.Struct, frozen=True):
-    """What became of one kind of work of a transfer at one worker."""
+    """Result of one kind of work of a transfer at one worker."""
 
     epoch: int
     work: str

@@ -46,7 +46,7 @@ log = structlog.stdlib.get_logger()
 
 
 class _Reached(enum.IntEnum):
-    """How far an update has come: what has to be undone."""
+    """Progress of an update, which determines what has to be undone."""
 
     STAGED = 0  # nothing is open
     OPEN = 1  # the workers have begun; what the engine serves is as it was
@@ -87,7 +87,8 @@ class WeightUpdates:
         """Serve a release.
 
         Returns:
-            How long decoding stood still, in seconds; nats from the release's canary, if it has one.
+            How long decoding stood still, in seconds; nats from the release's canary, if it has
+            one.
 
         Raises:
             TransferRefused: It does not fit, did not arrive as it was sent, or is overtaken.

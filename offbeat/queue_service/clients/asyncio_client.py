@@ -41,7 +41,7 @@ class TransferQueueClient:
 
     @property
     def maps(self) -> bool:
-        """It shares memory with the service: reading copies nothing."""
+        """Return whether memory is shared with the service, so that reading copies nothing."""
         return self._say.maps
 
     @classmethod
@@ -54,7 +54,8 @@ class TransferQueueClient:
             path: Of the socket.
             queue: What errors call the service.
             answer_s: Most seconds for any answer, beyond those a call may wait.
-            maps: Share memory with the service where that works; else payloads go through the socket.
+            maps: Share memory with the service where that works; else payloads go through the
+                socket.
 
         Raises:
             ActorLost: Nobody listens there.
@@ -77,7 +78,8 @@ class TransferQueueClient:
 
         Args:
             partition: Its name.
-            columns: What groups may have: ``ColumnSpec``, ``(name, dtype)`` or ``(name, dtype, ragged)``.
+            columns: What groups may have: ``ColumnSpec``, ``(name, dtype)`` or ``(name, dtype,
+                ragged)``.
             consumers: Tasks that each read every group: one that all of them acked is cleared.
 
         Raises:
@@ -109,7 +111,8 @@ class TransferQueueClient:
             deadline_s: Seconds to wait for room, behind those who wait already.
 
         Raises:
-            QueueFull: There was no room in time; it says what was short. ``TooLarge``: there never is.
+            QueueFull: There was no room in time; it says what was short. ``TooLarge``: there never
+                is.
             StaleHandle: A newer attempt, or other columns of this one, were put before.
             SchemaError: A column is not as declared.
             UnknownPartition: The partition is not declared.
@@ -154,7 +157,8 @@ class TransferQueueClient:
             where: ``(tag, operator, value)`` clauses that hold for all rows of a group.
             at_least: How many groups at least; ``n`` unless told.
             deadline_s: Seconds to wait for them; 0 takes what is there.
-            lease_s: Seconds until the groups are given to others, unless renewed, acked or released.
+            lease_s: Seconds until the groups are given to others, unless renewed, acked or
+                released.
 
         Returns:
             None if there were too few in time.
@@ -169,7 +173,8 @@ class TransferQueueClient:
     ) -> dict[str, Column]:
         """The rows of the groups, in order. One group's columns are views; several are copied together.
 
-        Views are read-only, and stay as they are as long as they live, whatever becomes of the group.
+        Views are read-only, and stay as they are as long as they live, whatever becomes of the
+        group.
 
         Raises:
             PayloadLost: A payload cannot be read; the group has left the queue, reported lost.
@@ -183,7 +188,7 @@ class TransferQueueClient:
         source: ClientLease | PutReceipt | Sequence[PutReceipt],
         columns: Sequence[str] | None = None,
     ) -> list[dict[str, Column]]:
-        """As ``get``, group by group: views, nothing is copied."""
+        """Return the columns like ``get``, but per group, as views without copies."""
         return await self._run(self._say.get(source, columns))
 
     async def get_tensordict(
@@ -191,7 +196,7 @@ class TransferQueueClient:
         source: ClientLease | PutReceipt | Sequence[PutReceipt],
         columns: Sequence[str] | None = None,
     ) -> "TensorDict":
-        """As ``get``, as a TensorDict of batch size [rows]; ragged columns are jagged tensors."""
+        """Return the columns like ``get``, as a TensorDict of batch size [rows]; ragged ones are jagged."""
         from offbeat.transfer_queue import tensordict_codec  # noqa: PLC0415 - loads torch
 
         return tensordict_codec.tensordict_of(await self.get(source, columns))
@@ -240,7 +245,7 @@ class TransferQueueClient:
         return await self._run(self._say.take_lost(partition))
 
     async def stats(self) -> ServiceStats:
-        """What rests, who waits for what, and what memory it takes."""
+        """Return statistics of the stored groups, the waiting clients, and the memory in use."""
         return await self._run(asked(wire.GetStats(), ServiceStats))
 
     async def snapshot(self, directory: str, deadline_s: float = 600.0) -> int:

@@ -41,7 +41,7 @@ class SyncTransferQueueClient:
 
     @property
     def maps(self) -> bool:
-        """It shares memory with the service: reading copies nothing."""
+        """Return whether memory is shared with the service, so that reading copies nothing."""
         return self._say.maps
 
     @classmethod
@@ -115,7 +115,7 @@ class SyncTransferQueueClient:
         source: ClientLease | PutReceipt | Sequence[PutReceipt],
         columns: Sequence[str] | None = None,
     ) -> list[dict[str, Column]]:
-        """As ``get``, group by group: views, nothing is copied."""
+        """Return the columns like ``get``, but per group, as views without copies."""
         return self._run(self._say.get(source, columns))
 
     def get_tensordict(
@@ -123,7 +123,7 @@ class SyncTransferQueueClient:
         source: ClientLease | PutReceipt | Sequence[PutReceipt],
         columns: Sequence[str] | None = None,
     ) -> "TensorDict":
-        """As ``get``, as a TensorDict of batch size [rows]; ragged columns are jagged tensors."""
+        """Return the columns like ``get``, as a TensorDict of batch size [rows]; ragged ones are jagged."""
         from offbeat.transfer_queue import tensordict_codec  # noqa: PLC0415 - loads torch
 
         return tensordict_codec.tensordict_of(self.get(source, columns))
@@ -160,7 +160,7 @@ class SyncTransferQueueClient:
         return self._run(self._say.take_lost(partition))
 
     def stats(self) -> ServiceStats:
-        """What rests, who waits for what, and what memory it takes."""
+        """Return statistics of the stored groups, the waiting clients, and the memory in use."""
         return self._run(asked(wire.GetStats(), ServiceStats))
 
     def snapshot(self, directory: str, deadline_s: float = 600.0) -> int:

@@ -74,7 +74,7 @@ class ClientLease:
         return f"Lease(id={self.id}, task={self.task!r}, groups={len(self.receipts)})"
 
     def parcels(self) -> list[GroupPayloads]:
-        """What the groups are read from.
+        """Return the payloads that the groups are read from.
 
         Raises:
             LookupError: The lease was acked or released.

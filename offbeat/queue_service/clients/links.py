@@ -48,7 +48,7 @@ def anchor(path: str, queue: str, client: str) -> socket.socket:
 
 
 def shares_memory(path: str, probed: Reply) -> bool:
-    """This process can map what the service made: it is on its node, and may look at it."""
+    """Return whether this process can map the service's memory: same node, and permitted."""
     if probed.failure is not None:
         return False
     try:

@@ -1,6 +1,7 @@
-"""What a client does about each request, whatever carries it: payloads in and out, calls between.
+"""Client side of each request, independent of the transport: payloads written, read and released.
 
-Each operation is a generator: it yields an ``Request`` and is sent the answer. The clients only carry
+Each operation is a generator: it yields an ``Request`` and is sent the answer. The clients only
+    carry
 the asks, one blocking, one on an event loop, so both do the same.
 """
 

@@ -36,7 +36,7 @@ class Capacity:
         self.nbytes += nbytes
 
     def lacks(self, rows: int, nbytes: int) -> str | None:
-        """What is short for this put: ``rows``, ``bytes``, or nothing."""
+        """Return the limit that this put exceeds: ``rows``, ``bytes``, or none."""
         if self.rows + rows > self.limits.max_rows:
             return "rows"
         return "bytes" if self.nbytes + nbytes > self.limits.max_bytes else None
@@ -58,7 +58,7 @@ class Capacity:
             raise TooLarge("bytes", nbytes, self.nbytes, self.limits.max_bytes)
 
     def first_reason(self) -> str:
-        """What the producer at the head of the line was short of."""
+        """Return the limit that the first waiting producer exceeds."""
         return next(iter(self.waiting.values())).reason
 
     def let_in(self) -> list[CapacityRequest]:

@@ -1,4 +1,4 @@
-"""Which columns of a group are written, row by row."""
+"""Record of the columns of a group that are written, row by row."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from offbeat.queue_service.core.partition import Partition
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a group's columns become by a write of rows ``[start, stop)``."""
+    """State of a group's columns after a write of rows ``[start, stop)``."""
 
     start: int
     stop: int

@@ -1,4 +1,4 @@
-"""What consumers ask: groups to lease, at once or when they are there, and to end a lease."""
+"""Requests of consumers: lease groups, at once or when they are ready, and end a lease."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -136,11 +136,11 @@ class Consuming(State):
         return ended
 
     def next_expiry(self) -> float | None:
-        """When ``expire`` has something to do next, unless leases end or are renewed before."""
+        """Return the time of the next lease expiry, unless leases end or are renewed before."""
         return self.leases.next_expiry()
 
     def parts(self, receipt: PutReceipt, columns: Sequence[str] | None = None) -> tuple[Part, ...]:
-        """Where the columns (all, by default) of a group are; what is not written is not there.
+        """Return the locations of a group's written columns, all of them by default.
 
         Raises:
             StaleHandle: The group was cleared or replaced.

@@ -123,7 +123,7 @@ class QueueCore(Producing, Consuming):
         return freed
 
     def stats(self, now: float) -> Stats:
-        """What rests, and who waits for what. Costs the same however much does."""
+        """Return statistics of stored groups and waiting clients, in constant time."""
         return stats_of(self.partitions.values(), self.bounds, self.claims, self.leases, now)
 
     # --- snapshots -----------------------------------------------------------------------------

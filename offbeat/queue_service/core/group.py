@@ -26,7 +26,7 @@ class StoredGroup(msgspec.Struct, gc=False):
 
 
 class GroupTombstone(msgspec.Struct, gc=False, array_like=True):
-    """What is remembered of a group that was cleared or lost."""
+    """Record kept of a group that was cleared or lost."""
 
     attempt: int
     generation: int

@@ -1,4 +1,4 @@
-"""Who has which groups, and until when."""
+"""Leases of groups: holder and expiry."""
 
 import heapq
 from collections import OrderedDict
@@ -86,7 +86,7 @@ class Leases:
         return over
 
     def next_expiry(self) -> float | None:
-        """When the next lease ends, unless it is renewed."""
+        """Return the time at which the next lease ends, unless it is renewed."""
         ends, held = self._ends, self.held
         while ends:
             at, lease_id = ends[0]

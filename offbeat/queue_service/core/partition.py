@@ -108,7 +108,7 @@ class Partition:
         )
 
     def remember(self, group: StoredGroup, lost: str) -> None:
-        """That this group was here: a late put of it is known for what it is, for a while."""
+        """Keep a tombstone of a group for a while, by which a late put of it is recognised."""
         receipt, gone = group.receipt, self.gone
         gone[receipt.group] = GroupTombstone(receipt.attempt, group.generation, group.first, lost)
         gone.move_to_end(receipt.group)

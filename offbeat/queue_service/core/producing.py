@@ -1,4 +1,4 @@
-"""What producers ask of a queue: to take a group, to take more of it, to wait for room."""
+"""Requests of producers: put a group, put more of it, wait for capacity."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What the queue tells the outside: records that msgspec and pickle both carry."""
+"""Public records of the queue, which both msgspec and pickle can encode."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -48,7 +48,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """How much rests in a queue at most: a producer waits as long as its put does not fit."""
+    """Capacity of a queue: a producer waits as long as its put does not fit."""
 
     max_rows: int
     max_bytes: int
@@ -124,7 +124,7 @@ class TaskStats(msgspec.Struct, frozen=True):
 
 
 class PartitionStats(msgspec.Struct, frozen=True):
-    """What rests in one partition."""
+    """Statistics of one partition."""
 
     groups: int
     rows: int
@@ -135,7 +135,7 @@ class PartitionStats(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """What rests in the queue, and who waits for what.
+    """Statistics of the queue: stored groups and waiting clients.
 
     ``waits`` counts waiters by reason. Producers: ``rows``, ``bytes``. Consumers: ``groups`` (too
     few were put), ``columns`` (enough rest, but some columns are not written), ``where`` (too few

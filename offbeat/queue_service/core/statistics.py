@@ -1,4 +1,4 @@
-"""What rests in the queue and who waits, in numbers."""
+"""Counters of stored groups and waiting clients."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

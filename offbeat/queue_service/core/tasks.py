@@ -188,7 +188,7 @@ class Task:
             del self.pools[waiter.where]
 
     def servable(self) -> Waiter | None:
-        """Of those who can be served now: the smallest ask of each predicate; then the oldest."""
+        """Return the waiting request to serve: the smallest per predicate; of equal ones the oldest."""
         best = None
         for where, pool in self.pools.items():
             count = self.available if where == EVERYTHING else len(pool.matches)

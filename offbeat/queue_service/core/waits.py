@@ -46,7 +46,7 @@ class WaiterPool:
             heapq.heapify(self._asks)
 
     def servable(self, count: int) -> Waiter | None:
-        """Who is content with ``count`` groups: the smallest ask, and of equal ones the oldest."""
+        """Return the request that ``count`` groups satisfy: the smallest, of equal ones the oldest."""
         asks = self._asks
         while asks and asks[0][1] not in self.waiting:
             heapq.heappop(asks)

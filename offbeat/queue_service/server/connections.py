@@ -1,4 +1,4 @@
-"""Who is here, and which of their calls wait."""
+"""Connections of clients, with their waiting calls."""
 
 import asyncio
 from collections.abc import Callable

@@ -115,7 +115,7 @@ class PayloadMemory:
                 self._keeper.let_go(slot)
 
     def client_gone(self, client: str) -> None:
-        """Its views are gone with it; what it put stays."""
+        """Release the views of a client that is gone; its payloads stay."""
         for slot in self._pins.pop(client, Counter[Slot]()).elements():
             self._keeper.let_go(slot)
         self._keeper.producer_gone(client)

@@ -1,4 +1,4 @@
-"""Everything a service consists of, put together: a core, its memory, its desk, its socket."""
+"""Assembly of a service: core, payload memory, request handler and socket."""
 
 import asyncio
 

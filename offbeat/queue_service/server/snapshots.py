@@ -43,7 +43,7 @@ class SavedPayload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotBody(msgspec.Struct, frozen=True):
-    """What a snapshot consists of."""
+    """Content of a snapshot."""
 
     format: int
     index_digest: str
@@ -58,7 +58,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """Of the bytes, in hexadecimal."""
+    """Return the digest of the bytes, in hexadecimal."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -151,7 +151,7 @@ def _replace(directory: Path, aside: Path) -> None:
 
 
 def _old(directory: Path) -> Path:
-    """Where the former snapshot is for the instant in which neither is in its place."""
+    """Return the path of the former snapshot while it is being replaced."""
     return directory.with_name(f"{directory.name}.old")
 
 

@@ -1,4 +1,4 @@
-"""How fast those who wait are answered, once there is something for them."""
+"""Latency between the arrival of data and the reply to a waiting client."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""Where payloads rest: memory that the service makes and shares with the processes of its node."""
+"""Storage of payloads in memory that the service shares with the processes of its node."""

@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Arena(msgspec.Struct, frozen=True, array_like=True):
-    """How another process of the node finds an arena: a descriptor of the process that keeps it."""
+    """Reference to an arena for other processes of the node: a descriptor of its owner."""
 
     id: int
     pid: int
@@ -50,7 +50,7 @@ class Arena(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):
-    """Where a payload lies."""
+    """Location of a payload in an arena."""
 
     arena: int
     offset: int
@@ -65,8 +65,8 @@ class Writer:
     """A producer's end: slots in the arenas lent to it.
 
     A slot is the producer's until it is handed over with a put. It comes back by ``freed``, which
-    only the keeper of the arenas calls for. What comes back is warm, and cheap to write again: up to
-    ``KEPT_WARM_BYTES`` of it is kept so, the memory of the rest is given back.
+    only the keeper of the arenas calls for. What comes back is warm, and cheap to write again: up
+    to ``KEPT_WARM_BYTES`` of it is kept so, the memory of the rest is given back.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,8 @@ class Reader:
 
         Args:
             unpinned: Called once for each ``view``, with its slot and bytes, when nothing refers to
-                its memory any more, from wherever the last reference was dropped: it must not block.
+                its memory any more, from wherever the last reference was dropped: it must not
+                    block.
         """
         self._unpinned = unpinned
         self._maps: dict[int, mmap.mmap] = {}  # the one read last is the last
@@ -285,7 +286,7 @@ class ArenaAllocator:
         return np.frombuffer(self._arenas[slot.arena][1], np.uint8, nbytes, slot.offset)
 
     def producer_gone(self, producer: str) -> None:
-        """Its payloads stay readable; an arena goes with the last of them."""
+        """Release a producer that is gone: its payloads stay readable, its arenas until the last one."""
         self.cool(0)
         for slot in self._unannounced.pop(producer, ()):
             self._lengths.pop(slot, None)

@@ -1,8 +1,10 @@
 """Columns as a header and one block of memory, written straight to where they are to rest.
 
-A producer puts the same dense columns again and again, so what there is to say of them (names, types,
-shapes, places) is worked out when a shape is first seen, and remembered. What may differ from one group to the
-next is looked at every time: the values of bool columns, and everything about ragged columns and lists.
+A producer puts the same dense columns again and again, so what there is to say of them (names,
+types, shapes, places) is worked out when a shape is first seen, and remembered. What may differ
+from one group to the next is looked at every time: the values of bool columns, and everything about
+ragged columns and
+    lists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +34,7 @@ _Place = tuple[int, tuple[int, ...], np.dtype[Any]]  # start, shape, and what it
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What columns of the same names, types and shapes have in common."""
+    """Layout shared by columns of the same names, dtypes and shapes."""
 
     rows: int
     specs: bytes

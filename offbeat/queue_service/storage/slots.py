@@ -1,4 +1,4 @@
-"""Which ranges of an arena are taken. Pure: it knows sizes and offsets, and touches no memory."""
+"""Allocator of ranges of an arena. Pure: it computes sizes and offsets, and touches no memory."""
 
 from bisect import bisect_left
 from typing import Final
