@@ -161,6 +161,7 @@ class TrainerActor:
             parameters=self._split.parameters,
             digest=self._split.weights_digest(),
             incarnation=self._incarnation,
+            initial_digest=self._split.initial_digest,
         )
 
     def about(self, fence: Fence) -> tuple[str, int]:

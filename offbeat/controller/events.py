@@ -216,6 +216,7 @@ class Joined(Event, frozen=True):
     component: str  # engine | worker | trainer
     name: str
     incarnation: str  # of the process: another one than before took its place
+    initial_weights: str = ""  # of the trainer: digest of what model.path held
 
 
 class Retired(Event, frozen=True):

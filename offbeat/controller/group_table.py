@@ -101,6 +101,7 @@ class TableSnapshot(msgspec.Struct, frozen=True):
     groups: list[GroupRecord]  # training, ready, in flight, each in its order; then the others
     checkpoint_digests: dict[int, str] = {}
     rewinding_to: int | None = None
+    initial_weights: str = ""
 
 
 Held = OrderedDict[int, GroupRecord]
@@ -136,6 +137,7 @@ class GroupTable:
         self.steps = AppliedStepHistory()
         self.checkpoints: list[int] = []  # versions that can be restored, of this lineage
         self.checkpoint_digests: dict[int, str] = {}  # of their weights
+        self.initial_weights = ""  # digest of version 0, once a trainer has told it
         self.in_flight = 0
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
@@ -194,6 +196,7 @@ class GroupTable:
             groups=[*first.values(), *rest],
             checkpoint_digests=self.checkpoint_digests,
             rewinding_to=self.rewinding_to,
+            initial_weights=self.initial_weights,
         )
 
     def load(self, snapshot: TableSnapshot) -> None:
@@ -201,6 +204,7 @@ class GroupTable:
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
+        self.initial_weights = snapshot.initial_weights
         self.digest, self.intent = snapshot.digest, snapshot.intent
         self.checkpoints, self.batch_deficits = snapshot.checkpoints, snapshot.batch_deficits
         self.checkpoint_digests = snapshot.checkpoint_digests
@@ -249,7 +253,9 @@ class GroupTable:
                 self.digest = event.digest
             case Opened():
                 self.run_id, self.incarnation = event.run_id, event.incarnation
-            case Served() | Joined() | Retired() | TrainerReplaced() | Spent():
+            case Joined():
+                self.initial_weights = self.initial_weights or event.initial_weights
+            case Served() | Retired() | TrainerReplaced() | Spent():
                 pass  # the fleet's business, and the tally's; a reader of the journal wants to know
 
     # --- moves -----------------------------------------------------------------------------------

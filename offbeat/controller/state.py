@@ -99,10 +99,12 @@ class RunState:
         self.engine_signals[name].notify()
         self.moved()
 
-    def joined(self, component: Component, name: str, incarnation: str) -> None:
+    def joined(
+        self, component: Component, name: str, incarnation: str, initial_weights: str = ""
+    ) -> None:
         """Call when a process has answered: one that is new is counted, and in the journal."""
         if self.tally.is_new(name, incarnation):
-            self.count(Joined(component=component, name=name, incarnation=incarnation))
+            self.count(Joined(component, name, incarnation, initial_weights))
 
     def count(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
         """Count what the run costs, in this incarnation and for those after it."""

@@ -10,7 +10,13 @@ import structlog
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.ports import Trainer
 from offbeat.controller.state import RunState
-from offbeat.messages.failures import ActorLost, DeadlineExceeded, StepOutOfOrder, TrainStepFailed
+from offbeat.messages.failures import (
+    ActorLost,
+    DeadlineExceeded,
+    InitialWeightsChanged,
+    StepOutOfOrder,
+    TrainStepFailed,
+)
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import TrainerState
 
@@ -66,6 +72,7 @@ class TrainerClient:
 
         Raises:
             DeadlineExceeded: They are not within ``trainer.start_deadline_s``.
+            InitialWeightsChanged: They began with other weights than the run.
         """
         answer = await self._state.call(
             "start of the trainer",
@@ -73,8 +80,11 @@ class TrainerClient:
             deadline_s=self._state.config.trainer.start_deadline_s,
             reply=self._until_up(),
         )
+        known = self._state.ledger.initial_weights
+        if known and answer.initial_digest not in ("", known):
+            raise InitialWeightsChanged(known, answer.initial_digest)
         log.info("trainer.ready", ranks=answer.ranks, version=answer.version)
-        self._state.joined("trainer", "trainer", answer.incarnation)
+        self._state.joined("trainer", "trainer", answer.incarnation, answer.initial_digest)
         return answer
 
     async def replace(self) -> None:

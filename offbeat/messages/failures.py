@@ -283,6 +283,21 @@ class CanaryFailed(WeightSyncFailed):
         self.engine_logprob, self.trainer_logprob = engine_logprob, trainer_logprob
 
 
+class InitialWeightsChanged(OffbeatError):
+    """The weights at ``model.path`` are not those that the run began with."""
+
+    def __init__(self, began: str, found: str) -> None:
+        super().__init__(began, found)
+        self.began, self.found = began, found
+
+    def __str__(self) -> str:
+        return (
+            f"model.path holds weights {self.found}, and this run began with {self.began}: a rewind to "
+            "its start and the KL reference would be of another model. Put the weights back that it "
+            "began with, or start a new run"
+        )
+
+
 class SchemaError(OffbeatError):
     """A column of a payload is not what the schema declares."""
 

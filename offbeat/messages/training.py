@@ -90,6 +90,7 @@ class TrainerState(msgspec.Struct, frozen=True):
     parameters: int
     digest: str  # of the weights
     incarnation: str = ""  # identifies rank 0's process; the ranks are replaced together
+    initial_digest: str = ""  # of the weights that model.path held when its process began
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

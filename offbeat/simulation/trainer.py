@@ -171,6 +171,7 @@ class FakeTrainer(Actor):
             parameters=10,
             digest=self._digest,
             incarnation=f"trainer-{self.life}",
+            initial_digest=INITIAL_DIGEST,
         )
 
     # --- a step ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.trainers.checkpoints.manifest import Identity
@@ -46,6 +47,7 @@ class TrainerBackend(ABC):
         self.steps_applied = 0
         self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
         self.is_first = True  # rank 0 of its world: the one that writes what all ranks share
+        self.initial_digest = ""  # of the weights it was made with: every backend sets it
 
     # --- the step --------------------------------------------------------------------------------
 
@@ -122,10 +124,20 @@ class TrainerBackend(ABC):
         self.steps_applied, self.last_applied = counters.steps_applied, counters.last_applied
 
     def reset(self) -> None:
-        """Return to the initial model: version 0, a new optimizer, no open step."""
+        """Return to the initial model: version 0, a new optimizer, no open step.
+
+        Raises:
+            InitialWeightsChanged: ``model.path`` holds other weights than when this was made.
+        """
         self._close()
         self._initialise()
+        self._check_initial(self.weights_digest())
         self.steps_applied, self.last_applied = 0, None
+
+    def _check_initial(self, digest: str) -> None:
+        """Refuse weights of ``model.path`` other than those that this trainer was made with."""
+        if digest != self.initial_digest:
+            raise InitialWeightsChanged(self.initial_digest, digest)
 
     def _close(self) -> None:
         self._guard.close()

@@ -73,7 +73,7 @@ class StubTrainer(TrainerBackend):
         self._config, self._groups_per_step, self._sleep = config, groups_per_step, sleep
         self._learning_rate = (optimizer or OptimizerConfig()).learning_rate
         self._open = _OpenStep()
-        self._digest = _UNTRAINED
+        self._digest = self.initial_digest = _UNTRAINED
 
     def prepare_logprobs(
         self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float

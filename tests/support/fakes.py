@@ -253,6 +253,8 @@ class FakeTrainer:
     lose_at_step: int | None = None  # its process dies in finish, before the optimizer steps
     dead: bool = False
     lives: int = 1
+    initial: str = "initial weights"  # digest of what model.path holds
+    change_initial_at_restart: bool = False
     last: tuple[int, int] = (0, 0)  # (step, attempt) of the newest applied step
     checkpoints: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     last_of: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
@@ -309,7 +311,8 @@ class FakeTrainer:
     async def state(self, fence: Fence) -> TrainerState:
         self._admit(fence, "state")
         life = f"trainer-{self.lives}"
-        return TrainerState(1, len(self.steps), *self.last, 10, self._digest(), life)
+        digest = self._digest()
+        return TrainerState(1, len(self.steps), *self.last, 10, digest, life, self.initial)
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         self._admit(fence, "prepare_logprobs")
@@ -402,6 +405,8 @@ class FakeTrainer:
 
     async def restart(self) -> None:
         self.dead, self.hang, self.lives = False, False, self.lives + 1
+        if self.change_initial_at_restart:
+            self.initial = "others"
         self._forget()
         self.turn = asyncio.Lock()
 

@@ -121,6 +121,7 @@ class MegatronTrainer(TrainerBackend):
             vocabulary=a.vocabulary,
         )
         self._sums: StepSums | None = None
+        self.initial_digest = self.weights_digest()
 
     # --- log-probabilities -----------------------------------------------------------------------
 
@@ -391,6 +392,8 @@ class MegatronTrainer(TrainerBackend):
     def _reference(self) -> Forward:
         model = self._build(self._description())
         model.requires_grad_(requires_grad=False)
+        held = {name: each.detach() for name, each in model.named_parameters()}
+        self._check_initial(weights_digest(self.gathering.all_tensors(held)))
         return self._forward_of(model, model)
 
 

@@ -136,6 +136,7 @@ class TorchTrainer(LoadedModel):
             settle(self._model)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
         self._open: _OpenStep | None = None
+        self.initial_digest = self.weights_digest()
 
     # --- log-probabilities -----------------------------------------------------------------------
 
@@ -367,7 +368,7 @@ class TorchTrainer(LoadedModel):
     def _reference(self) -> PreTrainedModel:
         whole = self._read_model("the reference")
         model = self._unfilled(whole).requires_grad_(requires_grad=False)
-        self._cut(model, whole)
+        self._check_initial(weights_digest(self._cut(model, whole).named()))
         return model
 
 

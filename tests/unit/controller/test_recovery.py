@@ -12,6 +12,7 @@ from offbeat.controller.events import Checkpointed, Claimed, Opened, Returned, R
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads
+from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.trainers.step_guard import StepCall
@@ -186,6 +187,30 @@ def test_a_whole_checkpoint_that_another_run_has_written_is_refused() -> None:
     failure = next_life(before).fail()
     assert isinstance(failure.causes[0], OtherWeights)
     assert "this run has written of this run" in str(failure)
+
+
+def test_a_trainer_that_began_with_other_initial_weights_than_the_run_is_refused_with_both() -> (
+    None
+):
+    before = former_life()
+    before.trainer = FakeTrainer(checkpoints={2: before.trainer.steps[:2]}, initial="others")
+    failure = next_life(before).fail()
+    assert isinstance(failure.causes[0], InitialWeightsChanged)
+    assert "holds weights others, and this run began with initial weights" in str(failure)
+
+
+def test_initial_weights_that_change_within_a_run_are_found_when_its_trainer_is_replaced() -> None:
+    world = World({"checkpoint": {"interval": 2}})
+    world.trainer.lose_at_step = 5
+    world.trainer.change_initial_at_restart = True
+    failure = world.fail()
+    assert isinstance(failure.causes[0], InitialWeightsChanged)
+
+
+def test_the_digest_of_the_initial_weights_outlives_the_records_in_a_snapshot() -> None:
+    ledger = Ledger.fold(former_life().journal.events)  # type: ignore[arg-type]
+    assert ledger.initial_weights == "initial weights"
+    assert Ledger.fold([], ledger.snapshot()).initial_weights == "initial weights"
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["spooled", "gone"])

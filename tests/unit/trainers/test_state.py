@@ -1,5 +1,6 @@
 """A torch trainer's state on disk: what is restored goes on as if nothing had happened."""
 
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
 from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
@@ -88,6 +91,38 @@ def test_a_trainer_that_is_reset_is_a_new_one(
     for trainer in (used, new):
         take(trainer)
     assert used.weights_digest() == new.weights_digest()
+
+
+@pytest.fixture
+def changing(tmp_path: Path, qwen3: Path) -> Path:
+    """A model directory whose weights a test replaces."""
+    return shutil.copytree(qwen3, tmp_path / "changing")
+
+
+def change_weights(path: Path) -> None:
+    file = path / "model.safetensors"
+    save_tensors({name: each + 0.1 for name, each in load_file(file).items()}, file)
+
+
+def test_a_reset_to_other_initial_weights_is_refused_with_both_digests(
+    changing: Path, trainer_of: MakeTrainer
+) -> None:
+    trainer = trainer_of(changing)
+    change_weights(changing)
+    with pytest.raises(InitialWeightsChanged) as refused:
+        trainer.reset()
+    assert refused.value.began == trainer.initial_digest
+    assert refused.value.found == trainer_of(changing).initial_digest
+
+
+def test_a_reference_of_other_weights_than_the_trainer_began_with_is_refused(
+    changing: Path, trainer_of: MakeTrainer, step_data: Step, take: Take
+) -> None:
+    trainer = trainer_of(changing)
+    take(trainer)
+    change_weights(changing)
+    with pytest.raises(InitialWeightsChanged, match=trainer.initial_digest):
+        trainer.prepare_logprobs(step_data[0], policy=False, reference=True, temperature=1.0)
 
 
 def test_a_state_saved_before_any_step_is_the_initial_model(
