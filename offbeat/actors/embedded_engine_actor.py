@@ -10,6 +10,7 @@ from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
@@ -32,12 +33,13 @@ class EmbeddedEngineActor(EngineActor):
             config.device,
             trust_remote_code=spec.model.trust_remote_code,
         )
+        warn_of_end_ids(spec.model_path, config.sampling.stop_token_ids)
         incarnation = new_incarnation(spec.name)
         engine = EmbeddedEngine(
             model,
             name=spec.name,
             incarnation=incarnation,
-            eos_token_ids=_end_tokens(model.generation_config.eos_token_id),
+            eos_token_ids=end_ids_of(spec.model_path),
             max_sequences=config.max_sequences,
             max_model_len=config.max_model_len,
             deterministic=config.deterministic,
@@ -91,14 +93,3 @@ class EmbeddedEngineActor(EngineActor):
             raise
         self._receiver = receiver
         return taken
-
-
-def _end_tokens(configured: int | list[int] | None) -> list[int]:
-    """The model's end-of-sequence tokens, as a list."""
-    match configured:
-        case None:
-            return []
-        case int():
-            return [configured]
-        case _:
-            return [int(token) for token in configured]

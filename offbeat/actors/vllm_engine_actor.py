@@ -1,8 +1,6 @@
 """The Ray actor of a vLLM engine."""
 
 import asyncio
-import json
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -11,6 +9,7 @@ from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded.request import RequestLimits
+from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.arguments import (
     TRANSFER_BACKEND,
@@ -48,6 +47,7 @@ class VllmEngineActor(EngineActor):
         prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
         incarnation, config = new_incarnation(spec.name), spec.generator
+        warn_of_end_ids(spec.model_path, config.sampling.stop_token_ids)
         self._vllm = VllmEngine(
             library,
             llm,
@@ -122,14 +122,3 @@ def start(spec: EngineSpec) -> Started:
         weight_transfer_config=library.WeightTransferConfig(backend=TRANSFER_BACKEND),
     )
     return library, library.AsyncLLM.from_engine_args(arguments)
-
-
-def end_ids_of(model_path: str) -> list[int]:
-    """The end-of-sequence tokens of a Hugging Face directory."""
-    for name in ("generation_config.json", "config.json"):
-        file = Path(model_path) / name
-        if file.is_file():
-            ended = json.loads(file.read_bytes()).get("eos_token_id")
-            if ended is not None:
-                return [ended] if isinstance(ended, int) else [int(each) for each in ended]
-    return []

@@ -8,15 +8,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.messages.failures import OffbeatError
 
 _NAMED: Final = 3  # tensors in a message
+_log = structlog.stdlib.get_logger()
 
 
 class WeightsMismatch(OffbeatError):
@@ -76,7 +79,20 @@ def load_causal_lm(
     )
     model, info = loaded
     _refuse(path, info)
+    if problem := generation_config_problem(path):
+        _log.warning("model.generation_config", path=str(path), problem=problem)
     return model.eval()
+
+
+def generation_config_problem(path: str | Path) -> str:
+    """Say what transformers would refuse in a directory's generation config; "" if nothing."""
+    if not (Path(path) / GENERATION_CONFIG_NAME).is_file():
+        return ""
+    try:
+        GenerationConfig.from_pretrained(path, local_files_only=True).validate(strict=True)
+    except ValueError as invalid:
+        return " ".join(str(invalid).split())
+    return ""
 
 
 def model_without_memory(path: str | Path, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -5,6 +5,7 @@ Kept beside its config, compared when it resumes.
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ import yaml
 from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
 from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER, digest_of, source_digest
+from offbeat.generators.end_tokens import end_ids_of
 from offbeat.telemetry.summary import write_atomically
 
 INPUTS: Final = "inputs.json"
@@ -22,6 +24,7 @@ WORKING_DIR: Final = "working_dir"
 
 _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 """The files of a model directory besides its weights: config, tokenizer, template, code."""
+_NOT_DESCRIBING: Final = (".index.json", "generation_config.json")
 
 
 def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
@@ -31,6 +34,8 @@ def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
 
     Of the model only what describes it is read, not its weights: those are the trainer's to verify.
     Of code the target's module and what it imports from below ``working_dir``.
+
+    Of its generation config only the end tokens count: how to sample is the recipe's to say.
 
     Raises:
         OSError: A file is there and cannot be read.
@@ -42,12 +47,20 @@ def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
     model = Path(config.model.path)
     if model.is_dir():
         files = sorted({file for form in _DESCRIBES_MODEL for file in model.glob(form)})
-        described = [file for file in files if not file.name.endswith(".index.json")]
-        digests[MODEL] = digest_of(file.read_bytes() for file in described)
+        described = [file for file in files if not file.name.endswith(_NOT_DESCRIBING)]
+        contents = (file.read_bytes() for file in described)
+        digests[MODEL] = digest_of(chain(contents, [_end_ids(model)]))
     for key, target in targets(config).items():
         if digest := source_digest(target, working_dir):
             digests[key] = digest
     return digests
+
+
+def _end_ids(model: Path) -> bytes:
+    try:
+        return repr(end_ids_of(model)).encode()
+    except ValueError:  # no JSON: whoever loads the model says so
+        return b"unknown"
 
 
 def targets(config: RunConfig) -> dict[str, str]:

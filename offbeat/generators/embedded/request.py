@@ -54,6 +54,9 @@ class RequestLimits:
                 (f"temperature={sampling.temperature:g} has no softmax"),
                 "Use a small positive one, such as 0.01, for almost greedy decoding",
             )
+        if outside := [each for each in sampling.stop_token_ids if not 0 <= each < self.vocabulary]:
+            problem = f"stop_token_ids={outside} are outside the vocabulary of {self.vocabulary}"
+            yield problem, "Take ids of the model's tokenizer"
         if not 0 < sampling.top_p <= 1:
             yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
 

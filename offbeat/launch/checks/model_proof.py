@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _ROWS = "packed rows"
 _DECODING = "decoding"
+_ENDS = "end of samples"
 
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
@@ -21,7 +22,12 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     trains, decodes = config.trainer.backend == "torch", config.generator.backend == "embedded"
     if config.trainer.backend == "stub" and not decodes:
         return
-    from offbeat.model_proof.loading import WeightsMismatch, check_headers, model_without_memory
+    from offbeat.model_proof.loading import (
+        WeightsMismatch,
+        check_headers,
+        generation_config_problem,
+        model_without_memory,
+    )
 
     trust = config.model.trust_remote_code
     try:
@@ -34,10 +40,38 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         message = f"transformers cannot make the model: {broken}".splitlines()[0]
         yield error("model", message, "Point model.path at a causal LM that transformers knows.")
         return
+    if problem := generation_config_problem(config.model.path):
+        fix = (
+            "Repair it: this run does not read it but for its end tokens, and exports it as it is."
+        )
+        yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
+    yield from _stop_tokens(config, model)
     if trains:
         yield _rows(config, model)
     if decodes:
         yield _decoding(config, model)
+
+
+def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
+    """Warn of a model whose samples would never end. Its files are whole."""
+    from offbeat.generators.end_tokens import end_ids_of, end_ids_problem
+
+    if config.generator.backend == "stub":
+        return
+    stops = config.generator.sampling.stop_token_ids
+    if problem := end_ids_problem(config.model.path, stops):
+        fix = "Name its end in eos_token_id of generation_config.json, or generator.sampling.stop_token_ids."
+        yield warning(_ENDS, problem, fix)
+    else:
+        yield ok(_ENDS, f"samples end with {[*end_ids_of(config.model.path), *stops]}")
+
+
+def _stop_tokens(config: RunConfig, model: "PreTrainedModel") -> Iterator[Finding]:
+    known = model.get_input_embeddings().get_parameter("weight").shape[0]
+    stops = config.generator.sampling.stop_token_ids
+    if outside := [each for each in stops if not 0 <= each < known]:
+        seen = f"generator.sampling.stop_token_ids={outside} are outside the vocabulary of {known}"
+        yield error(_ENDS, seen, "Take ids of the model's tokenizer.")
 
 
 def _rows(config: RunConfig, model: "PreTrainedModel") -> Finding:

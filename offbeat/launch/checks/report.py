@@ -20,7 +20,7 @@ from offbeat.launch.checks.machine import (
     this_machine,
 )
 from offbeat.launch.checks.model_files import check_lengths, read_model
-from offbeat.launch.checks.model_proof import check_model_proof
+from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
 from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
@@ -61,6 +61,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_vllm(config),
         about_model,
         check_lengths(config, model) if model else (),
+        check_end_tokens(config) if model else (),
         check_model_proof(config) if model else (),
         check_vllm_positions(config) if model else (),
         check_prompts(config),

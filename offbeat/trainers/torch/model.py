@@ -1,19 +1,23 @@
 """Loading and saving of a causal LM in a Hugging Face directory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 import xxhash
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from offbeat.model_proof.loading import load_causal_lm
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.model_directory import replaced
 from offbeat.trainers.weights import torch_dtype
 from offbeat.weight_sync.source import named_weights
+
+_GENERATION_CONFIG: Final = "generation_config.json"
+_TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def load_model(
@@ -71,8 +75,9 @@ def save_model(model: PreTrainedModel, directory: str | Path, like: str | Path) 
 
     An existing directory is replaced.
     """
-    with replaced(Path(directory), Path(like)) as staged:
+    with replaced(Path(directory), Path(like)) as staged, _plain_generation_config(model):
         model.save_pretrained(staged)
+        _leave_generation_config(staged, Path(like))
 
 
 def save_weights(
@@ -93,8 +98,31 @@ def save_weights(
     shell.generation_config = model.generation_config
     # Weights that were renamed when the files were read are renamed back when they are written.
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001
-    with replaced(Path(directory), Path(like)) as staged:
+    with replaced(Path(directory), Path(like)) as staged, _plain_generation_config(shell):
         shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
+        _leave_generation_config(staged, Path(like))
+
+
+@contextmanager
+def _plain_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Let transformers write a generation config of which it refuses nothing.
+
+    It loads many that it refuses to write, such as a temperature without sampling: at the end of a
+    run, whose model would be lost with it.
+    """
+    kept = model.generation_config
+    tokens = {name: getattr(kept, name, None) for name in _TOKENS}
+    model.generation_config = GenerationConfig(**tokens)
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def _leave_generation_config(staged: Path, like: Path) -> None:
+    """Make room for the generation config that the model came with: it is exported as it is."""
+    if (like / _GENERATION_CONFIG).is_file():
+        (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
 
 
 def _with_tied(shell: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from offbeat.launch.checks.machine import (
     memory_needed_bytes,
 )
 from offbeat.launch.checks.model_files import ModelFiles, check_lengths, read_model
-from offbeat.launch.checks.model_proof import check_model_proof
+from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
 from offbeat.launch.checks.report import summary
 from offbeat.launch.checks.software import (
     check_gpus,
@@ -288,6 +288,24 @@ def test_a_model_that_computes_rows_and_decodes_exactly_is_in_order(tmp_path: Pa
     found = proofs(family_model("Llama"), tmp_path, max_model_len=128)
     assert {finding.level for finding in found.values()} == {Level.OK}
     assert set(found) == {"packed rows", "decoding"}
+
+
+def test_stop_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:
+    found = proofs(family_model("Llama"), tmp_path, sampling={"stop_token_ids": [-5, 3, 100_000]})
+    assert found["end of samples"].level is Level.ERROR
+    assert "[-5, 100000] are outside the vocabulary of 64" in found["end of samples"].message
+
+
+def test_a_model_whose_files_name_no_end_of_a_sample_is_a_warning(tmp_path: Path) -> None:
+    family_model("Llama").save_pretrained(tmp_path)
+    recipe = config(model={"path": str(tmp_path)})
+    assert one(check_end_tokens(recipe)).level is Level.OK
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text("{}")
+    finding = one(check_end_tokens(recipe))
+    assert finding.level is Level.WARNING
+    assert "every sample is cut off" in finding.message
+    assert "stop_token_ids" in finding.fix
 
 
 @pytest.mark.parametrize("trainer", ["torch", "megatron"])

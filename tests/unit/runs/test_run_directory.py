@@ -271,6 +271,20 @@ def test_a_run_does_not_go_on_with_other_prompts_of_the_same_name(
         reopen_run_dir(over(tmp_path, "rows.jsonl"), begun)
 
 
+def test_a_repaired_generation_config_keeps_no_run_from_going_on_unless_samples_end_otherwise(
+    begun: Path, tmp_path: Path
+) -> None:
+    """Transformers loads a temperature without sampling and refuses to write it: people repair it."""
+    file, recipe = tmp_path / "model" / "generation_config.json", over(tmp_path, "rows.jsonl")
+    file.write_text('{"temperature": 0.6}')
+    reopen_run_dir(recipe, begun)
+    file.write_text('{"temperature": 0.6, "do_sample": true}')
+    reopen_run_dir(recipe, begun)
+    file.write_text('{"eos_token_id": [1, 2]}')
+    with pytest.raises(RunDirUnusable, match=r"model\.path has another config, tokenizer or code"):
+        reopen_run_dir(recipe, begun)
+
+
 def test_a_run_does_not_go_on_with_another_tokenizer_of_the_same_name(
     begun: Path, tmp_path: Path
 ) -> None:

@@ -1,3 +1,5 @@
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from transformers import (
 )
 
 from offbeat.messages.training import LossSpec
+from offbeat.model_proof.loading import generation_config_problem
 from offbeat.trainers.torch import TorchTrainer
+from offbeat.trainers.torch.model import save_weights
 
 MakeTrainer = Callable[..., TorchTrainer]
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]
@@ -60,6 +64,31 @@ def test_a_saved_directory_is_a_model_with_its_tokenizer(
     assert (target / "tokenizer.json").exists()
     assert (target / "model.safetensors").exists()
     assert [each.name for each in target.parent.iterdir()] == ["step_1"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7, "top_p": 0.9, "do_sample": False},
+        {"temperature": 0.7},
+    ],
+)
+def test_a_generation_config_that_transformers_refuses_to_write_is_exported_as_it_is(
+    tmp_path: Path, qwen3: Path, trainer_of: MakeTrainer, settings: dict[str, Any]
+) -> None:
+    """Nothing may lose a trained model after its last step."""
+    path = shutil.copytree(qwen3, tmp_path / "model")
+    text = json.dumps({"eos_token_id": 1, **settings})
+    (path / "generation_config.json").write_text(text)
+    trainer = trainer_of(path, dtype="float32")
+    trainer.save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "generation_config.json").read_text() == text
+    whole, weights = trainer.module, dict(trainer.named_weights())
+    save_weights(weights, whole, torch.float32, tmp_path / "of ranks", like=path)
+    assert (tmp_path / "of ranks" / "generation_config.json").read_text() == text
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "of ranks").generation_config is not None
+    assert generation_config_problem(path)
+    assert not generation_config_problem(qwen3)
 
 
 def test_what_a_model_does_to_its_logits_is_kept(

@@ -1,0 +1,89 @@
+"""Finds the tokens that end a sample in the files of a model: the same for every engine.
+
+Reads JSON alone. A model whose samples never end trains on samples that are all cut off.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import structlog
+
+_NAMED_IN: Final = ("generation_config.json", "config.json")
+_log = structlog.stdlib.get_logger()
+
+
+def end_ids_of(model_path: str | Path) -> list[int]:
+    """Return the end-of-sequence tokens of a model directory: those of the first file that names any.
+
+    Raises:
+        ValueError: A file is no JSON object.
+    """
+    for name in _NAMED_IN:
+        settings = _read(Path(model_path) / name)
+        for inner in (settings, settings.get("text_config")):
+            ended: Any = cast("dict[str, Any]", inner).get("eos_token_id") if inner else None
+            if ended is not None:
+                return [ended] if isinstance(ended, int) else [int(each) for each in ended]
+    return []
+
+
+def end_ids_problem(model_path: str | Path, stop_token_ids: Sequence[int] = ()) -> str:
+    """Say why samples may never end; "" if nothing speaks for it.
+
+    Args:
+        model_path: A model directory.
+        stop_token_ids: What the recipe ends samples with besides.
+    """
+    folder = Path(model_path)
+    ends = [*end_ids_of(folder), *stop_token_ids]
+    token, id_ = tokenizer_end(folder)
+    if not ends:
+        last = f"; its tokenizer ends with {token!r} ({id_})" if id_ is not None else ""
+        return f"{' and '.join(_NAMED_IN)} name no eos_token_id{last}: every sample is cut off"
+    if id_ is not None and id_ not in ends:
+        return (
+            f"the tokenizer ends with {token!r} ({id_}), and samples end with {ends} alone: those of "
+            "a model that was trained to end with the tokenizer's are cut off"
+        )
+    return ""
+
+
+def warn_of_end_ids(model_path: str | Path, stop_token_ids: Sequence[int]) -> None:
+    """Log what ``end_ids_problem`` says, if anything."""
+    if problem := end_ids_problem(model_path, stop_token_ids):
+        _log.warning("model.no_end", problem=problem, fix="generator.sampling.stop_token_ids")
+
+
+def tokenizer_end(folder: Path) -> tuple[str, int | None]:
+    """Return the tokenizer's own end-of-sequence token and its id, None where it is not known."""
+    settings = _read(folder / "tokenizer_config.json")
+    token: Any = settings.get("eos_token")
+    if isinstance(token, dict):
+        token = cast("dict[str, Any]", token).get("content")
+    if not isinstance(token, str):
+        return "", None
+    known = (id_ for content, id_ in _special_tokens(folder, settings) if content == token)
+    return token, next(known, None)
+
+
+def _special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    added: dict[str, dict[str, Any]] = settings.get("added_tokens_decoder") or {}
+    for id_, each in added.items():
+        yield str(each.get("content")), int(id_)
+    tokenizer = _read(folder / "tokenizer.json")
+    for each in tokenizer.get("added_tokens") or ():
+        yield str(each["content"]), int(each["id"])
+    vocabulary: Any = (tokenizer.get("model") or {}).get("vocab")
+    if isinstance(vocabulary, dict):
+        yield from cast("dict[str, int]", vocabulary).items()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    content: object = json.loads(file.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is no JSON object")  # noqa: TRY004 - one error for any bad file
+    return cast("dict[str, Any]", content)
