@@ -85,7 +85,7 @@ class MegatronTrainer(TrainerBackend):
 
         Raises:
             UnsupportedModel: This kind of model has no mapping here.
-            WeightsMismatch: The files are not those of the model that their config describes.
+            WeightsMismatch: The files are not those of their config's model.
             UnsupportedLayout: The model or the world cannot be partitioned like this.
         """
         super().__init__()
@@ -390,9 +390,8 @@ class MegatronTrainer(TrainerBackend):
 
     @cached_property
     def _reference(self) -> Forward:
-        model = self._build(self._description())
-        model.requires_grad_(requires_grad=False)
-        held = {name: each.detach() for name, each in model.named_parameters()}
+        model = self._build(self._description()).requires_grad_(requires_grad=False)
+        held = dict(model.named_parameters())
         self._check_initial(weights_digest(self.gathering.all_tensors(held)))
         return self._forward_of(model, model)
 
