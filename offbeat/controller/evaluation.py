@@ -85,6 +85,8 @@ class Evaluation:
             except (EvaluationFailed, TimeoutError) as failure:
                 error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
                 log.warning("eval.given_up", version=asked, error=error)
+                state.evaluations_failed += 1
+                state.evaluation_failure = error
             finally:
                 self._busy = False
                 self._unpin()

@@ -139,6 +139,8 @@ class Progress:
             worker_restarts=restarts.get("worker", 0),
             trainer_restarts=restarts.get("trainer", 0),
             engines_retired=sorted(state.tally.retired),
+            evaluations_failed=state.evaluations_failed,
+            evaluation_failure=state.evaluation_failure,
             rewinds=ledger.lineage,
             controller_incarnations=state.fence.incarnation,
             resumes=self._before.resumes,

@@ -51,6 +51,8 @@ class RunState:
     engine_signals: dict[str, Signal] = field(init=False)  # by engine
     engines_replaced: int = 0  # processes given up, over the run, but those of retired engines
     moved_at: float = 0.0  # event loop's clock
+    evaluations_failed: int = 0  # by this controller
+    evaluation_failure: str = ""  # why the last of them failed
     exhausted: bool = False  # the prompt source is at its end
     stopping: bool = False  # finish the step in progress, then end
     paused: bool = False  # an operator asked; the step in progress goes on to its end

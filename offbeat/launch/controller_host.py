@@ -89,6 +89,9 @@ class ControllerHost:
             self._outcome,
             None if raised is None else self._redacted(printable(str(raised))),
         )
+        summary = msgspec.structs.replace(
+            summary, evaluation_failure=self._redacted(printable(summary.evaluation_failure))
+        )
         if not self._journal.close():
             log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))
         self._summary = msgspec.json.encode(summary)

@@ -68,6 +68,9 @@ def _figures(summary: Summary) -> Table:
     _add(table, "restarts", *_restarts(summary))
     if summary.resumes:
         _add(table, "resumed", _times(summary.resumes))
+    if summary.evaluations_failed:
+        failed = f"{summary.evaluations_failed} failed"
+        _add(table, "evaluations", failed, summary.evaluation_failure)
     if summary.rewinds:
         _add(table, "rewound", _times(summary.rewinds), "to a checkpoint, or to the initial model")
     return table

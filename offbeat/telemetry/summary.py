@@ -61,6 +61,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     worker_restarts: int = 0
     trainer_restarts: int = 0  # of all its ranks together
     engines_retired: list[str] = []  # given up since the start, or the last resume
+    evaluations_failed: int = 0  # of the last controller; the others are in eval/*
+    evaluation_failure: str = ""  # why the last of them failed: one line
     rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
     controller_incarnations: int = 1
     resumes: int = 0  # incarnations that offbeat train --resume began

@@ -108,6 +108,15 @@ def test_whatever_was_replaced_is_counted_with_what_it_was() -> None:
     assert "rewound 2 times to a checkpoint, or to the initial model" in rows
 
 
+def test_evaluations_that_failed_are_told_with_the_reason_of_the_last() -> None:
+    failed = msgspec.structs.replace(
+        SUMMARY, evaluations_failed=3, evaluation_failure="version 9 could not be scored: too long"
+    )
+    assert "evaluations" in rendered(failed) and "3 failed" in rendered(failed)
+    assert "version 9 could not be scored: too long" in rendered(failed)
+    assert "evaluations" not in rendered(SUMMARY)
+
+
 def test_a_run_that_took_fewer_steps_than_asked_says_so() -> None:
     assert "600 of 1000 in 3 min" in rendered(msgspec.structs.replace(SUMMARY, steps_asked=1000))
 
