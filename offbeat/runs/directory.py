@@ -58,15 +58,19 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([wanted], () if asked else numbered)
     for candidate in candidates:
+        ours: Path | None = None
         try:
             candidate.mkdir(parents=True, exist_ok=True)
             # The config is the mark of a taken directory; creating it settles a race of two runs.
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
+                ours = candidate / CONFIG
                 file.write(to_yaml(config, os.environ))
             write_inputs(config, candidate, Path.cwd())
         except FileExistsError:
             continue
         except OSError as error:
+            if ours is not None:  # a full disk: half a config would pass for that of a run
+                ours.unlink()
             fix = "Name another one with --run-dir"
             raise RunDirUnusable(str(candidate), error.strerror or str(error), fix) from error
         return candidate

@@ -1,3 +1,4 @@
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
@@ -74,6 +75,18 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirUnusable, match=r"file/below: Not a directory\. Name another one"):
         make_run_dir(config("unused"), tmp_path / "file" / "below")
+
+
+def test_a_full_disk_leaves_no_half_written_config(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it; a resume would miss what is not there."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(RunDirUnusable, match="File too large"):
+            make_run_dir(config("unused"), tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "run" / CONFIG).exists()
 
 
 def test_a_uri_is_refused_by_name_and_nothing_is_made() -> None:
