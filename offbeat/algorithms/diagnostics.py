@@ -74,10 +74,11 @@ def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
 
     ``ratio_p05``, ``ratio_p50``, ``ratio_p95``: percentiles of the behaviour ratio over tokens,
     read off the histogram. ``clip_fraction``: tokens held by a bound of the loss. ``behaviour_kl``:
-    KL(behaviour || trained), k3, nats a token. ``ess``: effective sample size of the ratios as
+    KL(behaviour || trained), k3, nats per token. ``ess``: effective sample size of the ratios as
     weights, ``(sum w)^2 / sum w^2``, as a fraction of the tokens. ``token_fraction``: the bucket's
     share of the step. And for the whole step ``off_policy/logprob_gap_on_policy``: mean distance of
-    the logprobs over the sequences whose tokens are all of staleness 0, and how many tokens those have.
+    the logprobs over the sequences whose tokens are all of staleness 0, and how many tokens those
+    have.
     """
     buckets = [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
     step_tokens = sum(sum(row[:BINS]) for row in buckets)

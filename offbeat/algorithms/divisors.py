@@ -1,6 +1,6 @@
 """Normalisation of the sums of a whole step, done once at its end.
 
-Each call of a loss tells its part: units, samples, squares; parts of microbatches, chunks and
+Each call of a loss returns its part: units, samples, squares; parts of microbatches, chunks and
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
 each sequence (``LossSpec.normalize``). *Samples* and *squares*, the sum of squared advantages, give
 the standard deviation of the step's advantages, which nobody knows before its last group is there:

@@ -163,7 +163,7 @@ class ReportLost(_Op, frozen=True):
 
 
 class TakeLost(_Op, frozen=True):
-    """Reply: list of ``LostGroup``, each told once."""
+    """Reply: list of ``LostGroup``, each reported once."""
 
     partition: str
 

@@ -77,7 +77,7 @@ class Holds:
         return self.inherit(place)
 
     def unneeded(self) -> list[str]:
-        """Segments that nobody needs any more. One is told again if an answer out of it came late."""
+        """Return segments that are no longer needed. One is returned again after a late reply from it."""
         free = list[str]()
         while self._let_go:
             segment = self._let_go.popleft()

@@ -23,7 +23,7 @@ __all__ = ["Bytes", "WeightChunk", "digest_of", "pack", "tensor_views", "walk"]
 
 
 class ChunkSlice(NamedTuple):
-    """Neighbours of one type in a chunk: cut by one call, because a call a tensor adds up."""
+    """Neighbours of one type in a chunk: cut by one call, because a call per tensor adds up."""
 
     dtype: torch.dtype
     start: int  # bytes from the start of the chunk

@@ -146,7 +146,7 @@ class ModuleTarget:
         """Overwrite the weights in place, so that references to the tensors stay valid."""
         if self._staged:
             places = [self._tensors[name] for name, _ in self._staged]
-            with torch.no_grad():  # one call: a call a tensor adds up
+            with torch.no_grad():  # one call: a call per tensor adds up
                 torch._foreach_copy_(places, [tensor for _, tensor in self._staged])
         self._staged = []
 

@@ -15,7 +15,7 @@ _NO_TOKEN = -1
 
 
 class RunningRows:
-    """One entry a row of the cache, in the same places.
+    """One entry per row of the cache, in the same places.
 
     Use inside ``torch.inference_mode`` only.
     """

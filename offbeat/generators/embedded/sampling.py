@@ -18,7 +18,7 @@ def noise_key(seed: int, sample: int) -> int:
 
 
 def uniforms(keys_R: Tensor, positions_R: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1 - 2**-52], one a row: a pure function of (key, position).
+    """Uniform numbers in [0, 1 - 2**-52], one per row: a pure function of (key, position).
 
     SplitMix64 (Steele, Lea, Flood 2014) read at ``position``: the state after n draws is
     ``key + n * weyl``, so that any position is reached without its predecessors.

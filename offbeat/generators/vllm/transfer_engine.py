@@ -132,7 +132,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
                 )
 
     def _do_beside(self, work: str, does: Callable[[], None]) -> Future[None]:
-        """Have the thread do it, and tell the actor what became of it."""
+        """Run it in the thread, and report its result to the actor."""
         epoch, telling = self._epoch, self._telling
         assert telling is not None  # noqa: S101 -- for the type checker: the actor gives it first
 
@@ -175,7 +175,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     def _prepare(self, info: ChunkInfo) -> None:
         """Have the thread load the chunk, and close the twin after the last.
 
-        Once one could not be loaded, none behind it is; the last one tells.
+        Once one could not be loaded, none after it is; the last one reports.
         """
         before, twin, last = self._prepared, self._twin, self._next == self._chunks
         assert twin is not None  # noqa: S101 -- for the type checker: it was started

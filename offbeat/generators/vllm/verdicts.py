@@ -62,7 +62,7 @@ class Verdicts:
                 done.add(verdict.worker)
 
     def close(self) -> None:
-        """Workers that say something yet are not heard."""
+        """Close the pipe; reports that workers send afterwards are discarded."""
         os.close(self._read)
         os.close(self._write)
 
@@ -73,7 +73,7 @@ class Verdicts:
 
 
 class VerdictSender:
-    """A worker's end. Any thread of it may tell."""
+    """A worker's end. Any of its threads may report."""
 
     def __init__(self, path: str, worker: int) -> None:
         self._write, self._worker = os.open(path, os.O_WRONLY | os.O_CLOEXEC), worker

@@ -148,7 +148,7 @@ class WeightUpdates:
             raise
 
     async def _introduce(self, manifest: Manifest, offsets: Sequence[int]) -> None:
-        """Show the workers the memory and what lies where; hear how they will load it."""
+        """Send the workers the location and layout of the memory, and have them plan the loading."""
         self._planned, area = None, self.area
         where = {"path": area.path, "nbytes": area.nbytes, "verdicts": self._verdicts.path}
         request = self._vllm.WeightTransferInitRequest(where)

@@ -106,7 +106,8 @@ class TransferQueueClient:
             partition: A declared one.
             group: Its name; one of that name rests in a partition at a time.
             columns: Name to dense array [rows, ...], ``Ragged`` or list, all of as many rows.
-            tags: Small values, one a row, which travel with the receipt and which claims select by.
+            tags: Small values, one per row, which travel with the receipt and which claims select
+                by.
             attempt: Which making of the group this is.
             deadline_s: Seconds to wait for room, behind those who wait already.
 

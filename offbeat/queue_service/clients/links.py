@@ -28,11 +28,11 @@ RECEIVED_AT_ONCE: Final = 64 << 10
 
 
 Freed = Callable[[Sequence[Slot]], None]
-"""Is told which slots are the client's to write to again."""
+"""Callback that receives the slots that the client may write to again."""
 
 
 def anchor(path: str, queue: str, client: str) -> socket.socket:
-    """A connection that carries nothing: its end tells the service that this client is no more.
+    """A connection without messages: its end notifies the service that this client is gone.
 
     Raises:
         ActorLost: Nobody listens there.

@@ -46,7 +46,7 @@ Declared = ColumnSpec | tuple[str, str] | tuple[str, str, bool]
 INLINE_BYTES: Final = 64 << 10
 """Smaller payloads travel in the message."""
 TOLD_AT_ONCE_BYTES: Final = 1 << 20
-"""The service hears of so much memory that is not viewed any more without waiting for a call."""
+"""Bytes of unviewed memory that are reported to the service at once, not with the next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class ClientProtocol:
             self._writer.close()
 
     def _gone(self, slot: Slot, nbytes: int) -> None:
-        """A view is gone. Small ones are told with the next call, large ones at once."""
+        """Record that a view is gone. Small ones are reported with the next call, large ones at once."""
         self._unpinned.append(slot)
         self._untold += nbytes
         if self._closed:

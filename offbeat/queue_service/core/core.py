@@ -54,7 +54,7 @@ class QueueCore(Producing, Consuming):
         return self.clear([group.receipt for group in self._home(partition).groups.values()])
 
     def lost(self, receipts: Iterable[PutReceipt], reason: str) -> list[LostGroup]:
-        """The payload of these groups is gone: they leave, and ``take_lost`` tells of them.
+        """Remove these groups, whose payload is lost; ``take_lost`` reports them.
 
         A receipt that is stale loses nothing. Only a newer attempt of a lost group is taken again.
         """

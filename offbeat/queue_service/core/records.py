@@ -9,7 +9,7 @@ from offbeat.messages.failures import SchemaError
 
 Scalar = int | float | str | bool | None
 Tags = dict[str, tuple[Scalar, ...]]
-"""Small scalars of a group by name, one a row: ``{"reward": (1.0, 0.0), ...}``."""
+"""Small scalars of a group by name, one per row: ``{"reward": (1.0, 0.0), ...}``."""
 
 GivenTags = Mapping[str, Sequence[Scalar]]
 """Tags as a producer hands them in."""

@@ -85,7 +85,7 @@ def checked_tags(tags: GivenTags, rows: int) -> Tags:
     copy = {name: tuple(values) for name, values in tags.items()}
     for name, values in copy.items():
         if len(values) != rows:
-            raise SchemaError(f"tag {name}", f"{len(values)} values", f"{rows}: one a row")
+            raise SchemaError(f"tag {name}", f"{len(values)} values", f"{rows}: one per row")
         if not _SCALARS.issuperset(map(type, values)):
             odd = next(value for value in values if type(value) not in _SCALARS)
             raise SchemaError(f"tag {name}", f"{odd!r}", "int, float, str, bool or None")

@@ -1,4 +1,4 @@
-"""The channel on the node: a Unix socket without a file, where only processes of this user are heard."""
+"""Channel on the node: a Unix socket without a file, which serves processes of this user only."""
 
 import asyncio
 import tempfile

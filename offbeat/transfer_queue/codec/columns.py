@@ -32,7 +32,7 @@ class Ragged:
 
 Column = NDArray[Any] | Ragged | list[Any]
 Columns = Mapping[str, Column]
-"""Name to column. A dense column has its rows on the first axis; a list has an entry a row, made of
+"""Name to column. A dense column has its rows on the first axis; a list has an entry per row, made of
 None, bool, int (64 bits), float, str, bytes, list, and dict with str keys."""
 
 

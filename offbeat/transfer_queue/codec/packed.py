@@ -2,7 +2,8 @@
 
 64 bytes of preamble (magic, digest, length of all, length of the header), the header, and on the
 next multiple of 64 the arrays, each on a multiple of 64. The digest, xxh3_128, covers every byte
-behind itself, padding included, and the magic is compared: no byte is left that could change unseen.
+behind itself, padding included, and the magic is compared: no byte is left that could change
+    unseen.
 """
 
 import struct
@@ -104,7 +105,7 @@ def unpack(buffer: Buffer, *, verify: bool = True) -> dict[str, Column]:
 def digest_of(buffer: Buffer) -> bytes:
     """The digest that :func:`pack` wrote into ``buffer``: it names the content among all others.
 
-    Whether the content still is what it names, ``unpack`` tells.
+    ``unpack`` checks the content against its digest.
 
     Raises:
         CorruptPayload: Too short to hold one.

@@ -84,7 +84,7 @@ class GlooSender:
         self._publishing = threading.Lock()
         self._parked = deque[Message]()  # joins that came while another session was served
         self._closed = False
-        self._ended = ""  # why the thread has ended without being told to
+        self._ended = ""  # why the thread has ended without a request to stop
         self.dropped = 0  # messages that came too late
         self._thread = threading.Thread(target=self._work, name="weight-sender", daemon=True)
         self._thread.start()
@@ -121,7 +121,7 @@ class GlooSender:
     # --- the thread ------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Serve until told to stop. However it ends, nobody is left waiting for this thread."""
+        """Serve until a request to stop. However it ends, no member is left waiting for this thread."""
         try:
             self._serve()
         except Exception as error:
@@ -180,7 +180,7 @@ class GlooSender:
         return ""
 
     def _broadcast(self, session: Session, plan: RoundPlan, snapshot: StagedRelease) -> str:
-        """Send what this round needs, hear what became of it; why the sender cannot go on, if so."""
+        """Send the chunks of this round and collect its reports; return why the sender failed, if so."""
         chunks, at = list(walk(snapshot.manifest)), plan.first
         patience_s = self._limits.of(max(snapshot.manifest.chunk_nbytes, default=0))
         try:

@@ -155,7 +155,7 @@ def joined(place: GroupAddress, device: Device) -> Iterator[BroadcastGroup]:
     """A group while it is needed.
 
     If the block raises, the connections are closed before this does: the others notice. Else nobody
-    waits for that but the end of the process; gloo takes some ten milliseconds a connection.
+    waits for that but the end of the process; gloo takes some ten milliseconds per connection.
 
     Raises:
         BrokenGroup: Not everybody came.

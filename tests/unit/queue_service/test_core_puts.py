@@ -23,7 +23,7 @@ from offbeat.transfer_queue.errors import StaleHandle
         ((ColumnSpec("tokens", "int32"),), {}, 2, "dense int32; the schema wants ragged int32"),
         ((TOKENS, TOKENS), {}, 2, "given twice"),
         ((), {}, 2, "at least one column"),
-        ((TOKENS,), {"reward": [1.0]}, 2, "column 'tag reward' is 1 values; .* 2: one a row"),
+        ((TOKENS,), {"reward": [1.0]}, 2, "column 'tag reward' is 1 values; .* 2: one per row"),
         ((TOKENS,), {"reward": [1.0, [2.0]]}, 2, r"tag reward' is \[2.0\]"),
         ((TOKENS,), {}, 0, "at least 1 row"),
     ],
