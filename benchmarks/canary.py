@@ -1,4 +1,4 @@
-"""What the canary of a release costs, beside a step of the quickstart: CPU time of one thread.
+"""Measures the cost of a release's canary, beside a step of the quickstart: CPU time of one thread.
 
     python -m benchmarks.canary
 

@@ -50,7 +50,7 @@ from offbeat.sampler.build import build_sampler
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is run."""
+    """One configuration to run."""
 
     sampler: str = "ready_first"
     max_staleness: int = 1
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run, without its first and last steps."""
+    """Figures of one run, without its first and last steps."""
 
     us_per_group: float
     cpu_us_per_group: float
@@ -152,7 +152,7 @@ async def _run_in(case: Case, directory: Path) -> Measured:
 
 
 def measure(case: Case) -> Measured:
-    """One run, with a journal of its own."""
+    """Measure one run, with a journal of its own."""
     with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
         return runner.run(_run_in(case, Path(directory)))
 
@@ -190,7 +190,7 @@ def buffered(runs: int, few: Case, many: Case) -> None:
 
 
 def engines(runs: int, counts: Sequence[int]) -> None:
-    """As many groups a step as engines, so that every engine has work."""
+    """Measure with as many groups per step as engines, so that every engine has work."""
     for count in counts:
         case = Case(groups_per_step=count, engines=count, steps=12, warm=3)
         (measured,) = measure_in_turn([case], runs)
@@ -202,7 +202,7 @@ def engines(runs: int, counts: Sequence[int]) -> None:
 
 
 def profile(case: Case) -> None:
-    """What costs most, by time in the function itself."""
+    """Print the most expensive functions, by time in the function itself."""
     profiler = cProfile.Profile()
     profiler.enable()
     measure(case)

@@ -35,7 +35,7 @@ _SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run, without its first steps."""
+    """Figures of one run, without its first steps."""
 
     groups_per_s: float
     cores: dict[str, float]  # by kind of process
@@ -47,7 +47,7 @@ class Measured:
 
 
 def measure(engines: int, steps: int) -> Measured:
-    """One run of the command."""
+    """Measure one run of the command."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = (*_SETTINGS, f"steps={steps}", f"generator.engines={engines}")
         done = run(Path(scratch), settings)

@@ -1,4 +1,4 @@
-"""How much of a bare decode loop's speed the embedded engine keeps.
+"""Measures how much of a bare decode loop's speed the embedded engine keeps.
 
 Three ways to generate the same number of tokens, in one process, interleaved:
 
@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def tiny_model() -> PreTrainedModel:
-    """Two layers of width 128, 64 tokens of vocabulary: a step is almost all overhead."""
+    """Return a model of two layers of width 128 and 64 tokens of vocabulary.
+
+    A step is almost all overhead.
+    """
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=64,

@@ -1,4 +1,6 @@
-"""Groups per second of the environment worker's own work: ``python benchmarks/environment_worker.py``.
+"""Groups per second of the environment worker's own work.
+
+``python benchmarks/environment_worker.py``.
 
 The engine answers at once, so that what is left is encoding, scoring, packing and checking.
 """

@@ -1,4 +1,6 @@
-"""What grows with the length of a run: memory and disk of the controller, and the time to restart.
+"""Measures the growth with the length of a run.
+
+Memory and disk of the controller, and the time to restart.
 
     python -m benchmarks.growth [--steps N] [--groups-per-step N] [--ledger-only] [--directory DIR]
 
@@ -70,7 +72,7 @@ def run_config(steps: int, groups_per_step: int) -> RunConfig:
 
 
 def opened(directory: Path, snapshot_records: int = 20_000) -> tuple[Ledger, FileJournal]:
-    """The journal as a new life of the controller opens it; call on an event loop."""
+    """Open the journal as a new incarnation of the controller does; call on an event loop."""
     in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
     return open_journal(directory, in_thread, snapshot_records=snapshot_records, unix_s=time.time)
 

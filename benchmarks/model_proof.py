@@ -1,4 +1,4 @@
-"""What it costs to prove a model when it is loaded: a random one of half a billion weights.
+"""Measures the cost of proving a model when it is loaded: a random one of half a billion weights.
 
     python -m benchmarks.model_proof --dtype float32 --threads 2
 

@@ -76,7 +76,7 @@ class NoopRollouts:
 
 
 class NoopTrainer:
-    """Every step is applied."""
+    """Trainer that applies every step at once."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -131,7 +131,7 @@ class StepClock:
 
 
 def names(engines: int) -> list[str]:
-    """What so many engines are called."""
+    """Return the names of so many engines."""
     return [f"generator-{index}" for index in range(engines)]
 
 

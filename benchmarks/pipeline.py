@@ -1,4 +1,6 @@
-"""How much of a cluster the real controller keeps busy: a virtual clock, ports that take time.
+"""Measures how much of a cluster the real controller keeps busy.
+
+A virtual clock, ports that take time.
 
     python -m benchmarks.pipeline [--quick] [--limits] [--seeds 0,1,2] [--jobs N]
 
@@ -196,7 +198,10 @@ def _length_s(seed: int, ordinal: int, case: Case) -> float:
 
 @cache
 def log_median_s(sigma: float, longest_s: float) -> float:
-    """Log of the median of the log-normal for which the mean, after the cut, is ``MEAN_S``. By bisection."""
+    """Log of the median of the log-normal for which the mean, after the cut, is ``MEAN_S``.
+
+    By bisection.
+    """
     low, high = math.log(MEAN_S) - 3, math.log(MEAN_S) + 3
     for _ in range(60):
         middle = (low + high) / 2
@@ -214,7 +219,7 @@ def _mean_s(mu: float, sigma: float, longest_s: float) -> float:
 
 
 def measure(case: Case, seed: int) -> Measured:
-    """One run, the same each time."""
+    """Measure one run, the same each time."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     loop = VirtualLoop(random.Random(seed), max_events=100_000_000, max_s=1e6)
     try:
@@ -224,7 +229,7 @@ def measure(case: Case, seed: int) -> Measured:
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """The curve of ``ready_first``, then the other policies where nobody has time to spare."""
+    """Return the curve of ``ready_first``, then the other policies with balanced sides."""
     if quick:
         return [Case(max_staleness=staleness) for staleness in (0, 2)]
     curve = [

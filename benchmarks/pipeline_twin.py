@@ -1,4 +1,4 @@
-"""Does the virtual clock of ``benchmarks.pipeline`` tell the truth? Points of it on real actors.
+"""Compares the virtual clock of ``benchmarks.pipeline`` with real actors at some of its points.
 
     python -m benchmarks.pipeline_twin [--staleness 0,2]
 

@@ -33,7 +33,7 @@ class Times:
 
 
 class QueueClient:
-    """Both halves: the driver has one produce and another consume.
+    """Client with both halves: the driver has one produce and another consume.
 
     No method is async: one would make Ray run all of them on an event loop.
     """
@@ -63,18 +63,18 @@ class QueueClient:
         self._example, self._calls = made[0], [self._side.prepare([each]) for each in made]
 
     def prepare_large(self, megabytes: int) -> int:
-        """One payload of one large column."""
+        """Prepare one payload of one large column."""
         made = payloads.large(megabytes)
         self._example, self._calls = made, [self._side.prepare([made])]
         return payloads.payload_bytes(made)
 
     def declare(self, *partitions: str) -> None:
-        """They will hold groups like those prepared."""
+        """Declare the partition for groups like those prepared."""
         for partition in partitions:
             self._side.declare(partition, self._example)
 
     def cycle(self, partition: str, count: int, names: Sequence[str]) -> Times:
-        """One process puts a group, takes it and lets it go."""
+        """Put a group, take it and let it go, in one process."""
         times = Times(began_s=time.monotonic())
         for index in range(count):
             payload = self._calls[index % len(self._calls)]
@@ -144,7 +144,7 @@ class QueueClient:
         return self._side.run(_consume(self._side, partition, calls, names, width))
 
     def bytes_in_use(self) -> int | None:
-        """What the queue counts as held."""
+        """Return the bytes that the queue counts as held."""
         return self._side.bytes_in_use()
 
     def clear(self, partition: str) -> float:
@@ -155,7 +155,7 @@ class QueueClient:
 
 
 def _numbers(taken: Taken) -> list[int]:
-    """Of the group of each row."""
+    """Return the group number of each row."""
     return [int(float(row[0])) for each in taken.columns for row in each[payloads.REWARD]]
 
 

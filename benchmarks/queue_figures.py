@@ -1,4 +1,6 @@
-"""What the queue benchmark prints: medians of rounds, ratios between sides, and the bars they must reach.
+"""Computes the results of the queue benchmark.
+
+Medians of rounds, ratios between sides, and the bars to reach.
 
 Pure: figures in, text out. A side is a queue under test; a measure is one figure of it, once a round.
 """
@@ -26,7 +28,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of ours that must hold: a ratio to another side, or, against nobody, the figure itself.
+    """A figure that must hold: a ratio to another side, or the figure itself.
 
     A ratio says how many times better ours is, whichever way the measure counts: 2 is twice the
     rate or half the time. ``at_least`` bounds it; a figure against nobody is bounded ``at_most``.
@@ -48,12 +50,12 @@ class Figures:
         self._rounds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
     def add(self, side: str, figures: Mapping[str, float]) -> None:
-        """Another round of a side."""
+        """Add another round of a side."""
         for key, value in figures.items():
             self._rounds[key, side].append(value)
 
     def rounds(self, measure: Measure, side: str) -> Sequence[float]:
-        """In the order measured; empty if the side has none."""
+        """Return the rounds in the order measured; empty if the side has none."""
         return self._rounds.get((measure.key, side), ())
 
     def median(self, measure: Measure, side: str) -> float | None:
@@ -62,20 +64,20 @@ class Figures:
         return statistics.median(rounds) if rounds else None
 
     def ratio(self, measure: Measure, side: str) -> float | None:
-        """How many times better ours is than ``side``: the ratio of the medians."""
+        """Return how many times better ours is than ``side``: the ratio of the medians."""
         ours, theirs = self.median(measure, OURS), self.median(measure, side)
         if not ours or not theirs:
             return None
         return ours / theirs if measure.better == "higher" else theirs / ours
 
     def value(self, bar: Bar) -> float | None:
-        """What is held against the bar; None where it was not measured."""
+        """Return the value to compare with the bar; None where it was not measured."""
         if bar.against:
             return self.ratio(bar.measure, bar.against)
         return self.median(bar.measure, OURS)
 
     def as_json(self) -> dict[str, dict[str, list[float]]]:
-        """Every round: side by measure."""
+        """Return every round: side by measure."""
         nested: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
         for (key, side), rounds in self._rounds.items():
             nested[key][side] = rounds

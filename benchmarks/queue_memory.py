@@ -21,17 +21,17 @@ class ObjectStore:
         self._state = get_state_from_address(ray.get_runtime_context().gcs_address)
 
     def bytes_used(self) -> int:
-        """Objects that nobody refers to are no part of it."""
+        """Return the bytes in use, without objects that no reference names."""
         return get_memory_info_reply(self._state).store_stats.object_store_bytes_used
 
 
 def session_pids() -> list[int]:
-    """Every process below this one: raylet, actors, agents."""
+    """Return the pids of every process below this one: raylet, actors, agents."""
     return [process.pid for process in psutil.Process().children(recursive=True)]
 
 
 def actor_pid(name: str) -> int:
-    """Of the one actor of the session whose class has this name."""
+    """Return the pid of the one actor of the session whose class has this name."""
     (pid,) = (
         process.pid
         for process in psutil.Process().children(recursive=True)

@@ -28,7 +28,7 @@ def group(number: int, tokens: int) -> dict[str, Column]:
 
 
 def split(number: int, columns: int, payload_bytes: int) -> dict[str, Column]:
-    """The same bytes in as many columns as asked, and a reward."""
+    """Return the same bytes in the requested number of columns, and a reward."""
     tokens = payload_bytes // (4 * SAMPLES * columns)
     wide: dict[str, Column] = {
         f"column_{index}": np.full((SAMPLES, tokens), index, dtype=np.float32)
@@ -38,7 +38,7 @@ def split(number: int, columns: int, payload_bytes: int) -> dict[str, Column]:
 
 
 def large(megabytes: int) -> dict[str, Column]:
-    """One column of as many MiB as asked, and a reward."""
+    """Return one column of so many MiB, and a reward."""
     tokens = megabytes * 2**20 // 4 // LARGE_SAMPLES
     rng = np.random.default_rng(0)
     return {
@@ -55,5 +55,5 @@ def joined(groups: Sequence[Columns]) -> dict[str, Column]:
 
 
 def payload_bytes(columns: Columns) -> int:
-    """Without any header."""
+    """Return the bytes of the columns, without any header."""
     return sum(column.nbytes for column in columns.values())

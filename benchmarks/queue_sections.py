@@ -35,7 +35,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of each section is a round."""
+    """Size of one round of each section."""
 
     tokens: int = 2048
     small_tokens: int = 8
@@ -59,7 +59,7 @@ class Sizes:
 
 
 def cycle(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
-    """One process; tiny groups, then whole ones."""
+    """Measure one process: tiny groups, then whole ones."""
     figures: dict[str, float] = {}
     for kind, tokens in (("small", sizes.small_tokens), ("group", sizes.tokens)):
         place = f"{partition}_{kind}"
@@ -78,7 +78,7 @@ def cycle(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
 
 
 def latency(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
-    """Between two processes; the consumer is waiting when the put begins."""
+    """Measure between two processes; the consumer is waiting when the put begins."""
     figures: dict[str, float] = {}
     for kind, tokens in (("small", sizes.small_tokens), ("group", sizes.tokens)):
         place = f"{partition}_{kind}"
@@ -137,7 +137,7 @@ def large(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
 
 
 def columns(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
-    """The same bytes in more columns; ``flat`` is what it costs: the most columns over one."""
+    """Measure the same bytes in more columns; ``flat`` is the cost of the most columns over one."""
     figures: dict[str, float] = {}
     volume = payloads.SAMPLES * sizes.tokens * 13
     for count in sizes.column_counts:
@@ -159,7 +159,10 @@ def columns(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
 
 
 def memory(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
-    """Over the payload's bytes, from before the first put: with all groups held, and after a clear."""
+    """Over the payload's bytes, from before the first put.
+
+    With all groups held, and after a clear.
+    """
     payload_bytes: int = ray.get(pair.producer.prepare.remote(sizes.held, sizes.tokens))
     ray.get(pair.producer.declare.remote(partition))
     pids = session_pids()

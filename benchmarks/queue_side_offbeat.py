@@ -84,7 +84,7 @@ class OffbeatSide:
 
 
 def start() -> actor.Handle:
-    """One actor."""
+    """Start one actor."""
     return actor.start(LIMITS)
 
 
@@ -94,5 +94,5 @@ def connect(handle: actor.Handle) -> OffbeatSide:
 
 
 def stop(handle: Handle) -> None:
-    """What it holds goes with it."""
+    """Stop the actor; what it holds goes with it."""
     ray.kill(handle)

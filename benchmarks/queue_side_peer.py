@@ -1,4 +1,4 @@
-"""PyPI TransferQueue: its low-level client over its default storage units.
+"""Measures PyPI TransferQueue: its low-level client over its default storage units.
 
 ``polling_mode`` is on: without it a consumer short of data makes the peer's controller sleep for
 seconds and then raise, and blocks every other caller meanwhile. So a take asks again until it is given.
@@ -29,7 +29,7 @@ TASK: Final = "train"
 
 
 class PeerSide:
-    """One client; a put may be a group or many, it knows rows only."""
+    """Client of TransferQueue; a put may be one group or many, it knows rows only."""
 
     def __init__(self) -> None:
         transfer_queue.init()
@@ -94,7 +94,7 @@ class PeerSide:
 
 
 def start() -> None:
-    """Its controller and storage units; clients find them by name."""
+    """Start its controller and storage units; clients find them by name."""
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     transfer_queue.init(
         omegaconf.OmegaConf.create(
@@ -113,6 +113,6 @@ def connect(handle: None) -> PeerSide:
 
 
 def stop(handle: None) -> None:
-    """Its actors go."""
+    """Stop its actors."""
     del handle
     transfer_queue.close()

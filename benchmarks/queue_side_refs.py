@@ -86,7 +86,7 @@ class RefsSide:
 
 
 def start() -> Handle:
-    """One actor."""
+    """Start one actor."""
     return ray.remote(_Hand).options(num_cpus=0, max_concurrency=1000).remote()
 
 

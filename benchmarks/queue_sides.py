@@ -17,12 +17,15 @@ Prepared = Any
 """A call's worth of groups, in the form the side takes best."""
 
 Handle = Any
-"""What a client needs to find its queue; crosses processes."""
+"""Information by which a client finds its queue; crosses processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a consumer was given: columns over the rows of all groups or of each, and the way to let go."""
+    """The rows a consumer got.
+
+    Columns over the rows of all groups or of each, and the way to let go.
+    """
 
     columns: Sequence[Mapping[str, Any]]
     token: object
@@ -32,11 +35,11 @@ class Side(Protocol):
     """One client. A call returns when it is done: a put is acknowledged, a take has its rows."""
 
     def prepare(self, groups: Sequence[Columns]) -> Prepared:
-        """What ``put`` takes."""
+        """Prepare the argument of ``put``."""
         ...
 
     def declare(self, partition: str, columns: Columns) -> None:
-        """Before the first put: the partition holds groups with columns like these."""
+        """Declare, before the first put, that the partition holds groups with columns like these."""
         ...
 
     def put(self, partition: str, payload: Prepared) -> None: ...
@@ -46,7 +49,7 @@ class Side(Protocol):
         ...
 
     def done(self, partition: str, taken: Taken) -> None:
-        """Nobody needs these rows again: their memory is to be free."""
+        """Report that these rows are no longer needed: their memory is to be free."""
         ...
 
     def clear(self, partition: str) -> None:
@@ -54,11 +57,14 @@ class Side(Protocol):
         ...
 
     def bytes_in_use(self) -> int | None:
-        """Memory for payloads that is neither free nor kept for later; None where nobody counts."""
+        """Return the payload memory that is neither free nor kept for later.
+
+        None where it is not counted.
+        """
         ...
 
     def run(self, work: Awaitable[T]) -> T:
-        """On the loop that owns the client's ``a`` methods."""
+        """Run ``work`` on the loop that owns the client's ``a`` methods."""
         ...
 
     async def aput(self, partition: str, payload: Prepared) -> None: ...

@@ -1,4 +1,6 @@
-"""The transfer queue under kills: 8 producers and 8 consumers, seeded, and an audit of all they saw.
+"""The transfer queue under kills.
+
+8 producers and 8 consumers, seeded, and an audit of all they saw.
 
     python -m benchmarks.queue_soak [--seconds 600] [--seed N] [--kill-every-s S] [--keep DIRECTORY]
 
@@ -51,7 +53,10 @@ LIMITS: Final = QueueLimits(max_rows=2_000, max_bytes=64 << 20, remembered=4096)
 DRAIN_S: Final = 120.0
 SETTLE_S: Final = 3.0
 FREED_S: Final = 5.0
-"""From the last ack until no memory is in use: small views are told of with a consumer's next call."""
+"""From the last ack until no memory is in use.
+
+Small views are reported with a consumer's next call.
+"""
 
 SLOWEST_WAKE_S: Final = 0.005
 """From a put applied to the waiter it serves being answered, p99, inside the queue's process."""
@@ -67,14 +72,14 @@ class Post:
     """A place that is always filled: its actor is replaced when it is killed."""
 
     name: str
-    lives: int = 0
+    incarnations: int = 0
     actor: Any = None
     pid: int = 0
     running: Any = None
     logs: list[Path] = field(default_factory=list[Path])
 
     def events(self) -> list[Event]:
-        """Of all its lives."""
+        """Return the events of all its incarnations."""
         return [event for log in self.logs if log.exists() for event in _told(log)]
 
 
@@ -133,7 +138,10 @@ class Soak:
         self._ended([*self.consumers, *self.starvers])
 
     def _see_memory_freed(self) -> None:
-        """Before the consumers leave: with them everything would be freed that they had not let go."""
+        """Check that memory is freed before the consumers leave.
+
+        Their end would free what they still hold.
+        """
         ends = time.monotonic() + FREED_S
         while held := self._client.stats().arena_bytes:
             if time.monotonic() > ends:
@@ -148,12 +156,12 @@ class Soak:
         self._client.close()
 
     def events(self) -> list[Event]:
-        """Everything anybody saw."""
+        """Return all events of all processes."""
         return [*_told(self._own), *(event for post in self.posts for event in post.events())]
 
     def _make(self, post: Post) -> None:
-        log = self._logs / f"{post.name}.{post.lives}.jsonl"
-        post.lives += 1
+        log = self._logs / f"{post.name}.{post.incarnations}.jsonl"
+        post.incarnations += 1
         post.logs.append(log)
         seed = self._rng.getrandbits(32)
         if post in self.producers:
@@ -182,12 +190,12 @@ class Soak:
         self._begin(post)
 
     def _wait(self, seconds: float) -> None:
-        """Nobody ends by himself."""
+        """Wait, while no process may end by itself."""
         running = [post.running for post in self.posts if post.running is not None]
         ended, _ = ray.wait(running, timeout=seconds)
         if ended:
             ray.get(ended)
-            raise RuntimeError("an actor of the soak ended without being told to")
+            raise RuntimeError("an actor of the soak ended without being stopped")
 
     def _ended(self, posts: Sequence[Post]) -> None:
         ray.get([post.running for post in posts], timeout=DRAIN_S)
@@ -202,7 +210,7 @@ class Soak:
 
 
 def _remote(actor: type) -> Callable[..., Any]:
-    """Its constructor, in a process of its own; a second thread takes ``stop``."""
+    """Return its constructor, in a process of its own; a second thread takes ``stop``."""
     return ray.remote(actor).options(num_cpus=0, max_concurrency=2).remote
 
 
@@ -212,7 +220,7 @@ def _told(log: Path) -> list[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the queue's process has."""
+    """Resources of the queue's process."""
 
     resident: int
     fds: int
@@ -223,7 +231,7 @@ class Holdings:
 
 
 def judged(before: Holdings, after: Holdings, stats: ServiceStats) -> list[str]:
-    """What of the queue's own figures is not what it is to be, when everything is drained."""
+    """Return which of the queue's own figures are wrong when everything is drained."""
     wrong: list[str] = []
     if stats.queue.leases or stats.queue.rows or stats.queue.nbytes or stats.queue.promised_rows:
         wrong.append(f"the drained queue holds {stats.queue}")
@@ -237,7 +245,7 @@ def judged(before: Holdings, after: Holdings, stats: ServiceStats) -> list[str]:
 
 
 def soak(seconds: float, seed: int, kill_every_s: float, logs: Path) -> list[str]:
-    """One soak; what was wrong."""
+    """Run one soak; return what was wrong."""
     queue = start(LIMITS)
     work = Soak(queue, logs, random.Random(seed))
     queue_pid = actor_pid("TransferQueueActor")

@@ -1,7 +1,7 @@
-"""Producers, consumers and starving consumers of the soak, each a process that may be killed at any moment.
+"""Runs producers, consumers and starving consumers of the soak, each in a process to be killed.
 
 They write down what they do before and after each call, in a file that outlives them. What a group holds
-follows from its name, so whoever is given it can say whether it is what was put.
+follows from its name, so a reader can check that it is what was put.
 """
 
 import itertools
@@ -41,13 +41,13 @@ LEASE_S: Final = 2.0
 ASK_S: Final = 1.0
 PUT_S: Final = 60.0
 SLOW_SHARE: Final = 0.01
-"""Of the groups: the consumer keeps them longer than its lease."""
+"""Share of groups that the consumer keeps longer than its lease."""
 RELEASE_SHARE: Final = 0.02
 MOST_GROUPS_A_CLAIM: Final = 3
 
 
 def content(group: str) -> dict[str, Column]:
-    """What a producer puts: 4 to 16 rows of up to 2,000 tokens, drawn from the name."""
+    """Return a producer's group: 4 to 16 rows of up to 2,000 tokens, drawn from the name."""
     rng = np.random.default_rng(zlib.crc32(group.encode()))
     lengths = rng.integers(1, 2000, int(rng.integers(4, 17)))
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
@@ -60,7 +60,7 @@ def content(group: str) -> dict[str, Column]:
 
 
 def advantage(group: str) -> Column:
-    """What a scorer adds."""
+    """Return the column that a scorer adds."""
     reward = content(group)["reward"]
     return np.asarray(reward) - np.float32(0.5)
 
@@ -82,7 +82,7 @@ class Log:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def add(self, kind: Kind, puts: Sequence[Put], task: str = "", lease: int = 0) -> None:
-        """One event a group."""
+        """Log one event per group."""
         now = time.monotonic()
         events = [Event(now, kind, *put, task, lease) for put in puts]
         os.write(self._fd, b"".join(msgspec.json.encode(event) + b"\n" for event in events))
@@ -100,7 +100,7 @@ def put_logged(client: SyncTransferQueueClient, log: Log, put: Put) -> None:
 
 
 class _Worker:
-    """What all of them share: a client, a log, a way to be told to stop."""
+    """Base of all workers: a client, a log, a way to be stopped."""
 
     def __init__(self, queue: Handle, log: str, seed: int) -> None:
         # There are more of us than cores: what is timed is the queue, not its turn to run.
@@ -126,7 +126,7 @@ class SoakProducer(_Worker):
         self._name = name
 
     def run(self, first: int, unfinished: Sequence[Put]) -> None:
-        """What a former life left unanswered, then groups numbered from ``first`` on, until stopped."""
+        """Repeat the unanswered puts of a former incarnation, then put groups from ``first`` on."""
         for put in unfinished:
             put_logged(self._client, self._log, put)
         for number in itertools.count(first):
@@ -137,14 +137,17 @@ class SoakProducer(_Worker):
 
 
 class SoakConsumer(_Worker):
-    """Claims groups for one task, looks at what is in them, and acks; at times late, or not at all."""
+    """Claims groups for one task, looks at what is in them, and acks.
+
+    At times late, or not at all.
+    """
 
     def __init__(self, queue: Handle, log: str, seed: int, task: str) -> None:
         super().__init__(queue, log, seed)
         self._task = task
 
     def run(self) -> None:
-        """Until stopped."""
+        """Run until stopped."""
         while not self._stopping.is_set():
             lease = self._client.claim(
                 PARTITION,
@@ -199,7 +202,10 @@ class SoakConsumer(_Worker):
         return found
 
     def _scored(self, lease: ClientLease) -> bool:
-        """Every group has its advantages; False if another has done it all meanwhile."""
+        """Return whether this scorer added the advantages.
+
+        False if another has done it all meanwhile.
+        """
         for receipt in lease.receipts:
             try:
                 self._client.add_columns(receipt, {"advantage": advantage(receipt.group)})
@@ -209,10 +215,10 @@ class SoakConsumer(_Worker):
 
 
 class SoakStarver(_Worker):
-    """Waits for groups that nobody puts."""
+    """Waits for groups that are never put."""
 
     def run(self) -> int:
-        """How often it waited in vain, until stopped."""
+        """Return how often it waited in vain, until stopped."""
         waits = 0
         while not self._stopping.is_set():
             got = self._client.claim(

@@ -1,4 +1,4 @@
-"""What the actors of a soak saw, and what is wrong with it. Pure: events in, sentences out.
+"""Audits the events of a soak's actors. Pure: events in, sentences out.
 
 An event is written down before (``*_BEGUN``) or after a call, into a file that outlives its actor. So a
 call whose actor was killed in it shows as begun and not ended: it may have been done or not.
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """What happened to a group."""
+    """Kinds of events of a group."""
 
     PUT_BEGUN = "put_begun"
     PUT_ENDED = "put_ended"
@@ -38,7 +38,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Put(NamedTuple):
-    """One put, whoever repeats it."""
+    """One put, and its repetitions."""
 
     group: str
     attempt: int

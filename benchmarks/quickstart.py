@@ -20,7 +20,7 @@ from offbeat.telemetry.summary import Summary
 
 
 def run(seed: int, overrides: list[str], run_dir: Path) -> dict[str, float]:
-    """One run; its figures."""
+    """Return the figures of one run."""
     command = [sys.executable, "-m", "offbeat", "train", "recipes/quickstart.yaml", f"seed={seed}"]
     began, wall_began = time.monotonic(), time.time()
     subprocess.run(

@@ -1,4 +1,4 @@
-"""What it costs to have finished groups outlive the controller.
+"""Measures the cost of having finished groups outlive the controller.
 
     python -m benchmarks.spool [--rounds N] [--directory DIR]
 
@@ -45,7 +45,7 @@ def group(tokens: int) -> Columns:
 
 
 def receipt(columns: Columns) -> Receipt:
-    """One whose length does not matter here."""
+    """Return a receipt whose length does not matter here."""
     nbytes = schema.payload_bytes(columns)
     return Receipt(0, 1, "", "", (), (), (), (), (), (), tuple(columns), nbytes)
 
@@ -59,7 +59,7 @@ async def timed(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
 
 
 async def measure(name: str, tokens: int, rounds: int, directory: Path) -> None:
-    """Both ways of writing groups of one size, and reading them back."""
+    """Measure both ways of writing groups of one size, and reading them back."""
     columns = group(tokens)
     spooling = Spooling(SpoolWriter(directory, "benchmark", str(tokens)))
     spooling.begin("run/1")

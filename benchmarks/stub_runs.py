@@ -39,7 +39,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class StubRun:
-    """What a run left behind, and how it was seen from outside."""
+    """Files and observations of one run."""
 
     steps: list[MetricRecord]
     summary: Summary
@@ -88,7 +88,10 @@ def _look(driver: psutil.Process) -> Look:
 
 
 def _kind(process: psutil.Process, driver: psutil.Process) -> str:
-    """``ControllerActor`` of the title ``ray::ControllerActor.run``; all that is Ray's own is one kind."""
+    """``ControllerActor`` of the title ``ray::ControllerActor.run``.
+
+    All that is Ray's own is one kind.
+    """
     if process == driver:
         return "command"
     title = " ".join(process.cmdline())

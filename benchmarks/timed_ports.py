@@ -1,4 +1,4 @@
-"""Ports that take the time a cluster would, on whatever clock the event loop has.
+"""Implements ports that take the time a cluster would, on the event loop's clock.
 
 rollouts    a group holds one slot of its engine for its length; those without one wait in order
 engines     stand still while they take weights
@@ -38,7 +38,7 @@ class Costs:
 
 
 class TimedJournal(NoJournal):
-    """Nothing is kept; a barrier takes its time."""
+    """Journal that keeps nothing; a barrier takes its time."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -49,7 +49,7 @@ class TimedJournal(NoJournal):
 
 
 class TimedEngine(NoopGenerator):
-    """``slots`` groups decode side by side, each at the same pace whatever the others do."""
+    """Engine with ``slots`` groups that decode side by side, each at a constant pace."""
 
     def __init__(self, name: str, slots: int, costs: Costs) -> None:
         super().__init__(name)
@@ -79,7 +79,7 @@ class TimedEngine(NoopGenerator):
 
     @property
     def busy_s(self) -> float:
-        """Of the engine: what its slots decoded, spread over all of them."""
+        """Return the engine's busy time: what its slots decoded, spread over all of them."""
         return self.decoded_s / self.slots
 
     async def decode(self, seconds: float) -> VersionSpans:
@@ -119,7 +119,7 @@ class TimedRollouts:
 
 
 class TimedTrainer(NoopTrainer):
-    """One call at a time, in the order they were made."""
+    """Trainer that serves one call at a time, in the order they were made."""
 
     def __init__(self, groups_per_step: int, costs: Costs) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the split train step costs beside a plain PyTorch loop on the same model and the same batch.
+"""Measures the split train step beside a plain PyTorch loop on the same model and the same batch.
 
     OMP_NUM_THREADS=1 python -m benchmarks.trainer                  # all of it, about 4 minutes
     OMP_NUM_THREADS=1 python -m benchmarks.trainer --quick          # one round of each
@@ -58,7 +58,7 @@ Report = dict[str, Any]
 
 
 class NotTheSame(Exception):
-    """Two sides computed different things: their times may not be compared."""
+    """Raised when two sides computed different things: their times may not be compared."""
 
 
 def main() -> None:
@@ -150,7 +150,7 @@ def _figures(
 
 
 def chunks(options: argparse.Namespace, directory: Path) -> Report:
-    """The same 64 groups in more and more calls."""
+    """Measure the same 64 groups in more and more calls."""
     setting = _setting(options, CHUNKED, directory)
     sides, groups, advantages = make_sides(CHUNKED, setting)
     steps = {
@@ -205,7 +205,10 @@ RUN: Final[Mapping[str, Callable[[argparse.Namespace, Path], Report]]] = {
 
 
 def make_sides(case: Case, setting: Setting) -> tuple[dict[str, Side], Groups, Advantages]:
-    """All three with the same weights, and the batch: sampled by a policy close to theirs."""
+    """Create all three sides with the same weights, and the batch.
+
+    Sampled by a policy close to theirs.
+    """
     plain = Plain(setting)
     groups, advantages = make_batch(case)
     groups = sampled_with(groups, plain.logprobs(groups))

@@ -1,4 +1,7 @@
-"""What the trainer benchmark trains: models with random weights, and prompt groups of random tokens."""
+"""Builds the cases of the trainer benchmark.
+
+Models with random weights, and prompt groups of random tokens.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +94,10 @@ def write_model(name: str, directory: Path) -> Path:
 
 
 def make_batch(case: Case) -> tuple[Groups, Advantages]:
-    """Groups of random tokens without the sampler's logprobs, and advantages; the same each time."""
+    """Groups of random tokens without the sampler's logprobs, and advantages.
+
+    The same each time.
+    """
     rng, vocabulary = np.random.default_rng(0), MODELS[case.model]["vocab_size"]
     total = case.samples * case.response_tokens
     groups: Groups = [

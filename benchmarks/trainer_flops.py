@@ -1,4 +1,4 @@
-"""How much arithmetic a step needs, and how fast a device could do it at best."""
+"""Computes how much arithmetic a step needs, and how fast a device could do it at best."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -29,12 +29,14 @@ PEAKS: Final = (
     ("RTX 4090", "bfloat16", 165e12),
     ("RTX 4090", "float32", 82.6e12),
 )
-"""FLOP/s by part of the device's name and type, dense, from the makers' data sheets; float32 without
+"""FLOP/s by part of the device's name and type, dense, from the makers' data sheets.
+
+Float32 without
 TF32. The first row that fits counts."""
 
 
 class Load(NamedTuple):
-    """What of a step reaches the model, over all its microbatches."""
+    """The part of a step that reaches the model, over all its microbatches."""
 
     tokens: int  # padding left out; a shared prompt once a row
     places: int  # whose logits are made
@@ -42,7 +44,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, microbatches: Sequence[PackedRows]) -> "Load":
-        """Of packed rows."""
+        """Return the load of packed rows."""
         tokens = places = pairs = 0
         for packed in microbatches:
             real_RT = packed.segments_RT != PADDING
@@ -97,7 +99,7 @@ def bare_matmul_flop_s(model: PreTrainedModel, load: Load, repeats: int = 3) -> 
 
 
 def known_peak_flop_s(device: torch.device, dtype: str) -> float | None:
-    """By the maker's word; None where this page does not have it."""
+    """Return the maker's figure; None where this page does not have it."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

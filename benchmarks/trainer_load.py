@@ -97,8 +97,8 @@ def _on_meta(config: Qwen3Config) -> Any:  # noqa: ANN401 -- its class is made b
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
-def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, told: Connection) -> None:
-    """One rank: load, export, and say what it took."""
+def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, replies: Connection) -> None:
+    """Run one rank: load, export, and report the cost."""
     torch.set_num_threads(1)
     found = dict[str, dict[str, float]]()
     if at.size == 1:
@@ -119,7 +119,7 @@ def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, told: Conn
         )
     with watched("export", before, found):
         trainer.save(path.parent / "exported")
-    told.send(found)
+    replies.send(found)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The most memory that a side of the trainer benchmark holds in each phase of a step.
+"""Measures the most memory that a side of the trainer benchmark holds in each phase of a step.
 
     python -m benchmarks.trainer_memory --side plain --model MODEL_DIRECTORY
 

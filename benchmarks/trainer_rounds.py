@@ -17,7 +17,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of one value a round."""
+        """Return the spread of one value per round."""
         return cls(statistics.median(values), min(values), max(values))
 
     def __format__(self, spec: str) -> str:
@@ -42,7 +42,7 @@ def clocks() -> tuple[float, float]:
 def in_turn(
     sides: Mapping[str, Step], *, rounds: int, turn_s: float, clock: Clocks = clocks
 ) -> dict[str, list[Turn]]:
-    """One figure a side and round.
+    """Return one figure per side and round.
 
     Every side warms up first. A turn is as many steps as the quickest side makes in ``turn_s``, the
     same number for all. Each round begins with another side, so that none is always the one whose
@@ -73,6 +73,6 @@ def in_turn(
 
 
 def speedup(ours: Sequence[Turn], theirs: Sequence[Turn], *, cpu: bool = False) -> Spread:
-    """How many times quicker ours is, round by round: what the machine did in one, it did to both."""
+    """Return how many times faster ours is, round by round: one round's machine state is shared."""
     place = 1 if cpu else 0
     return Spread.of([b[place] / a[place] for a, b in zip(ours, theirs, strict=True)])

@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 512  # no sample of a case is longer
 
 
 class Setting(NamedTuple):
-    """What both sides are told."""
+    """Settings that both sides get."""
 
     path: Path  # Hugging Face directory
     device: str
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step reports, so that both sides can be seen to do the same."""
+    """Results of a step, so that both sides can be seen to do the same."""
 
     loss: float
     grad_norm: float

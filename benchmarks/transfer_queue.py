@@ -40,7 +40,7 @@ class _Running:
 
 
 def memcpy_gb_per_s(megabytes: int = 64, copies: int = 20) -> float:
-    """What the machine can do at best: one thread, warm pages."""
+    """Return the machine's best rate: one thread, warm pages."""
     source = np.ones(megabytes * 2**20, dtype=np.uint8)
     target = np.zeros_like(source)
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""What packing and unpacking cost, beside a plain copy of the same bytes.
+"""Measures packing and unpacking, beside a plain copy of the same bytes.
 
     python -m benchmarks.transfer_queue_codec [--quick] [--runs N]
 
@@ -66,7 +66,7 @@ def medians_us(calls: Calls, runs: int) -> dict[str, float]:
 
 
 def calls_on(columns: Mapping[str, Column]) -> Calls:
-    """Everything the codec does with the columns, and a copy of the packed bytes."""
+    """Return all operations of the codec on the columns, and a copy of the packed bytes."""
     buffer, target = pack(columns), np.zeros(packed_size(columns), np.uint8)
     blocks = Blocks()
     shape = blocks.of(columns).shape

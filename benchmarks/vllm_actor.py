@@ -68,7 +68,7 @@ class Measured(VllmEngineActor):
 
 
 def requests_of(arguments: argparse.Namespace, turn: str) -> list[GenerateRequest]:
-    """The same prompts every turn; a sample ends early only by the model's own choice."""
+    """Return the same prompts every turn; a sample ends early only by the model's own choice."""
     sampling = SamplingParams(max_new_tokens=arguments.tokens, seed=1)
     return [
         GenerateRequest(f"{turn}-{i}", (2, 5 + i % 50, 9, 7), arguments.samples, sampling)

@@ -1,4 +1,4 @@
-"""Bytes per second of each weight transport, beside what the machine can do at best.
+"""Measures bytes per second of each weight transport, beside what the machine can do at best.
 
     python benchmarks/weight_sync.py                          # 1 MB to 256 MB, 1 to 4 receivers
     python benchmarks/weight_sync.py --sizes 1024 --receivers 1 4
@@ -75,7 +75,7 @@ def model(mb: float, tensors: int) -> nn.ParameterDict:
 
 
 def memcpy_mb_s(mb: float) -> float:
-    """One thread copying warm memory."""
+    """Copy warm memory in one thread; return the rate."""
     a, b = np.ones(int(mb * MB), np.uint8), np.zeros(int(mb * MB), np.uint8)
     times = [_timed(lambda: np.copyto(b, a))[0] for _ in range(7)]
     return mb / statistics.median(times[1:])
@@ -116,7 +116,7 @@ class Receiver:
     def object_store(
         self, epoch: int, manifest: Manifest, digest: str, *chunks: np.ndarray
     ) -> tuple[float, float]:
-        """As ``gloo``; the time from the call to here is the caller's to measure."""
+        """Receive like ``gloo``; the time from the call to here is the caller's to measure."""
         receiver = self._receiver
         since = time.perf_counter()
         receiver.begin(epoch, manifest)
@@ -137,12 +137,12 @@ class Receiver:
             return time.perf_counter() - since
 
 
-def _serve(told: Connection, name: str, mb: float, tensors: int) -> None:
+def _serve(channel: Connection, name: str, mb: float, tensors: int) -> None:
     receiver = Receiver(name, mb, tensors)
-    told.send("ready")
-    while (call := told.recv()) is not None:
+    channel.send("ready")
+    while (call := channel.recv()) is not None:
         method, arguments = call
-        told.send(getattr(receiver, method)(*arguments))
+        channel.send(getattr(receiver, method)(*arguments))
 
 
 class Processes:
@@ -186,7 +186,7 @@ def gloo(
     source = ModuleSource(model(mb, tensors), chunk_mb * MB)
     sender = GlooSender(source, host=HOST, life="bench", limits=LIMITS)
     group = Processes(receivers, mb, tensors)
-    told: Rounds = []
+    timings: Rounds = []
     for epoch in range(1, rounds + 1):
         publish_s, (manifest, digest, (route,)) = _timed(lambda: sender.publish(1))
         call = (epoch, manifest, digest, route, group.names)
@@ -194,7 +194,7 @@ def gloo(
         group.ask("gloo", *[call] * receivers)
         answers = group.answers()
         receive_s = time.perf_counter() - since
-        told.append((publish_s, receive_s, max(commit_s for _, commit_s in answers)))
+        timings.append((publish_s, receive_s, max(commit_s for _, commit_s in answers)))
     bare = []
     sizes = list(source.manifest.chunk_nbytes)
     buffers = [np.ones(size, np.uint8) for size in sizes]
@@ -209,7 +209,7 @@ def gloo(
             bare.append(max(group.answers()))
     group.close()
     sender.close()
-    return told, statistics.median(bare[1:])
+    return timings, statistics.median(bare[1:])
 
 
 class StoreTrainer:
@@ -237,7 +237,7 @@ def object_store(mb: float, tensors: int, receivers: int, chunk_mb: int, rounds:
         for i in range(receivers)
     ]
     count: int = ray.get(trainer.handles.remote())
-    told: Rounds = []
+    timings: Rounds = []
     for epoch in range(1, rounds + 1):
         since = time.perf_counter()
         meta, *chunks = trainer.publish.options(num_returns=count + 1).remote()
@@ -247,25 +247,25 @@ def object_store(mb: float, tensors: int, receivers: int, chunk_mb: int, rounds:
         answers = ray.get(
             [e.object_store.remote(epoch, manifest, digest, *chunks) for e in engines]
         )
-        told.append((publish_s, time.perf_counter() - since, max(c for _, c in answers)))
+        timings.append((publish_s, time.perf_counter() - since, max(c for _, c in answers)))
         del chunks
     for actor in (trainer, *engines):
         ray.kill(actor)
-    return told
+    return timings
 
 
 def figure(
-    name: str, shape: tuple[float, int, int], told: Rounds, memcpy: float, bare_s: float | None
+    name: str, shape: tuple[float, int, int], timings: Rounds, memcpy: float, bare_s: float | None
 ) -> Figure:
     """Medians of what was measured."""
     mb, tensors, receivers = shape
     publish_s, receive_s, commit_s = (
-        statistics.median(each) for each in zip(*told[1:], strict=True)
+        statistics.median(each) for each in zip(*timings[1:], strict=True)
     )
     receive_s -= commit_s  # the answer comes after the commit
     rate = mb / receive_s
     return Figure(
-        *(name, mb, tensors, receivers, publish_s, receive_s, commit_s, told[0][1], rate),
+        *(name, mb, tensors, receivers, publish_s, receive_s, commit_s, timings[0][1], rate),
         of_memcpy=rate / memcpy,
         of_broadcast=None if bare_s is None else bare_s / receive_s,
     )
@@ -299,10 +299,10 @@ def main() -> None:
         )
         for name in asked.transports:
             if name == "gloo":
-                told, bare_s = gloo(*shape, asked.chunk_mb, asked.rounds)
+                timings, bare_s = gloo(*shape, asked.chunk_mb, asked.rounds)
             else:
-                told, bare_s = object_store(*shape, asked.chunk_mb, asked.rounds), None
-            one = figure(name, shape, told, memcpy, bare_s)
+                timings, bare_s = object_store(*shape, asked.chunk_mb, asked.rounds), None
+            one = figure(name, shape, timings, memcpy, bare_s)
             figures.append(one)
             of = "" if one.of_broadcast is None else f", {one.of_broadcast:.2f} of a bare broadcast"
             print(

@@ -1,4 +1,6 @@
-"""Compare step logs of two trainers: time to a reward, samples and tokens a second, and the ratios.
+"""Compares step logs of two trainers.
+
+Time to a reward, samples and tokens per second, and the ratios.
 
     python benchmarks/trl/compare.py --peer runs/bench/trl_4*.json --ours runs/bench/offbeat_4*.json
 
@@ -42,7 +44,10 @@ class Row(NamedTuple):
 
 
 def time_to_reward_s(log: Log, threshold: float, window_steps: int) -> float:
-    """When the mean reward of ``window_steps`` steps first reached the threshold; infinity if never."""
+    """Return when the mean reward of ``window_steps`` steps first reached the threshold.
+
+    Infinity if never.
+    """
     for end in range(window_steps, len(log) + 1):
         window = log[end - window_steps : end]
         if statistics.fmean(record["reward"] for record in window) >= threshold:
@@ -51,13 +56,13 @@ def time_to_reward_s(log: Log, threshold: float, window_steps: int) -> float:
 
 
 def rate_per_s(log: Log, quantity: Quantity) -> float:
-    """How much of a quantity one second brought, over the steps after the warm-up."""
+    """Return how much of a quantity one second brought, over the steps after the warm-up."""
     elapsed_s = log[-1]["t_s"] - log[WARM_UP_STEPS - 1]["t_s"]
     return sum(record[quantity] for record in log[WARM_UP_STEPS:]) / elapsed_s
 
 
 def table_rows(threshold: float, window_steps: int) -> list[Row]:
-    """What is compared, in the order of the table."""
+    """Return the compared figures, in the order of the table."""
     return [
         Row(
             f"s to reward {threshold:g} ({window_steps}-step mean)",
@@ -71,7 +76,7 @@ def table_rows(threshold: float, window_steps: int) -> list[Row]:
 
 
 def ratio(ours: float, peer: float, *, lower_is_better: bool) -> float:
-    """How many times better ours is; not a number where neither side got there."""
+    """Return how many times better ours is; not a number where neither side got there."""
     better, worse = (peer, ours) if lower_is_better else (ours, peer)
     return math.nan if math.isinf(better) and math.isinf(worse) else better / worse
 

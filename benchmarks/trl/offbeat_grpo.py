@@ -16,7 +16,7 @@ from offbeat.telemetry.records import read_metrics
 
 
 def run(arguments: argparse.Namespace, run_dir: Path) -> None:
-    """One training run; the recipe's model, task, learning rate and batch unless overridden."""
+    """Run one training; the recipe's model, task, learning rate and batch unless overridden."""
     command = [
         *(sys.executable, "-m", "offbeat", "train", arguments.recipe),
         f"seed={arguments.seed}",

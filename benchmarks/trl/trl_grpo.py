@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the task of ``recipes/quickstart.yaml``; writes one record a step.
+"""Runs TRL's GRPOTrainer on the task of ``recipes/quickstart.yaml``; writes one record per step.
 
     python benchmarks/trl/trl_grpo.py --seconds 120 --until-reward 0.9 runs/bench/trl_4.json
 
@@ -38,7 +38,10 @@ SAMPLES_PER_STEP = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
 OPERAND_END = 20
 REWARD_WINDOW_STEPS = 5
 MOST_STEPS = 10_000
-"""Prompts are drawn beforehand for as many steps; the limits given on the command line come earlier."""
+"""Prompts are drawn beforehand for as many steps.
+
+The limits given on the command line come earlier.
+"""
 
 
 def addition_prompts(steps: int, seed: int) -> Dataset:
@@ -59,7 +62,7 @@ def exact_answer(completions: list[str], answer: list[str], **_: object) -> list
 
 
 class StepLog(TrainerCallback):
-    """Collects a record a step, and stops training when the goal or the time is reached."""
+    """Collects one record per step, and stops training when the goal or the time is reached."""
 
     def __init__(self, seconds: float, until_reward: float | None) -> None:
         self.records: list[dict[str, float]] = []
@@ -129,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train(arguments: argparse.Namespace, scratch_dir: str) -> list[dict[str, float]]:
-    """One training run; its records."""
+    """Run one training; return its records."""
     log = StepLog(arguments.seconds, arguments.until_reward)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),

@@ -285,11 +285,11 @@ class Controller:
                 case Stop():
                     state.stopping = True
                 case Abort():
-                    await self._hear_of_the_open_step()
+                    await self._wait_for_open_step()
                     raise RunAborted(command.reason)
             state.moved()
 
-    async def _hear_of_the_open_step(self) -> None:
+    async def _wait_for_open_step(self) -> None:
         """Give a step that is being finished the time that is reserved for a last checkpoint.
 
         A trainer that has taken a step unknown to the ledger could save no version that the ledger knows.
