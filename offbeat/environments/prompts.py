@@ -6,7 +6,8 @@ prompts, so nothing is skipped and nothing repeated.
 
 import abc
 import codecs
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -97,6 +98,11 @@ class JsonlPrompts(RowPrompts):
         """Of the bytes the rows were read from."""
         self._lines = _read_rows(path, content, problem_of or row_problem)
         super().__init__(len(self._lines), shuffle=shuffle, seed=seed, epochs=epochs)
+
+    def longest(self, count: int) -> Iterator[Prompt]:
+        """Yield the prompts of the longest rows, by bytes, the longest first."""
+        for row in heapq.nlargest(count, range(self.rows), key=lambda row: len(self._lines[row])):
+            yield Prompt(row, 0, row, self._data(row))
 
     def _data(self, row: int) -> dict[str, Any]:
         return msgspec.json.decode(self._lines[row], type=dict[str, Any])

@@ -26,6 +26,7 @@ from offbeat.launch.checks.machine import (
 )
 from offbeat.launch.checks.model_files import ModelFiles, check_lengths, read_model
 from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
+from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.report import summary
 from offbeat.launch.checks.software import (
     check_gpus,
@@ -527,6 +528,25 @@ def test_a_value_that_a_run_has_left_out_of_its_config_is_asked_for() -> None:
     assert finding.level is Level.ERROR
     assert "environment.options.credentials is REDACTED" in finding.message
     assert list(check_secrets(config())) == []
+
+
+def test_rows_that_leave_no_room_for_a_response_are_told_before_a_run_draws_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    long = f'{{"prompt": "{"1+" * 60}1="}}\n'
+    path.write_text('{"prompt": "1+1="}\n' * 300 + long)
+    recipe = config(
+        model={"path": str(ROOT / "models" / "tiny-addition")},
+        generator={"max_model_len": 64},
+        data={"path": str(path)},
+        environment={"name": "function", "target": "mine:reward"},
+        eval={"interval": 1, "path": str(path)},
+    )
+    found = list(check_prompt_lengths(recipe))
+    assert [finding.level for finding in found] == [Level.WARNING] * 2
+    assert "the 200 longest of 301 rows in data.path were tokenised: 1 leave" in found[0].message
+    assert "row 300" in found[0].message and "eval.path" in found[1].message
 
 
 def test_built_in_environments_need_no_target() -> None:

@@ -1,0 +1,64 @@
+"""Check that prompts leave room for a response: the longest rows of the files, tokenised as in a run."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from offbeat.config.run import RunConfig
+from offbeat.environments.factory import make_environment, make_evaluation_prompts, make_prompts
+from offbeat.environments.prompts import JsonlPrompts
+from offbeat.environments.protocol import Environment
+from offbeat.environments.text import Tokenizer
+from offbeat.launch.checks.finding import Finding, ok, warning
+from offbeat.messages.failures import OffbeatError
+
+_LONGEST_ROWS: Final = 200
+_WITHIN_S: Final = 2.0  # for each file
+
+
+def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
+    """Tokenise the longest rows of the files of prompts; a custom environment's code is not run."""
+    if config.environment.name not in {"function", "gsm8k"}:
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
+            config.model.path,
+            local_files_only=True,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        environment = make_environment(config.environment, tokenizer, Path.cwd())
+        files = {"data.path": make_prompts(config), "eval.path": make_evaluation_prompts(config)}
+    except (OSError, ValueError, OffbeatError):
+        return  # the checks of the model, the files and the target say so
+    for key, prompts in files.items():
+        if isinstance(prompts, JsonlPrompts) and (key == "data.path" or config.eval.path):
+            yield _longest(config, key, prompts, environment)
+
+
+def _longest(
+    config: RunConfig, key: str, prompts: JsonlPrompts, environment: Environment
+) -> Finding:
+    limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
+    looked_at, too_long, longest = 0, list[int](), 0
+    for prompt in prompts.longest(_LONGEST_ROWS):
+        if time.monotonic() > give_up_at:
+            break
+        try:
+            tokens = len(environment.encode(prompt))
+        except Exception as broken:  # noqa: BLE001 - a chat template may raise anything
+            seen = f"row {prompt.row} of {key} cannot be tokenised: {broken}"
+            return warning("prompts", seen, "Fix the row, or the model's chat template.")
+        looked_at, longest = looked_at + 1, max(longest, tokens)
+        too_long += [prompt.row] if tokens >= limit else []
+    told = f"the {looked_at} longest of {prompts.rows} rows in {key} were tokenised"
+    if too_long:
+        seen = (
+            f"{told}: {len(too_long)} leave no room in generator.max_model_len={limit}, the longest "
+            f"has {longest} tokens (row {too_long[0]}, counted from 0)"
+        )
+        fix = "Take them out, or raise generator.max_model_len: as prompt_too_long they fail their group."
+        return warning("prompts", seen, fix)
+    return ok("prompts", f"{told}: {longest} tokens at most")
