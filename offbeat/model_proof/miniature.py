@@ -55,7 +55,13 @@ class _Cut:
         if isinstance(value, dict):
             return {str(key): self.value(str(key), each) for key, each in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._sequence(value))
+            kept = self._sequence(value)
+            is_length = any(each in name for each in _LENGTH_NAMES)
+            return (
+                type(value)(self.value(name, each) for each in kept)
+                if is_length
+                else type(value)(kept)
+            )
         if isinstance(value, float) and name in _RANGE_NAMES:
             return _INITIALIZER_RANGE
         if isinstance(value, int) and not isinstance(value, bool):
@@ -66,8 +72,17 @@ class _Cut:
         """Return a reduced length, less than ``LENGTH`` if the run's longest sequence exceeds the original."""
         return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
 
+    def lengths(self, value: Any) -> Any:  # noqa: ANN401 -- as above
+        """Return what a length becomes, or those of the layers that are kept."""
+        if isinstance(value, int):
+            return self.length(value) if value > SHORT else value
+        return [self.lengths(each) for each in self._sequence(value)]
+
     def may_be_length(self, name: str, value: object) -> bool:
         """Return whether a number may be a length, though its name does not say so."""
+        if isinstance(value, list | tuple):  # one for each layer
+            each_of = cast("Sequence[object]", value)
+            return len(each_of) == self.layers and any(self.may_be_length(name, v) for v in each_of)
         named = (*_LENGTH_NAMES, *_COUNT_NAMES, *_MOST)
         if isinstance(value, bool) or not isinstance(value, int) or value <= SHORT:
             return False
@@ -104,7 +119,12 @@ def miniature(
     not.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for cut in _cuts(kind, config, max_model_len):
+        try:
+            cuts = list(_cuts(kind, config, max_model_len))
+        except Exception as error:  # noqa: BLE001 -- a class may refuse to be asked for its shapes
+            _log.debug("miniature.refused", error=str(error)[:200])
+            return None
+        for cut in cuts:
             torch.manual_seed(0)
             try:
                 smaller = _smaller(kind, config, cut)
@@ -145,8 +165,9 @@ def _cuts(
 def _divisors(config: PreTrainedConfig) -> Iterator[int]:
     """Powers of two, the largest that leaves heads of some dimensions first."""
     text = config.get_text_config(decoder=True)
+    held = text.to_dict()  # some refuse an attribute that differs between layers
     heads, width = getattr(text, "num_attention_heads", 0), getattr(text, "hidden_size", 0)
-    head = getattr(text, "head_dim", None) or (width // heads if heads else 0)
+    head = held.get("head_dim") or (width // heads if heads else 0)
     largest = int(math.log2(max(1, head // _HEAD))) if head else 3
     yield from (2**power for power in range(largest, -1, -1))
 
@@ -185,7 +206,7 @@ def _smaller(kind: type[PreTrainedModel], config: PreTrainedConfig, cut: _Cut) -
     smaller = type(config).from_dict(values)
     shapes = _shapes(kind, smaller)
     for name in (name for name, each in given.items() if cut.may_be_length(name, each)):
-        values_then = {**values, name: cut.length(given[name])}
+        values_then = {**values, name: cut.lengths(given[name])}
         if cut.bounds and _has_shapes(kind, type(config), values_then, shapes):
             values = values_then
     return type(config).from_dict(values)

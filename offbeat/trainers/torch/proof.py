@@ -126,8 +126,11 @@ def _prove_kind(
     shared_prompt: bool,
 ) -> RowProof:
     if reference is None:
-        problem = "no miniature of it can be made to prove packed rows on" if shared_prompt else ""
-        return RowProof(chosen, shared_prompt=False, problem=problem)
+        raise UntrainableModel(
+            kind.__name__,
+            "has no miniature that its rows could be proved on",
+            "Train another model",
+        )
     freeze_rope(reference, LENGTH)
     batch = _random_batch(_IN_MINIATURE, vocabulary(reference))
     want = _alone(reference, batch, range(len(batch.start_S)), _FROM_THE_START)

@@ -269,3 +269,55 @@ def test_a_model_of_few_tokens_is_proved_on_those_it_knows() -> None:
         eos_token_id=None,
     )
     assert prove_kind(LlamaForCausalLM, config, 64, shared_prompt=True).shared_prompt
+
+
+class BandedLlama(LlamaForCausalLM):
+    """Attends within a band whose width the config keeps in a list, one for each layer."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for layer, span in zip(self.model.layers, config.attention_spans, strict=True):
+            attention = layer.get_submodule("self_attn")
+            attention.register_forward_pre_hook(band_of(span), with_kwargs=True)
+
+
+def band_of(span: int) -> Callable[..., tuple[tuple[object, ...], dict[str, Tensor]]]:
+    def banded(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, Tensor]):  # noqa: ANN202
+        hidden, mask = kwargs["hidden_states"], kwargs.get("attention_mask")
+        low, place = torch.finfo(hidden.dtype).min, torch.arange(hidden.shape[1])
+        near = (place[:, None] >= place) & (place[:, None] - place < span)
+        band = torch.zeros(near.shape, dtype=hidden.dtype).masked_fill(~near, low)[None, None]
+        if mask is not None:
+            band = band + (torch.where(mask, 0.0, low) if mask.dtype == torch.bool else mask)
+        return args, {**kwargs, "attention_mask": band.clamp(min=low)}
+
+    return banded
+
+
+def test_windows_that_a_config_keeps_in_a_list_of_its_layers_are_cut_and_seen() -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    config.attention_spans = [200, 200]
+    small = miniature(BandedLlama, config, 512)
+    assert small is not None
+    assert small.config.attention_spans == [16, 16]
+    assert not prove_kind(BandedLlama, config, 512, shared_prompt=True).shared_prompt
+
+
+class RefusesCuts(LlamaForCausalLM):
+    """Cannot be made in other sizes than those of the test."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        raise RuntimeError("no sizes but its own")
+
+
+def test_a_class_without_a_miniature_is_refused_and_not_trained_unproved() -> None:
+    with pytest.raises(UntrainableModel, match="has no miniature"):
+        prove_kind(RefusesCuts, LlamaConfig(), 512, shared_prompt=False)
