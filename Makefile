@@ -27,7 +27,7 @@ QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run test test-on-actors test-in-process test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
@@ -50,8 +50,20 @@ help:
 run: $(RUN_STAMP)
 	$(BIN)/offbeat train recipes/quickstart.yaml $(ARGS)
 
+# Tests on real actors mostly wait, the others compute: side by side they take little longer than either.
+ifeq ($(ARGS),)
+test: $(DEV_STAMP)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-on-actors test-in-process
+else
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+endif
+
+test-on-actors: $(DEV_STAMP)
+	$(BIN)/python -m pytest tests/ray tests/ray_jobs tests/ray_queue
+
+test-in-process: $(DEV_STAMP)
+	$(BIN)/python -m pytest --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -144,6 +144,7 @@ def test_bad_rewards_within_the_budget_are_counted_by_reason(
     run.nothing_is_left()
 
 
+@pytest.mark.long
 def test_an_environment_that_exits_costs_its_groups_and_no_other(
     start: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

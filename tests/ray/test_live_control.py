@@ -155,6 +155,7 @@ def test_a_crashed_run_does_not_go_on_with_another_seed(crashed: Path) -> None:
     assert "or start a new run" in text
 
 
+@pytest.mark.long
 def test_a_crashed_run_goes_on_to_more_steps_than_it_was_to_have(
     crashed: Path, start: Start
 ) -> None:

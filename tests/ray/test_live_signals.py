@@ -37,6 +37,7 @@ def test_a_signal_ends_a_run_in_order(
         run.nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_run_whose_processes_all_get_a_signal_ends_soon_with_a_summary(start: Start) -> None:
     """As systemd and Slurm send it: the actors die, and Ray's control service with them."""
     with start("everybody", STUB) as run:

@@ -51,6 +51,7 @@ def test_plain_ray_submits_a_run_that_succeeds(cluster: Cluster, tmp_path: Path)
     assert summary_of(run_dir)["steps"] == 5
 
 
+@pytest.mark.long
 def test_submitting_twice_runs_once_and_says_how_to_follow(
     cluster: Cluster, tmp_path: Path
 ) -> None:
