@@ -53,7 +53,7 @@ run: $(RUN_STAMP)
 # Tests on real actors mostly wait, the others compute: side by side they take little longer than either.
 ifeq ($(ARGS),)
 test: $(DEV_STAMP)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-on-actors test-in-process
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=line test-on-actors test-in-process
 else
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
