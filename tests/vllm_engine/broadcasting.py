@@ -24,7 +24,11 @@ class Packed:
 
     def __init__(self, held: WeightRelease) -> None:
         self.held = held
-        self.manifest: Manifest = held.manifest
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the release that is held now, with its canary."""
+        return self.held.manifest
 
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None

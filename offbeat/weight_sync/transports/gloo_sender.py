@@ -6,7 +6,7 @@
     reports of a round           its members; a limit
 
 Training goes on meanwhile: what is sent is a snapshot, and the interpreter is free while gloo
-    sends.
+sends.
 """
 
 import threading
