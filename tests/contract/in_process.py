@@ -133,7 +133,8 @@ class InProcessGenerator:
         await self.engine.close()
 
     async def close(self) -> None:
-        await self.engine.close()
+        if not self._is_retired:
+            await self.engine.close()
 
     async def _reply(self, work: Coroutine[Any, Any, T]) -> T:
         if self._is_retired:

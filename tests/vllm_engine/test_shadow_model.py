@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-def twins() -> Any:
+def shadow_model() -> Any:
     """The module under test. Imported by each test, not by this file: vLLM's imports warn."""
     return importlib.import_module("offbeat.generators.vllm.shadow_model")
 
@@ -36,7 +36,7 @@ class Model(nn.Module):
 @pytest.fixture
 def model() -> Model:
     made = Model()
-    twins().layerwise.record_metadata_for_reloading(made)
+    shadow_model().layerwise.record_metadata_for_reloading(made)
     return made
 
 
@@ -55,45 +55,45 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_a_model_is_what_it_was_until_the_exchange_and_the_new_one_after_it(model: Model) -> None:
     for _ in range(3):
         before, after, computed = values(model), others(model), dict(model.named_parameters())
-        twin = twins().Twin(model)
+        shadow = shadow_model().ShadowModel(model)
         for each in after.items():
-            twin.load([each])
+            shadow.load([each])
             assert equal(values(model), before)
-        twin.close()
+        shadow.close()
         assert equal(values(model), before)
-        twin.exchange()
+        shadow.exchange()
         assert equal(values(model), after)
         assert all(held is computed[name] for name, held in model.named_parameters())
-        twin.drop()
+        shadow.drop()
         assert equal(values(model), after)
 
 
-def test_a_twin_that_is_given_up_leaves_nothing(model: Model) -> None:
+def test_a_shadow_model_that_is_dropped_leaves_nothing(model: Model) -> None:
     before = values(model)
-    twin = twins().Twin(model)
-    twin.load(list(others(model).items())[:3])
-    twin.drop()
+    shadow = shadow_model().ShadowModel(model)
+    shadow.load(list(others(model).items())[:3])
+    shadow.drop()
     assert equal(values(model), before)
 
 
 def test_a_layer_that_got_nothing_stays_as_it_was(model: Model) -> None:
     before, after = values(model), others(model)
-    twin = twins().Twin(model)
-    twin.load((name, tensor) for name, tensor in after.items() if "layers.1" not in name)
-    twin.close()
-    twin.exchange()
+    shadow = shadow_model().ShadowModel(model)
+    shadow.load((name, tensor) for name, tensor in after.items() if "layers.1" not in name)
+    shadow.close()
+    shadow.exchange()
     assert equal(values(model), after | {"layers.1.weight": before["layers.1.weight"]})
 
 
 def test_what_was_exchanged_is_freed_at_once(model: Model) -> None:
     """Nobody waits for the collector: layers refer to themselves."""
-    twin = twins().Twin(model)
-    twin.load(others(model).items())
-    twin.close()
-    twin.exchange()
-    old = [weakref.ref(held) for layer in twin._twins.values() for held in layer.parameters()]  # noqa: SLF001
+    shadow = shadow_model().ShadowModel(model)
+    shadow.load(others(model).items())
+    shadow.close()
+    shadow.exchange()
+    old = [weakref.ref(held) for layer in shadow._twins.values() for held in layer.parameters()]  # noqa: SLF001
     assert len(old) > len(list(model.parameters()))
-    twin.drop()
+    shadow.drop()
     assert not [each for each in old if each() is not None]
 
 
@@ -106,7 +106,7 @@ def with_another_way_to_a_layer(model: Model) -> None:
 
 
 def with_a_method_that_keeps_what_it_made(model: Model) -> None:
-    class Stateful(twins().QuantizeMethodBase):
+    class Stateful(shadow_model().QuantizeMethodBase):
         def create_weights(self, *args: object, **kwargs: object) -> None: ...
         def apply(self, *args: object, **kwargs: object) -> Tensor: ...
 
@@ -129,6 +129,6 @@ def that_is_compiled(model: Model) -> None:
 def test_a_model_that_may_hold_weights_elsewhere_gets_no_twin(
     model: Model, made: Callable[[Model], None], said: str
 ) -> None:
-    assert not twins().obstacle(model)
+    assert not shadow_model().obstacle(model)
     made(model)
-    assert twins().obstacle(model).startswith(said)
+    assert shadow_model().obstacle(model).startswith(said)
