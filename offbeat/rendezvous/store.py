@@ -49,7 +49,7 @@ class SharedStore(Store):
             timeout_s: Default timeout for a key to be set, and for a connection.
 
         Raises:
-            DistNetworkError: The server cannot be reached.
+            torch.distributed.DistNetworkError: The server cannot be reached.
         """
         super().__init__()
         self.set_timeout(timedelta(seconds=timeout_s))
@@ -117,7 +117,7 @@ class SharedStore(Store):
         """Return the values of keys once all are there.
 
         Raises:
-            DistStoreError: They were not there in time.
+            torch.distributed.DistStoreError: They were not there in time.
         """
         timeout_s = timeout.total_seconds()
         reply = self._ask(Get(keys, timeout_s), timeout_s)
@@ -130,7 +130,7 @@ class SharedStore(Store):
         """Return the answer to one request.
 
         Raises:
-            DistNetworkError: The server is gone, or is another one.
+            torch.distributed.DistNetworkError: The server is gone, or is another one.
         """
         message = self._address.key.frame(msgspec.msgpack.encode(request))
         with self._lock:

@@ -31,7 +31,7 @@ def names_for_module(path: str | Path, metas: Sequence[Meta], *, remote_code: bo
     """Return the naming of a trainer's weights for an engine that is a module of transformers.
 
     Raises:
-        UnsupportedModel: No known naming yields the weights of that module.
+        UntrainableModel: No known naming yields the weights of that module.
     """
     wanted = module_shapes(path, remote_code=remote_code)
     tried = _shapes_by_naming(metas)
@@ -50,7 +50,7 @@ def names_for_files(path: str | Path, metas: Sequence[Meta]) -> ExpertNames:
     the engine rejects unknown ones at the first sync.
 
     Raises:
-        UnsupportedModel: No known naming yields names that are all in the files.
+        UntrainableModel: No known naming yields names that are all in the files.
     """
     wanted = file_shapes(path)
     if not wanted:

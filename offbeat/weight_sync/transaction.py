@@ -80,7 +80,7 @@ class Transaction:
         Raises:
             TransferRefused: The epoch is not newer than all before, or a shape or type differs.
             CoverageRefused: Tensors are missing or unknown.
-            IllegalMove: Another transfer is open: abort it first.
+            IllegalTransactionMove: Another transfer is open: abort it first.
         """
         if epoch <= self.epoch:
             raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self.epoch}")
@@ -103,7 +103,7 @@ class Transaction:
         """Record that the replica samples again.
 
         Raises:
-            IllegalMove: It would sample from a mixture.
+            IllegalTransactionMove: It would sample from a mixture.
         """
         torn = self._torn or (
             self.in_place
@@ -122,7 +122,7 @@ class Transaction:
 
         Raises:
             TransferRefused: Out of order, too many, or not what the manifest says.
-            IllegalMove: Weights are taken in place, and the replica is not paused.
+            IllegalTransactionMove: Weights are taken in place, and the replica is not paused.
         """
         manifest = self._manifest
         if epoch != self.epoch or not self.open or manifest is None:
@@ -168,7 +168,7 @@ class Transaction:
         """True: the target may switch over. False: it has, this commit comes a second time.
 
         Raises:
-            IllegalMove: Nothing is verified.
+            IllegalTransactionMove: Nothing is verified.
         """
         if self.phase is TransactionPhase.COMMITTED and self.version == version:
             return False

@@ -1,6 +1,9 @@
 """Rules of the house that no linter knows: each test names one, its message says where it is broken."""
 
 import ast
+import builtins
+import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -297,3 +300,39 @@ def test_every_method_of_a_port_says_what_it_promises() -> None:
         and not ast.get_docstring(method)
     ]
     assert not broken, "\n".join(broken)
+
+
+RAISED = re.compile(r"^([A-Z]\w+):", re.MULTILINE)
+
+
+def raised_names(docstring: str) -> set[str]:
+    """Names of the exceptions that the ``Raises`` section of a cleaned docstring lists."""
+    section = docstring.partition("Raises:\n")[2]
+    lines = itertools.takewhile(lambda line: not line or line[0] == " ", section.splitlines())
+    return set(RAISED.findall(inspect.cleandoc("\n" + "\n".join(lines))))
+
+
+def test_every_exception_that_a_docstring_promises_exists() -> None:
+    sources = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    known = {
+        node.name
+        for tree in sources.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    known |= {name for tree in sources.values() for name in imported_names(tree)} | set(
+        dir(builtins)
+    )
+    broken = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+        for path, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in sorted(raised_names(ast.get_docstring(node) or "") - known)
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_the_rule_about_promised_exceptions_finds_every_line_of_the_section() -> None:
+    docstring = "Do it.\n\nRaises:\n    ValueError: One\n        of two.\n    Nonsense: The other.\n\nMore: text."
+    assert raised_names(docstring) == {"ValueError", "Nonsense"}

@@ -95,7 +95,7 @@ def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
     """Refuse a model that says itself that it cannot be decoded over a cache of all tokens before.
 
     Raises:
-        UnsupportedModel: Its forward lacks an input, or a layer is of another kind.
+        UndecodableModel: Its forward lacks an input, or a layer is of another kind.
     """
     _check_inputs(model)
     _check_attention(model, max_model_len)

@@ -41,7 +41,7 @@ def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_
     Proved on a miniature: the same answer for the same class, config and length.
 
     Raises:
-        UnsupportedModel: With none.
+        UndecodableModel: With none.
     """
     chosen = config._attn_implementation or "eager"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len)
@@ -81,7 +81,7 @@ def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
     """Prove decoding on the model itself, at the last positions of ``max_model_len``.
 
     Raises:
-        UnsupportedModel: It decodes otherwise than it computes, or has no such position.
+        UndecodableModel: It decodes otherwise than it computes, or has no such position.
     """
     model, name = decoded.module, type(decoded.module).__name__
     lengths, further = _ON_THE_MODEL
@@ -109,7 +109,7 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     """Fix a model's rotary frequencies and attention, and prove that it is decoded exactly.
 
     Raises:
-        UnsupportedModel: It is not.
+        UndecodableModel: It is not.
     """
     check_declared(model, max_model_len)
     attention = prove_kind(type(model), model.config, max_model_len)

@@ -178,7 +178,7 @@ class TransferQueueClient:
         group.
 
         Raises:
-            PayloadLost: A payload cannot be read; the group has left the queue, reported lost.
+            QueuePayloadLost: A payload cannot be read; the group has left the queue, reported lost.
             StaleHandle: A group of a receipt is gone.
             SchemaError: A column is not written, or was not yet when the lease was claimed.
         """

@@ -144,7 +144,7 @@ class Consuming(State):
 
         Raises:
             StaleHandle: The group was cleared or replaced.
-            PayloadLost: It was reported lost.
+            QueuePayloadLost: It was reported lost.
             SchemaError: A column is not declared.
         """
         home = self._home(receipt.partition)

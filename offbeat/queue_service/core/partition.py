@@ -85,7 +85,7 @@ class Partition:
         """The group this receipt means.
 
         Raises:
-            PayloadLost: It was reported lost.
+            QueuePayloadLost: It was reported lost.
             StaleHandle: It was cleared or replaced.
         """
         group = self.groups.get(receipt.group)

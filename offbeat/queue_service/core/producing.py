@@ -106,7 +106,7 @@ class Producing(State):
 
         Raises:
             StaleHandle: The group was cleared, or replaced by a newer attempt.
-            PayloadLost: It was reported lost.
+            QueuePayloadLost: It was reported lost.
             SchemaError: A column is not as declared, or written already in part.
         """
         home = self._home(receipt.partition)

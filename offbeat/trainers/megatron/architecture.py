@@ -45,7 +45,7 @@ def read_architecture(path: str | Path) -> Architecture:
     """Read the architecture of the model in a Hugging Face directory.
 
     Raises:
-        UnsupportedModel: Not a decoder that is mapped here, or it has an unsupported feature.
+        UntrainableModel: Not a decoder that is mapped here, or it has an unsupported feature.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     values: dict[str, Any] = config.to_dict()

@@ -84,7 +84,7 @@ class MegatronTrainer(TrainerBackend):
             parts: Replacements of the default parts.
 
         Raises:
-            UnsupportedModel: This kind of model has no mapping here.
+            UntrainableModel: This kind of model has no mapping here.
             WeightsMismatch: The files are not those of their config's model.
             UnsupportedLayout: The model or the world cannot be partitioned like this.
         """

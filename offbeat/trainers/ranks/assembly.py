@@ -55,7 +55,7 @@ def source_of(
         named: Iterates over the whole weights, on all ranks together.
 
     Raises:
-        UnsupportedModel: The engines need names that no known naming yields.
+        UntrainableModel: The engines need names that no known naming yields.
     """
     config, sync, held = spec.config, spec.config.sync, list(metas)
     if config.generator.backend == "vllm":

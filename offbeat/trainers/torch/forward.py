@@ -67,7 +67,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
     """Return the module that maps hidden states to logits.
 
     Raises:
-        UnsupportedModel: There is none.
+        UntrainableModel: There is none.
     """
     head = model.get_output_embeddings()
     if head is None:

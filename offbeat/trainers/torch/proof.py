@@ -85,7 +85,7 @@ def prove_rows(
         dtype: Dtype that it computes in.
 
     Raises:
-        UnsupportedModel: Its rows are not exact, whichever way they are made.
+        UntrainableModel: Its rows are not exact, whichever way they are made.
     """
     kind = type(model)
     proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
@@ -107,7 +107,7 @@ def prove_kind(
     """Prove rows on a miniature of a class: the same answer for the same arguments.
 
     Raises:
-        UnsupportedModel: Not even a row of one sample and padding computes what the sample does
+        UntrainableModel: Not even a row of one sample and padding computes what the sample does
             alone.
     """
     chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
@@ -178,7 +178,7 @@ def prove_model(
         dtype: Type it computes in.
 
     Raises:
-        UnsupportedModel: It computes a sample otherwise in a row than alone, or has no such
+        UntrainableModel: It computes a sample otherwise in a row than alone, or has no such
             position.
     """
     name = type(model).__name__
@@ -213,7 +213,7 @@ def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> N
     """Prove that a model cut over ranks computes what it did before. All ranks call it together.
 
     Raises:
-        UnsupportedModel: It does not.
+        UntrainableModel: It does not.
     """
     batch, firsts = witness.rows(model)
     got = _in_rows(model, batch, firsts, share=witness.share, dtype=dtype)

@@ -24,7 +24,7 @@ def recompute_layers(model: PreTrainedModel) -> None:
     Names, weights and values stay as they are.
 
     Raises:
-        UnsupportedModel: It does not say which modules are its layers.
+        UntrainableModel: It does not say which modules are its layers.
     """
     layers = decoder_layers(model)
     if not layers:

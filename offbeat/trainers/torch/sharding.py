@@ -34,7 +34,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     Gradients are summed over ranks, not averaged: a step divides them once, at its end.
 
     Raises:
-        UnsupportedModel: Its parameters have several dtypes.
+        UntrainableModel: Its parameters have several dtypes.
     """
     dtypes = {each.dtype for each in model.parameters()}
     if len(dtypes) > 1:

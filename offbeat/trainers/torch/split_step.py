@@ -104,7 +104,7 @@ class TorchTrainer(LoadedModel):
             peers: The ranks of the world, whose process group exists. None: one rank.
 
         Raises:
-            UnsupportedModel: Packed rows of the model are not exact, or it does not support
+            UntrainableModel: Packed rows of the model are not exact, or it does not support
                 ``trainer.activation_checkpointing`` or several ranks where they are set.
         """
         super().__init__(

@@ -32,7 +32,7 @@ def make_room(model: PreTrainedModel, device: str) -> None:
     """Allocate this rank's part, and all buffers, of a model that was sharded without memory.
 
     Raises:
-        UnsupportedModel: It keeps a tensor elsewhere, which would not be filled.
+        UntrainableModel: It keeps a tensor elsewhere, which would not be filled.
     """
     model.to_empty(device=device)
     for name, module in model.named_modules():
