@@ -65,7 +65,7 @@ def announces_and_hangs(prompt: Row, response: str) -> float:
 
 
 def slow(prompt: Row, response: str) -> float:
-    time.sleep(0.15)
+    time.sleep(0.5)
     return 1.0
 
 
