@@ -15,7 +15,10 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 class Source(Protocol):
     """Source of a process's weights, in chunks."""
 
-    manifest: Manifest
+    @property
+    def manifest(self) -> Manifest:
+        """Return the manifest of the weights that ``chunks`` yields, without a seal."""
+        ...
 
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
