@@ -107,9 +107,9 @@ async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None
     for step in range(1, config.steps + 1):
         version = step - 1
         for _ in range(config.groups_per_step):
-            ordinal = ledger.admit(ANY_STEP)
-            attempt = ledger.dispatch(ordinal, "generator-0", version)
-            prompt = Prompt(ordinal, 0, ordinal, {})
+            prompt_index = ledger.admit(ANY_STEP)
+            attempt = ledger.dispatch(prompt_index, "generator-0", version)
+            prompt = Prompt(prompt_index, 0, prompt_index, {})
             task = RolloutTask(prompt, attempt, SAMPLES, "generator-0", 0, 1.0)
             ledger.commit(receipt(task, ((version, 512),)))
         ledger.claim(list(ledger.ready), step, step)

@@ -35,8 +35,8 @@ class NoJournal:
 class NoopPrompts:
     """Never at its end."""
 
-    def prompt(self, ordinal: int) -> Prompt | None:
-        return Prompt(ordinal, 0, ordinal, {})
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        return Prompt(prompt_index, 0, prompt_index, {})
 
 
 class NoopGenerator:
@@ -85,7 +85,7 @@ class NoopTrainer:
         return TrainerState(1, self.version, self.version, 0, 0, "")
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        n = len(chunk.ordinals)
+        n = len(chunk.prompt_indices)
         return PreparedColumns(("policy_logprobs",), (8,) * n, (None,) * n)
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None: ...
@@ -139,7 +139,7 @@ def receipt(task: RolloutTask, spans: VersionSpans) -> Receipt:
     """A finished group whose samples all have the same response."""
     n, tokens = task.samples, sum(count for _, count in spans)
     return Receipt(
-        ordinal=task.ordinal,
+        prompt_index=task.prompt_index,
         attempt=task.attempt,
         engine=task.engine,
         engine_incarnation="life",

@@ -120,8 +120,8 @@ async def _run(case: Case, seed: int) -> Measured:
         )
         staleness.append(metrics["off_policy/staleness_mean"])
 
-    def length_s(ordinal: int) -> float:
-        return _length_s(seed, ordinal, case)
+    def length_s(prompt_index: int) -> float:
+        return _length_s(seed, prompt_index, case)
 
     config = _config(case)
     controller = Controller(
@@ -191,8 +191,8 @@ def _config(case: Case) -> RunConfig:
 # --- lengths -------------------------------------------------------------------------------------
 
 
-def _length_s(seed: int, ordinal: int, case: Case) -> float:
-    dice, mu = random.Random(f"{seed}/{ordinal}"), log_median_s(case.sigma, case.longest_s)
+def _length_s(seed: int, prompt_index: int, case: Case) -> float:
+    dice, mu = random.Random(f"{seed}/{prompt_index}"), log_median_s(case.sigma, case.longest_s)
     return min(case.longest_s, dice.lognormvariate(mu, case.sigma))
 
 

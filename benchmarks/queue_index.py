@@ -87,19 +87,19 @@ def core(depth: int, groups: int, at_once: int) -> Measured:
 def index(depth: int, groups: int, at_once: int) -> Measured:
     """The main job's index, ``at_once`` groups a round."""
     held = QueueIndex()
-    for ordinal in range(depth):
-        held.put(ordinal, 1, NAMES, 1 << 18, None)
+    for prompt_index in range(depth):
+        held.put(prompt_index, 1, NAMES, 1 << 18, None)
     gc.collect()
     commit = claim = clear = 0.0
     clock = time.process_time
     for first in range(depth, depth + groups, at_once):
         new, oldest = range(first, first + at_once), range(first - depth, first - depth + at_once)
         start = clock()
-        for ordinal in new:
-            held.put(ordinal, 1, NAMES, 1 << 18, None)
+        for prompt_index in new:
+            held.put(prompt_index, 1, NAMES, 1 << 18, None)
         committed = clock()
-        for ordinal in oldest:
-            held.payloads(ordinal)
+        for prompt_index in oldest:
+            held.payloads(prompt_index)
         claimed = clock()
         held.clear(oldest)
         cleared = clock()

@@ -106,12 +106,12 @@ class TimedRollouts:
     def __init__(
         self, engines: Mapping[str, TimedEngine], length_s: Callable[[int], float], costs: Costs
     ) -> None:
-        """``length_s``: decoding time of a group, by ordinal; the same in each attempt."""
+        """``length_s``: decoding time of a group, by prompt index; the same in each attempt."""
         self._engines, self._length_s, self._costs = engines, length_s, costs
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, None]:
         await asyncio.sleep(self._costs.call_s)
-        spans = await self._engines[task.engine].decode(self._length_s(task.ordinal))
+        spans = await self._engines[task.engine].decode(self._length_s(task.prompt_index))
         await asyncio.sleep(self._costs.call_s)
         return receipt(task, spans), None
 
@@ -124,16 +124,16 @@ class TimedTrainer(NoopTrainer):
     def __init__(self, groups_per_step: int, costs: Costs) -> None:
         super().__init__()
         self.trained = list[tuple[int, ...]]()
-        """Ordinals, by step."""
+        """Prompt indices, by step."""
         self._open = list[int]()
         self._groups_per_step, self._costs = groups_per_step, costs
         self._turn = asyncio.Lock()
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        groups = len(chunk.ordinals)
+        groups = len(chunk.prompt_indices)
         cost_s = self._costs.step_s * (1 - FINISH_SHARE) * groups / self._groups_per_step
         await self._serve(cost_s)
-        self._open += chunk.ordinals
+        self._open += chunk.prompt_indices
         return ChunkResult(chunk.tokens, groups, 1, cost_s)
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:

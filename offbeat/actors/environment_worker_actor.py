@@ -235,4 +235,4 @@ def classified(error: BaseException, task: RolloutTask) -> RolloutFailed:
             kind, reason = FailureKind.BUG, "engine_raised"
         case _:
             kind, reason = FailureKind.BUG, type(error).__name__
-    return RolloutFailed(kind, task.ordinal, task.attempt, reason, first_line(error))
+    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, first_line(error))

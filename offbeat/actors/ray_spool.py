@@ -50,7 +50,7 @@ class RaySpool:
         try:
             columns = cast("Columns", read(self._directory, place))  # as a worker packed them
         except NotInSpool as gone:
-            log.warning("spool.unreadable", group=group_id(receipt.ordinal), error=str(gone))
+            log.warning("spool.unreadable", group=group_id(receipt.prompt_index), error=str(gone))
             return None
         return PayloadHandle(ray.put([columns]), 0, self._holds.inherit(place))
 
@@ -94,12 +94,12 @@ def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
     """
     lost: dict[Any, bool] = {}
     gone = set[int]()
-    for ordinal, handles in payloads.items():
+    for prompt_index, handles in payloads.items():
         for ref in (handle.ref for handle in cast("tuple[PayloadHandle, ...]", handles)):
             if ref not in lost:
                 lost[ref] = _is_lost(ref)
             if lost[ref]:
-                gone.add(ordinal)
+                gone.add(prompt_index)
     return gone
 
 

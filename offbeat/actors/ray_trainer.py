@@ -135,7 +135,7 @@ class RayTrainer:
             places, columns = self._send(rank, fence, dealt, chunk, sent)
             calls.append(
                 handle.train_microbatch.remote(
-                    fence, key, chunk.ordinals, part.advantages, places, *columns
+                    fence, key, chunk.prompt_indices, part.advantages, places, *columns
                 )
             )
         answers = await self._of_groups(chunk, dealt, calls, sent, "microbatch")
@@ -176,15 +176,15 @@ class RayTrainer:
 
     def _dealt(self, chunk: Chunk) -> tuple[tuple[int, ...], ...]:
         """Places in the chunk of each share's groups; one rank is given the chunk as it is."""
-        places = range(len(chunk.ordinals))
+        places = range(len(chunk.prompt_indices))
         if self._replicas.data == 1:
             return (tuple(places),)
-        tokens = chunk.group_tokens or (1,) * len(chunk.ordinals)
-        by_ordinal = dict(zip(chunk.ordinals, tokens, strict=True))
-        place_of = {ordinal: place for place, ordinal in enumerate(chunk.ordinals)}
+        tokens = chunk.group_tokens or (1,) * len(chunk.prompt_indices)
+        by_prompt_index = dict(zip(chunk.prompt_indices, tokens, strict=True))
+        place_of = {prompt_index: place for place, prompt_index in enumerate(chunk.prompt_indices)}
         return tuple(
-            tuple(place_of[ordinal] for ordinal in share)
-            for share in shares(by_ordinal, self._replicas.data)
+            tuple(place_of[prompt_index] for prompt_index in share)
+            for share in shares(by_prompt_index, self._replicas.data)
         )
 
     def _send(
@@ -226,7 +226,7 @@ class RayTrainer:
             return await self._gathered(refs, during)
         except UnfitColumns as unfit:
             place = dealt[self._replicas.share_of(unfit.rank)][unfit.place]
-            raise UnfitGroup(unfit.rank, chunk.ordinals[place], str(unfit)) from unfit
+            raise UnfitGroup(unfit.rank, chunk.prompt_indices[place], str(unfit)) from unfit
         except ArgumentLost as lost:
             raise payload_lost(chunk, [lost]) from lost
         except ColumnsMissing as missing:
@@ -298,13 +298,13 @@ class _Sent:
 def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:
     """The groups of a chunk whose columns are in the lost objects."""
     gone = {each.object_id for each in losses}
-    ordinals = tuple(
-        ordinal
-        for ordinal, handles in zip(chunk.ordinals, chunk.payloads, strict=True)
+    prompt_indices = tuple(
+        prompt_index
+        for prompt_index, handles in zip(chunk.prompt_indices, chunk.payloads, strict=True)
         if any(handle.ref.hex() in gone for handle in handles)
     )
     first = losses[0]
-    return PayloadLost(ordinals, first.during, first.detail) if ordinals else first
+    return PayloadLost(prompt_indices, first.during, first.detail) if prompt_indices else first
 
 
 def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:
@@ -325,7 +325,7 @@ def judged(failures: dict[int, BaseException], silent: Sequence[int], during: st
 def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
     """The groups of a chunk at these places."""
     return Chunk(
-        tuple(chunk.ordinals[place] for place in places),
+        tuple(chunk.prompt_indices[place] for place in places),
         tuple(chunk.payloads[place] for place in places),
         tuple(chunk.advantages[place] for place in places) if chunk.advantages else (),
     )

@@ -72,7 +72,9 @@ class TrainerActor:
         self._place, self._checkpoints = place, place.directory / FOLDER
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = None if spec.rank else trained_log(place)
-        self._ordinals: dict[StepKey, Sequence[int]] = {}  # by call: a repeated one counts once
+        self._prompt_indices: dict[
+            StepKey, Sequence[int]
+        ] = {}  # by call: a repeated one counts once
         self._held, self._canaries = HeldColumns(), Canaries(spec.config)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._incarnation = new_incarnation(name)
@@ -232,13 +234,15 @@ class TrainerActor:
             held = f"the step after version {self._split.steps_applied}, which this rank holds"
             raise StepOutOfOrder(f"begin of step {key.step}", held)
         self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
-        self._ordinals = {k: v for k, v in self._ordinals.items() if k.attempt_id == key.attempt_id}
+        self._prompt_indices = {
+            k: v for k, v in self._prompt_indices.items() if k.attempt_id == key.attempt_id
+        }
 
     def train_microbatch(
         self,
         fence: Fence,
         key: StepKey,
-        ordinals: Sequence[int],
+        prompt_indices: Sequence[int],
         advantages: Advantages,
         places: Places,
         held: int,
@@ -249,7 +253,7 @@ class TrainerActor:
         Args:
             fence: The controller's.
             key: The next of the step.
-            ordinals: Of the whole chunk, not of the share.
+            prompt_indices: Of the whole chunk, not of the share.
             advantages: Of the share's groups.
             places: Where in the payloads the columns of each of its groups are.
             held: Number of the ``hold`` that brought the payloads; 0: they are here.
@@ -263,7 +267,7 @@ class TrainerActor:
         result = self._classified(
             "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
         )
-        self._ordinals[key] = ordinals
+        self._prompt_indices[key] = prompt_indices
         return result
 
     def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
@@ -271,8 +275,8 @@ class TrainerActor:
         before = self._split.last_applied
         result = self._classified("finish", key.step, lambda: self._split.finish_train_step(key))
         if result.applied and key != before and self._log is not None:
-            ordinals = list(chain.from_iterable(self._ordinals.values()))
-            self._log.trained(key, self._split.steps_applied, ordinals)
+            prompt_indices = list(chain.from_iterable(self._prompt_indices.values()))
+            self._log.trained(key, self._split.steps_applied, prompt_indices)
         metrics = {**result.metrics, **self._memory.report(key)}
         return msgspec.structs.replace(result, metrics=metrics)
 
@@ -329,7 +333,7 @@ class TrainerActor:
             CheckpointFailed: It could not be read, or holds other weights than it says.
         """
         self._admit(fence)
-        self._ordinals = {}
+        self._prompt_indices = {}
         state = self._together("restore", lambda: self._restored(at_most))
         if self._log is not None:
             self._log.restored(state.version)

@@ -311,9 +311,13 @@ class Controller:
         oldest = min(
             (group for group in state.ledger.groups.values() if group.place is Place.IN_FLIGHT),
             default=None,
-            key=lambda group: group.ordinal,
+            key=lambda group: group.prompt_index,
         )
-        held = f"; oldest in flight {group_id(oldest.ordinal)} on {oldest.engine}" if oldest else ""
+        held = (
+            f"; oldest in flight {group_id(oldest.prompt_index)} on {oldest.engine}"
+            if oldest
+            else ""
+        )
         return f"step {state.step}: {state.ledger}; engines: {state.fleet}{held}"
 
     # --- the end ---------------------------------------------------------------------------------

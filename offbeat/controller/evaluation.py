@@ -133,7 +133,7 @@ class Evaluation:
                 attempt=1,
                 samples=config.eval.samples,
                 engine=engine.name,
-                seed=group_seed(config.seed + 1, prompt.ordinal),
+                seed=group_seed(config.seed + 1, prompt.prompt_index),
                 deadline_s=config.rollout.deadline_s,
                 evaluation=True,
             )
@@ -144,7 +144,7 @@ class Evaluation:
     async def _one(self, task: RolloutTask, version: int) -> Receipt | EvaluationFailed:
         try:
             receipt, _ = await self._state.call(
-                f"evaluation of prompt {task.ordinal}",
+                f"evaluation of prompt {task.prompt_index}",
                 on=f"a worker and {task.engine}",
                 deadline_s=task.deadline_s,
                 reply=self._workers.rollout(self._state.fence, task),
@@ -154,9 +154,13 @@ class Evaluation:
         versions = {number for spans in receipt.version_spans for number, _ in spans}
         if versions != {version}:
             of = ", ".join(map(str, sorted(versions)))
-            return EvaluationFailed(version, f"prompt {task.ordinal} has tokens of versions {of}")
+            return EvaluationFailed(
+                version, f"prompt {task.prompt_index} has tokens of versions {of}"
+            )
         if not all(map(math.isfinite, receipt.rewards)):
-            return EvaluationFailed(version, f"prompt {task.ordinal} has rewards {receipt.rewards}")
+            return EvaluationFailed(
+                version, f"prompt {task.prompt_index} has rewards {receipt.rewards}"
+            )
         return receipt
 
     def _report(self, version: int, receipts: Sequence[Receipt]) -> None:

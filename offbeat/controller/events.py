@@ -38,7 +38,7 @@ class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Describes an applied step that a rewind undoes, with all that is needed to revert it."""
 
     version: int  # it made
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
     attempts: tuple[int, ...]  # of each group, as trained
     has_target_step: bool  # its groups were bound to it
     batch_deficit: int  # groups it went without
@@ -76,16 +76,16 @@ class Rewound(Event, frozen=True):
 
 
 class Admitted(Event, frozen=True):
-    """A prompt was drawn. Its data is a pure function of the ordinal and is not kept here."""
+    """A prompt was drawn. Its data is a pure function of the prompt index and is not kept here."""
 
-    ordinal: int
+    prompt_index: int
     target_step: int  # or ANY_STEP
 
 
 class Dispatched(Event, frozen=True):
     """Admitted -> in flight."""
 
-    ordinal: int
+    prompt_index: int
     attempt: int
     engine: str
     version: int  # the engine's acked version: no token can be older
@@ -94,7 +94,7 @@ class Dispatched(Event, frozen=True):
 class Returned(Event, frozen=True):
     """Moves a group from in flight or ready back to admitted: it will be rolled out again."""
 
-    ordinal: int
+    prompt_index: int
     attempt: int
     kind: str  # infrastructure | data | outage | evicted | cancelled | recovered
     reason: str
@@ -111,7 +111,7 @@ class Claimed(Event, frozen=True):
 
     step: int
     attempt: int
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
 
 
 class Unclaimed(Event, frozen=True):
@@ -124,7 +124,7 @@ class Unclaimed(Event, frozen=True):
 class Dropped(Event, frozen=True):
     """A prompt is given up. ``shrinks`` is the step that goes without it, 0 for none."""
 
-    ordinal: int
+    prompt_index: int
     reason: str
     shrinks: int
     filtered: bool = False  # by a filter, as asked; not a failure
@@ -138,7 +138,7 @@ class StepIntent(Event, frozen=True):
 
     step: int
     attempt: int
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
 
 
 class StepApplied(Event, frozen=True):
@@ -153,8 +153,8 @@ class StepApplied(Event, frozen=True):
     step: int
     attempt: int
     version: int
-    ordinals: tuple[int, ...]
-    frontier: int  # ordinals drawn so far
+    prompt_indices: tuple[int, ...]
+    frontier: int  # prompt indices drawn so far
     attempts: tuple[int, ...] = ()  # of each group, as trained
     has_target_step: bool = False  # its groups were bound to this step
     batch_deficit: int = 0  # groups it went without
@@ -167,7 +167,7 @@ class StepApplied(Event, frozen=True):
         """Return what a rewind writes down of this step."""
         return UndoneStep(
             self.version,
-            self.ordinals,
+            self.prompt_indices,
             self.attempts,
             has_target_step=self.has_target_step,
             batch_deficit=self.batch_deficit,

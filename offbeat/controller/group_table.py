@@ -54,7 +54,7 @@ class GroupRecord(msgspec.Struct, gc=False):
     the event loop to look at them.
     """
 
-    ordinal: int
+    prompt_index: int
     target_step: int  # or ANY_STEP
     place: Place = Place.ADMITTED
     attempt: int = 0  # of the last dispatch
@@ -105,7 +105,7 @@ class TableSnapshot(msgspec.Struct, frozen=True):
 
 
 Held = OrderedDict[int, GroupRecord]
-"""Groups by ordinal, in the order they came.
+"""Groups by prompt index, in the order they came.
 
 A plain dict that loses its oldest entry again and again steps over all that are gone each time it is
 read from the front.
@@ -115,7 +115,7 @@ read from the front.
 class GroupTable:
     """The state that a journal's events add up to.
 
-    Between events every drawn ordinal is in one place only::
+    Between events every drawn prompt index is in one place only::
 
         drawn = admitted + in_flight + ready + training + trained + dropped
 
@@ -181,7 +181,7 @@ class GroupTable:
         first = {**self.training, **self.ready}
         for dispatched in self.in_flight_at.values():
             first |= dispatched
-        rest = [group for ordinal, group in self.groups.items() if ordinal not in first]
+        rest = [group for prompt_index, group in self.groups.items() if prompt_index not in first]
         return TableSnapshot(
             run_id=self.run_id,
             incarnation=self.incarnation,
@@ -218,21 +218,21 @@ class GroupTable:
         match event:
             case Admitted():
                 self.totals.drawn += 1
-                self._add(GroupRecord(event.ordinal, event.target_step))
+                self._add(GroupRecord(event.prompt_index, event.target_step))
             case Dispatched():
-                group = self.groups[event.ordinal]
+                group = self.groups[event.prompt_index]
                 group.attempt, group.engine = event.attempt, event.engine
                 group.last_failure = ""
                 self._move(group, Place.IN_FLIGHT, event.version)
             case Returned():
                 self._returned(event)
             case Committed():
-                group = self.groups[event.receipt.ordinal]
+                group = self.groups[event.receipt.prompt_index]
                 group.receipt, group.tokens = event.receipt, event.receipt.tokens
                 self._move(group, Place.READY, event.receipt.oldest_version)
             case Claimed():
-                for ordinal in event.ordinals:
-                    group = self.groups[ordinal]
+                for prompt_index in event.prompt_indices:
+                    group = self.groups[prompt_index]
                     self._move(group, Place.TRAINING, group.oldest_version)
             case Unclaimed():
                 self._unclaim()
@@ -261,7 +261,7 @@ class GroupTable:
     # --- moves -----------------------------------------------------------------------------------
 
     def _returned(self, event: Returned) -> None:
-        group = self.groups[event.ordinal]
+        group = self.groups[event.prompt_index]
         count(group.failures, event.kind, 1)
         group.last_failure = event.kind
         if event.kind == "evicted":
@@ -272,7 +272,7 @@ class GroupTable:
         self._readmit(group)
 
     def _dropped(self, event: Dropped) -> None:
-        group = self.groups.pop(event.ordinal)
+        group = self.groups.pop(event.prompt_index)
         self._leave(group)
         self.totals.cancelled += group.place is Place.IN_FLIGHT and event.reason == "stale"
         count_reason(self.totals.dropped, event.reason, 1)
@@ -312,13 +312,13 @@ class GroupTable:
         self.checkpoint_digests = {made: known[made] for made in known if made <= to_version}
 
     def _undo(self, step: UndoneStep) -> None:
-        self.totals.trained -= len(step.ordinals)
+        self.totals.trained -= len(step.prompt_indices)
         self.steps.take_back(step.staleness)
         if step.batch_deficit:
             count(self.batch_deficits, step.version, step.batch_deficit)
         target_step = step.version if step.has_target_step else ANY_STEP
-        for ordinal, attempt in zip(step.ordinals, step.attempts, strict=True):
-            self._add(GroupRecord(ordinal, target_step, attempt=attempt))
+        for prompt_index, attempt in zip(step.prompt_indices, step.attempts, strict=True):
+            self._add(GroupRecord(prompt_index, target_step, attempt=attempt))
 
     def _unclaim(self) -> None:
         for group in list(self.training.values()):
@@ -326,8 +326,8 @@ class GroupTable:
         self.intent = None
 
     def _end_step(self) -> None:
-        for ordinal in self.training:
-            del self.groups[ordinal]
+        for prompt_index in self.training:
+            del self.groups[prompt_index]
         self.training.clear()
         self.intent = None
 
@@ -339,7 +339,7 @@ class GroupTable:
 
     def _add(self, group: GroupRecord) -> None:
         """Add a group to the table, for the first time or again."""
-        self.groups[group.ordinal] = group
+        self.groups[group.prompt_index] = group
         self._enter(group)
 
     def _move(self, group: GroupRecord, place: Place, oldest_version: int) -> None:
@@ -358,15 +358,15 @@ class GroupTable:
             case Place.IN_FLIGHT:
                 self.in_flight -= 1
                 count(self.versions, group.oldest_version, -1)
-                _take(self.in_flight_at, group.oldest_version, group.ordinal)
+                _take(self.in_flight_at, group.oldest_version, group.prompt_index)
             case Place.READY:
-                del self.ready[group.ordinal]
+                del self.ready[group.prompt_index]
                 self.ready_tokens -= group.tokens
                 count(self.versions, group.oldest_version, -1)
-                _take(self.ready_at, group.oldest_version, group.ordinal)
-                _take(self.ready_for, group.target_step, group.ordinal)
+                _take(self.ready_at, group.oldest_version, group.prompt_index)
+                _take(self.ready_for, group.target_step, group.prompt_index)
             case Place.TRAINING:
-                del self.training[group.ordinal]
+                del self.training[group.prompt_index]
                 return
         count(self.outstanding_by_target_step, group.target_step, -1)
 
@@ -377,23 +377,27 @@ class GroupTable:
             case Place.IN_FLIGHT:
                 self.in_flight += 1
                 count(self.versions, group.oldest_version, 1)
-                self.in_flight_at.setdefault(group.oldest_version, OrderedDict())[group.ordinal] = (
-                    group
-                )
+                self.in_flight_at.setdefault(group.oldest_version, OrderedDict())[
+                    group.prompt_index
+                ] = group
             case Place.READY:
-                self.ready[group.ordinal] = group
+                self.ready[group.prompt_index] = group
                 self.ready_tokens += group.tokens
                 count(self.versions, group.oldest_version, 1)
-                self.ready_at.setdefault(group.oldest_version, OrderedDict())[group.ordinal] = group
-                self.ready_for.setdefault(group.target_step, OrderedDict())[group.ordinal] = group
+                self.ready_at.setdefault(group.oldest_version, OrderedDict())[
+                    group.prompt_index
+                ] = group
+                self.ready_for.setdefault(group.target_step, OrderedDict())[group.prompt_index] = (
+                    group
+                )
             case Place.TRAINING:
-                self.training[group.ordinal] = group
+                self.training[group.prompt_index] = group
                 return
         count(self.outstanding_by_target_step, group.target_step, 1)
 
 
-def _take(groups_at: dict[int, Held], key: int, ordinal: int) -> None:
+def _take(groups_at: dict[int, Held], key: int, prompt_index: int) -> None:
     held = groups_at[key]
-    del held[ordinal]
+    del held[prompt_index]
     if not held:
         del groups_at[key]

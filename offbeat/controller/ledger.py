@@ -40,12 +40,12 @@ from offbeat.sampler.policy import ANY_STEP
 class IllegalMove(OffbeatError):
     """A group was asked to leave a place where it is not."""
 
-    def __init__(self, move: str, ordinal: int, place: str, attempt: int) -> None:
-        super().__init__(move, ordinal, place, attempt)
-        self.move, self.ordinal, self.place, self.attempt = move, ordinal, place, attempt
+    def __init__(self, move: str, prompt_index: int, place: str, attempt: int) -> None:
+        super().__init__(move, prompt_index, place, attempt)
+        self.move, self.prompt_index, self.place, self.attempt = move, prompt_index, place, attempt
 
     def __str__(self) -> str:
-        return f"cannot {self.move} {group_id(self.ordinal)}: it is {self.place}, attempt {self.attempt}"
+        return f"cannot {self.move} {group_id(self.prompt_index)}: it is {self.place}, attempt {self.attempt}"
 
 
 class CannotRewind(OffbeatError):
@@ -98,11 +98,13 @@ class Ledger(GroupTable):
         return ledger
 
     def groups_at(self, place: Place) -> list[int]:
-        """Ordinals of the groups at a place, ascending. Looks at all of them.
+        """Prompt indices of the groups at a place, ascending. Looks at all of them.
 
         Not for a hot path.
         """
-        return sorted(ordinal for ordinal, group in self.groups.items() if group.place is place)
+        return sorted(
+            prompt_index for prompt_index, group in self.groups.items() if group.place is place
+        )
 
     # --- incarnations of the controller, versions of the trainer ---------------------------------------
 
@@ -115,7 +117,7 @@ class Ledger(GroupTable):
         self._do(Checkpointed(version, digest))
 
     def rewind(self, to_version: int, reason: str, after: StepsAfter) -> list[int]:
-        """The trainer is back at an older version; returns the ordinals to be rolled out again.
+        """The trainer is back at an older version; returns the prompts to be rolled out again.
 
         No group is in flight any more: the caller has cancelled them.
 
@@ -128,7 +130,7 @@ class Ledger(GroupTable):
             CannotRewind: It is older than the last checkpoint but one, or ``after`` is not of it.
         """
         parts = self.rewind_in_parts(to_version, reason, after, groups_per_part=sys.maxsize)
-        return sorted(ordinal for part in parts for ordinal in part)
+        return sorted(prompt_index for part in parts for prompt_index in part)
 
     def rewind_in_parts(
         self, to_version: int, reason: str, after: StepsAfter, *, groups_per_part: int
@@ -167,68 +169,68 @@ class Ledger(GroupTable):
         )
 
     def _rewind(self, event: Rewound, undone: Iterable[UndoneStep]) -> list[int]:
-        """Record one part of a rewind; returns the ordinals to be rolled out again."""
+        """Record one part of a rewind; returns the prompt indices to be rolled out again."""
         held = [*self.training.values(), *self.ready.values()]
         self._do(event)
-        again = [group.ordinal for group in held if group.place is Place.ADMITTED]
-        return [*again, *(ordinal for step in undone for ordinal in step.ordinals)]
+        again = [group.prompt_index for group in held if group.place is Place.ADMITTED]
+        return [*again, *(prompt_index for step in undone for prompt_index in step.prompt_indices)]
 
     # --- prompt groups ---------------------------------------------------------------------------
 
     def admit(self, target_step: int) -> int:
-        """Draw the next prompt; returns its ordinal."""
-        ordinal = self.totals.drawn
-        self._do(Admitted(ordinal, target_step))
-        return ordinal
+        """Draw the next prompt; returns its prompt index."""
+        prompt_index = self.totals.drawn
+        self._do(Admitted(prompt_index, target_step))
+        return prompt_index
 
-    def dispatch(self, ordinal: int, engine: str, version: int) -> int:
+    def dispatch(self, prompt_index: int, engine: str, version: int) -> int:
         """The group goes to an engine that serves ``version``; returns the attempt."""
-        group = self._at("dispatch", ordinal, Place.ADMITTED)
-        self._do(Dispatched(ordinal, group.attempt + 1, engine, version))
+        group = self._at("dispatch", prompt_index, Place.ADMITTED)
+        self._do(Dispatched(prompt_index, group.attempt + 1, engine, version))
         return group.attempt
 
-    def retry(self, ordinal: int, kind: str, reason: str) -> GroupRecord:
+    def retry(self, prompt_index: int, kind: str, reason: str) -> GroupRecord:
         """A rollout failed or was cancelled; the group is admitted again. Counted by kind."""
-        group = self._at("retry", ordinal, Place.IN_FLIGHT)
-        self._do(Returned(ordinal, group.attempt, kind, reason))
+        group = self._at("retry", prompt_index, Place.IN_FLIGHT)
+        self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
 
-    def recover(self, ordinal: int, reason: str) -> None:
+    def recover(self, prompt_index: int, reason: str) -> None:
         """Admit a group again that a former controller had in flight or ready and that is lost."""
-        group = self._known("recover", ordinal)
+        group = self._known("recover", prompt_index)
         if group.place not in (Place.IN_FLIGHT, Place.READY):
-            raise IllegalMove("recover", ordinal, group.place, group.attempt)
-        self._do(Returned(ordinal, group.attempt, "recovered", reason))
+            raise IllegalMove("recover", prompt_index, group.place, group.attempt)
+        self._do(Returned(prompt_index, group.attempt, "recovered", reason))
 
     def commit(self, receipt: Receipt) -> None:
         """The group is ready. The caller has checked the receipt."""
-        group = self._at("commit", receipt.ordinal, Place.IN_FLIGHT)
+        group = self._at("commit", receipt.prompt_index, Place.IN_FLIGHT)
         if receipt.attempt != group.attempt:
-            raise IllegalMove("commit", receipt.ordinal, group.place, group.attempt)
+            raise IllegalMove("commit", receipt.prompt_index, group.place, group.attempt)
         self._do(Committed(receipt))
 
-    def evict(self, ordinal: int, reason: str) -> None:
+    def evict(self, prompt_index: int, reason: str) -> None:
         """A ready group grew too old; its prompt is admitted again."""
-        group = self._at("evict", ordinal, Place.READY)
-        self._do(Returned(ordinal, group.attempt, "evicted", reason))
+        group = self._at("evict", prompt_index, Place.READY)
+        self._do(Returned(prompt_index, group.attempt, "evicted", reason))
 
-    def refuse(self, ordinal: int, kind: str, reason: str) -> GroupRecord:
+    def refuse(self, prompt_index: int, kind: str, reason: str) -> GroupRecord:
         """A ready group cannot be trained as it is; its prompt is admitted again.
 
         Counted by kind.
         """
-        group = self._at("refuse", ordinal, Place.READY)
-        self._do(Returned(ordinal, group.attempt, kind, reason))
+        group = self._at("refuse", prompt_index, Place.READY)
+        self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
 
-    def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
+    def claim(self, prompt_indices: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
         """The groups enter the open step, in this order."""
         claimed = dict[int, GroupRecord]()
-        for ordinal in ordinals:
-            group = self._at("claim", ordinal, Place.READY)
-            if ordinal in claimed:
-                raise IllegalMove("claim", ordinal, "claimed already", group.attempt)
-            claimed[ordinal] = group
+        for prompt_index in prompt_indices:
+            group = self._at("claim", prompt_index, Place.READY)
+            if prompt_index in claimed:
+                raise IllegalMove("claim", prompt_index, "claimed already", group.attempt)
+            claimed[prompt_index] = group
         self._do(Claimed(step, attempt, tuple(claimed)))
         return list(claimed.values())
 
@@ -236,12 +238,14 @@ class Ledger(GroupTable):
         """The open step was aborted: all its groups are ready again."""
         self._do(Unclaimed(step, attempt))
 
-    def drop(self, ordinal: int, reason: str, *, shrinks: int = 0, filtered: bool = False) -> None:
+    def drop(
+        self, prompt_index: int, reason: str, *, shrinks: int = 0, filtered: bool = False
+    ) -> None:
         """Give a prompt up, from wherever it is but training. Step ``shrinks`` goes without it."""
-        group = self._known("drop", ordinal)
+        group = self._known("drop", prompt_index)
         if group.place is Place.TRAINING:
-            raise IllegalMove("drop", ordinal, group.place, group.attempt)
-        self._do(Dropped(ordinal, reason, shrinks, filtered))
+            raise IllegalMove("drop", prompt_index, group.place, group.attempt)
+        self._do(Dropped(prompt_index, reason, shrinks, filtered))
 
     def intend(self, step: int, attempt: int) -> None:
         """The groups in training are about to be finished."""
@@ -288,16 +292,16 @@ class Ledger(GroupTable):
         """Record what moves no group: what the run costs."""
         self._do(event)
 
-    def _at(self, move: str, ordinal: int, place: Place) -> GroupRecord:
-        group = self._known(move, ordinal)
+    def _at(self, move: str, prompt_index: int, place: Place) -> GroupRecord:
+        group = self._known(move, prompt_index)
         if group.place is not place:
-            raise IllegalMove(move, ordinal, group.place, group.attempt)
+            raise IllegalMove(move, prompt_index, group.place, group.attempt)
         return group
 
-    def _known(self, move: str, ordinal: int) -> GroupRecord:
-        group = self.groups.get(ordinal)
+    def _known(self, move: str, prompt_index: int) -> GroupRecord:
+        group = self.groups.get(prompt_index)
         if group is None:
-            raise IllegalMove(move, ordinal, "trained, dropped or never drawn", 0)
+            raise IllegalMove(move, prompt_index, "trained, dropped or never drawn", 0)
         return group
 
     def _do(self, event: AnyEvent) -> None:
@@ -311,9 +315,9 @@ def _newest_first(
     """Cut steps into parts of so many groups, from the last step on; at least one part."""
     parts, part, groups = list[tuple[UndoneStep, ...]](), list[UndoneStep](), 0
     for step in reversed(steps):
-        if part and groups + len(step.ordinals) > groups_per_part:
+        if part and groups + len(step.prompt_indices) > groups_per_part:
             parts.append(tuple(reversed(part)))
             part, groups = [], 0
         part.append(step)
-        groups += len(step.ordinals)
+        groups += len(step.prompt_indices)
     return [*parts, tuple(reversed(part))]

@@ -34,7 +34,7 @@ Lane = tuple[Literal["pump", "engine", "rank", "group"], str]
 class Prompts(Protocol):
     """The endless prompt order."""
 
-    def prompt(self, ordinal: int) -> Prompt | None:
+    def prompt(self, prompt_index: int) -> Prompt | None:
         """Return the prompt at a place, always the same one; None past the end of the data.
 
         Pure.
@@ -289,12 +289,12 @@ class Payloads(Protocol):
     def readable(self, receipt: Receipt) -> object | None:
         """Return a handle of the payload that this very receipt vouches for; None when it is gone.
 
-        Ordinal and attempt alone do not name it: a dispatch that a crash forgot is made again.
+        Prompt index and attempt alone do not name it: a dispatch that a crash forgot is made again.
         """
         ...
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return those of the given groups, by ordinal, whose payload is known to be gone."""
+        """Return those of the given groups, by prompt index, whose payload is known to be gone."""
         ...
 
 

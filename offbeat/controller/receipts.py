@@ -16,10 +16,10 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
         oldest_version: Version its engine had acked at dispatch: no token can be older.
         trainer_version: No token can be newer.
     """
-    if (receipt.ordinal, receipt.attempt) != (task.ordinal, task.attempt):
+    if (receipt.prompt_index, receipt.attempt) != (task.prompt_index, task.attempt):
         return (
-            f"answer for ordinal {receipt.ordinal} attempt {receipt.attempt}, asked for "
-            f"ordinal {task.ordinal} attempt {task.attempt}"
+            f"answer for prompt {receipt.prompt_index} attempt {receipt.attempt}, asked for "
+            f"prompt {task.prompt_index} attempt {task.attempt}"
         )
     if receipt.sampling != task.sampling:
         return (

@@ -55,7 +55,7 @@ class Recovery:
         self._rollouts, self._payloads, self._on_taken = rollouts, payloads, on_taken
         self._sampling = sampling_identity(state.config)
         self._read_again = set[tuple[int, int]]()
-        """Ordinal and attempt of ready groups whose columns were lost and read again."""
+        """Prompt index and attempt of ready groups whose columns were lost and read again."""
 
     async def start(self) -> None:
         """Take over: from nothing, or from what the journal has of former controllers.
@@ -142,19 +142,19 @@ class Recovery:
             to_version, reason, after, groups_per_part=self._groups_per_turn
         )
         groups = 0
-        for ordinals in parts:
-            groups += len(ordinals)
-            self._state.queue.clear(ordinals)
-            await self._again(ordinals)
+        for prompt_indices in parts:
+            groups += len(prompt_indices)
+            self._state.queue.clear(prompt_indices)
+            await self._again(prompt_indices)
             if self._state.ledger.rewinding_to is not None:
                 self._state.reached(Failpoint.UNDOING)
         return groups
 
-    async def _again(self, ordinals: Sequence[int]) -> None:
+    async def _again(self, prompt_indices: Sequence[int]) -> None:
         """Have these groups dispatched once more; other tasks get their turn after each part."""
-        for begin in range(0, len(ordinals), self._groups_per_turn):
-            for ordinal in ordinals[begin : begin + self._groups_per_turn]:
-                self._rollouts.again(ordinal)
+        for begin in range(0, len(prompt_indices), self._groups_per_turn):
+            for prompt_index in prompt_indices[begin : begin + self._groups_per_turn]:
+                self._rollouts.again(prompt_index)
             self._state.moved()
             await asyncio.sleep(0)
 
@@ -165,17 +165,17 @@ class Recovery:
         lost once more after they had been read again is rolled out again.
         """
         state, ledger = self._state, self._state.ledger
-        lost = set(failure.ordinals) | await self._also_lost()
+        lost = set(failure.prompt_indices) | await self._also_lost()
         replaced = {(each, ledger.ready[each].attempt) for each in lost & ledger.ready.keys()}
-        again = sorted(ordinal for ordinal, _ in replaced & self._read_again)
-        state.queue.clear(ordinal for ordinal, _ in replaced)
+        again = sorted(prompt_index for prompt_index, _ in replaced & self._read_again)
+        state.queue.clear(prompt_index for prompt_index, _ in replaced)
         self._rollouts.lost(again, failure)
         unreadable = self._take_payloads()
         self._rollouts.lost(unreadable, failure)
         self._read_again = {
-            (ordinal, group.attempt)
-            for ordinal, group in ledger.ready.items()
-            if (ordinal, group.attempt) in replaced | self._read_again
+            (prompt_index, group.attempt)
+            for prompt_index, group in ledger.ready.items()
+            if (prompt_index, group.attempt) in replaced | self._read_again
         }
         log.warning(
             "payloads.lost",
@@ -190,9 +190,9 @@ class Recovery:
         """Ready groups whose columns are known to be gone."""
         state = self._state
         held = {
-            ordinal: state.queue.payloads(ordinal)
-            for ordinal in state.ledger.ready
-            if ordinal in state.queue
+            prompt_index: state.queue.payloads(prompt_index)
+            for prompt_index in state.ledger.ready
+            if prompt_index in state.queue
         }
         try:
             return await state.call(
@@ -243,28 +243,32 @@ class Recovery:
         lost, other = list[int](), list[int]()
         for group in ledger.ready.values():
             receipt = group.receipt
-            if receipt is None or group.ordinal in state.queue:
+            if receipt is None or group.prompt_index in state.queue:
                 continue
             if receipt.sampling != self._sampling:
-                other.append(group.ordinal)
+                other.append(group.prompt_index)
                 continue
             payload = self._payloads.readable(receipt)
             if payload is None:
-                lost.append(group.ordinal)
+                lost.append(group.prompt_index)
             else:
                 state.queue.put(
-                    group.ordinal, group.attempt, receipt.columns, receipt.payload_bytes, payload
+                    group.prompt_index,
+                    group.attempt,
+                    receipt.columns,
+                    receipt.payload_bytes,
+                    payload,
                 )
         self._readmit(other, "other_sampling")
         if other:
             log.warning("run.other_sampling", groups=len(other), now=self._sampling)
         return lost
 
-    def _readmit(self, ordinals: Iterable[int], reason: str) -> None:
-        for ordinal in ordinals:
-            self._state.ledger.recover(ordinal, reason)
-            self._rollouts.again(ordinal)
+    def _readmit(self, prompt_indices: Iterable[int], reason: str) -> None:
+        for prompt_index in prompt_indices:
+            self._state.ledger.recover(prompt_index, reason)
+            self._rollouts.again(prompt_index)
 
-    def _return(self, ordinals: Iterable[int], reason: str) -> None:
-        for ordinal in ordinals:
-            self._state.ledger.recover(ordinal, reason)
+    def _return(self, prompt_indices: Iterable[int], reason: str) -> None:
+        for prompt_index in prompt_indices:
+            self._state.ledger.recover(prompt_index, reason)

@@ -42,7 +42,7 @@ class RetryPolicy:
         self.outage = OutageBreaker(state.config.rollout)
         self._failures_in_row = 0
         self._counted_with = set[tuple[int, int]]()
-        """Ordinal and attempt of the groups that were in flight at the last count."""
+        """Prompt index and attempt of the groups that were in flight at the last count."""
 
     def answered(self, task: RolloutTask, incarnation: str) -> None:
         """Record that a rollout came back whole from this incarnation of its engine."""
@@ -71,7 +71,7 @@ class RetryPolicy:
         else:
             counts = True
             self.outage.returned()
-        group = self._state.ledger.retry(task.ordinal, kind if counts else "outage", reason)
+        group = self._state.ledger.retry(task.prompt_index, kind if counts else "outage", reason)
         log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
         if kind is FailureKind.INFRASTRUCTURE:
             self._blame(task, failure, incarnation)
@@ -94,12 +94,12 @@ class RetryPolicy:
         Its data failed.
         """
         kind, reason = FailureKind.DATA, "unfit_for_trainer"
-        group = self._state.ledger.refuse(unfit.ordinal, kind, reason)
-        failure = RolloutFailed(kind, unfit.ordinal, group.attempt, reason, unfit.problem)
-        log.warning("group.unfit", group=group_id(unfit.ordinal), error=str(failure))
+        group = self._state.ledger.refuse(unfit.prompt_index, kind, reason)
+        failure = RolloutFailed(kind, unfit.prompt_index, group.attempt, reason, unfit.problem)
+        log.warning("group.unfit", group=group_id(unfit.prompt_index), error=str(failure))
         return self._after_data(group, reason, failure)
 
-    def after_loss(self, ordinal: int, lost: PayloadLost) -> bool:
+    def after_loss(self, prompt_index: int, lost: PayloadLost) -> bool:
         """Return whether a ready group whose columns are gone is rolled out again; False.
 
         It was dropped.
@@ -110,9 +110,9 @@ class RetryPolicy:
             BudgetSpent: This group has failed more often than the recipe allows.
         """
         kind, reason = FailureKind.INFRASTRUCTURE, "payload_lost"
-        group = self._state.ledger.refuse(ordinal, kind, reason)
-        failure = RolloutFailed(kind, ordinal, group.attempt, reason, lost.detail)
-        log.warning("group.lost", group=group_id(ordinal), error=str(failure))
+        group = self._state.ledger.refuse(prompt_index, kind, reason)
+        failure = RolloutFailed(kind, prompt_index, group.attempt, reason, lost.detail)
+        log.warning("group.lost", group=group_id(prompt_index), error=str(failure))
         return self._has_retries_left(group, reason, failure)
 
     def _check_failures_in_row(self, failure: Failure) -> None:
@@ -159,7 +159,7 @@ class RetryPolicy:
             budget = limits.drop_budget
         if not budget:
             raise BudgetSpent(
-                f"retries of {group_id(group.ordinal)}",
+                f"retries of {group_id(group.prompt_index)}",
                 limits.infrastructure_retries,
                 "rollout.infrastructure_retries or rollout.infrastructure_drop_budget",
                 str(failure),
@@ -207,21 +207,23 @@ class RetryPolicy:
 
         A process that dies takes all its groups with it, however many those are.
         """
-        if (task.ordinal, task.attempt) in self._counted_with:
+        if (task.prompt_index, task.attempt) in self._counted_with:
             return
         self._failures_in_row += 1
         # Not by looking at all groups: after a long rewind there are millions.
         in_flight = self._state.ledger.in_flight_at.values()
         self._counted_with = {
-            (ordinal, group.attempt) for held in in_flight for ordinal, group in held.items()
+            (prompt_index, group.attempt)
+            for held in in_flight
+            for prompt_index, group in held.items()
         }
 
     def _drop(self, group: GroupRecord, reason: str) -> None:
         state = self._state
         step = self._shortened_by(group)
         shrinks = step if self._may_shrink(step) else 0
-        state.ledger.drop(group.ordinal, reason, shrinks=shrinks)
-        log.warning("group.dropped", group=group_id(group.ordinal), reason=reason)
+        state.ledger.drop(group.prompt_index, reason, shrinks=shrinks)
+        log.warning("group.dropped", group=group_id(group.prompt_index), reason=reason)
 
     def _shortened_by(self, group: GroupRecord) -> int:
         """The step that is one group short without it.

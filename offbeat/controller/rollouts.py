@@ -92,9 +92,9 @@ class RolloutPump:
                 self._dispatch_one(rollouts)
                 state.moved()
 
-    def again(self, ordinal: int) -> None:
+    def again(self, prompt_index: int) -> None:
         """Dispatch an admitted group once more, as soon as its policy lets it."""
-        self._waiting.again(ordinal)
+        self._waiting.again(prompt_index)
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -154,31 +154,35 @@ class RolloutPump:
         state = self._state
         match self._turn():
             case _Turn.WAITING:
-                ordinal = self._waiting.pop_due()
+                prompt_index = self._waiting.pop_due()
             case _Turn.FRESH:
-                ordinal = self._draw()
+                prompt_index = self._draw()
             case None:
-                ordinal = self._waiting.pop_trial()
-        if ordinal is None:
+                prompt_index = self._waiting.pop_trial()
+        if prompt_index is None:
             return
-        engine = state.fleet.pick(avoid=self._failed_on(ordinal))
+        engine = state.fleet.pick(avoid=self._failed_on(prompt_index))
         if engine is None:
-            raise LookupError(f"no engine serves group {ordinal}, and one did when it was chosen")
-        prompt = self._prompts.prompt(ordinal)
+            raise LookupError(
+                f"no engine serves group {prompt_index}, and one did when it was chosen"
+            )
+        prompt = self._prompts.prompt(prompt_index)
         if prompt is None:
-            raise LookupError(f"the prompt source no longer has ordinal {ordinal}, drawn before")
-        attempt = state.ledger.dispatch(ordinal, engine.name, engine.version)
+            raise LookupError(
+                f"the prompt source no longer has prompt {prompt_index}, drawn before"
+            )
+        attempt = state.ledger.dispatch(prompt_index, engine.name, engine.version)
         state.fleet.took(engine.name)
         self._retries.outage.dispatched()
         state.busy.engine_changed(engine)
         state.reached(Failpoint.DISPATCHED)
         task = self._task(prompt, attempt, engine)
         running = rollouts.create_task(self._rollout(task), name=task.group_id)
-        self._running[ordinal] = _Running(running, engine.name, engine.incarnation)
+        self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
 
-    def _failed_on(self, ordinal: int) -> str:
+    def _failed_on(self, prompt_index: int) -> str:
         """The engine of the group's last attempt, if it has failed for want of infrastructure."""
-        group = self._state.ledger.groups[ordinal]
+        group = self._state.ledger.groups[prompt_index]
         return group.engine if FailureKind.INFRASTRUCTURE in group.failures else ""
 
     def _draw(self) -> int | None:
@@ -189,9 +193,9 @@ class RolloutPump:
         target_step = state.sampler.admit(state.view)
         if target_step is None:
             return None
-        ordinal = state.ledger.admit(target_step)
+        prompt_index = state.ledger.admit(target_step)
         state.reached(Failpoint.ADMITTED)
-        return ordinal
+        return prompt_index
 
     def _task(self, prompt: Prompt, attempt: int, engine: EngineRecord) -> RolloutTask:
         config = self._state.config
@@ -200,7 +204,7 @@ class RolloutPump:
             attempt=attempt,
             samples=config.samples_per_group,
             engine=engine.name,
-            seed=group_seed(config.seed, prompt.ordinal),
+            seed=group_seed(config.seed, prompt.prompt_index),
             deadline_s=config.rollout.deadline_s,
             sampling=self._sampling,
         )
@@ -222,20 +226,20 @@ class RolloutPump:
             if is_cancelled():  # what failed is its clean-up; the group may be out again already
                 log.warning("rollout.cleanup_failed", group=task.group_id, error=str(failure))
                 return
-            incarnation = self._release_engine(task.ordinal)
+            incarnation = self._release_engine(task.prompt_index)
             self._trace(task, since, "failed")
             await self._failed(task, failure, incarnation)
         else:
             if is_cancelled():  # answered all the same, and too late
                 return
             state.reached(Failpoint.ANSWERED)
-            incarnation = self._release_engine(task.ordinal)
+            incarnation = self._release_engine(task.prompt_index)
             self._trace(task, since, "answered")
             await self._commit(task, receipt, payload, incarnation)
 
-    def _release_engine(self, ordinal: int) -> str:
+    def _release_engine(self, prompt_index: int) -> str:
         """Release the engine from this group; return the incarnation it was sent to."""
-        running = self._running.pop(ordinal)
+        running = self._running.pop(prompt_index)
         self._state.fleet.gave_back(running.engine)
         self._state.busy.engine_changed(self._state.fleet.engines[running.engine])
         return running.incarnation
@@ -249,18 +253,18 @@ class RolloutPump:
         self, task: RolloutTask, receipt: Receipt, payload: object, incarnation: str
     ) -> None:
         state = self._state
-        group = state.ledger.groups[task.ordinal]
+        group = state.ledger.groups[task.prompt_index]
         if receipt.engine_incarnation != incarnation:  # another process: it has acked no weights
             other = f"answered by {receipt.engine_incarnation}, sent to {incarnation}"
             failure = RolloutFailed(
-                FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "engine_lost", other
+                FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, "engine_lost", other
             )
             await self._failed(task, failure, incarnation)
             return
         problem = refusal(receipt, task, group.oldest_version, state.ledger.trainer_version)
         if problem:
             failure = RolloutFailed(
-                FailureKind.DATA, task.ordinal, task.attempt, "refused_at_commit", problem
+                FailureKind.DATA, task.prompt_index, task.attempt, "refused_at_commit", problem
             )
             await self._failed(task, failure, incarnation)
             return
@@ -268,10 +272,10 @@ class RolloutPump:
         self._waiting.outage_is_over()
         unwanted = self._filter.refusal(receipt, max(group.target_step, state.step))
         if unwanted:
-            state.ledger.drop(task.ordinal, unwanted, filtered=True)
+            state.ledger.drop(task.prompt_index, unwanted, filtered=True)
         else:
             state.queue.put(
-                task.ordinal, task.attempt, receipt.columns, receipt.payload_bytes, payload
+                task.prompt_index, task.attempt, receipt.columns, receipt.payload_bytes, payload
             )
             state.ledger.commit(receipt)
             state.reached(Failpoint.COMMITTED)
@@ -292,13 +296,13 @@ class RolloutPump:
             return
         if wait_s:
             who = f"retry of {task.group_id}"
-            self._waiting.back_off(task.ordinal)
+            self._waiting.back_off(task.prompt_index)
             await state.awaits.pause(who, on="its back-off", for_s=wait_s)
         if self._retries.outage.is_open:
-            self._waiting.after_all_others(task.ordinal)
+            self._waiting.after_all_others(task.prompt_index)
             state.moved()
         else:
-            self._waiting.again_if_admitted(task.ordinal)
+            self._waiting.again_if_admitted(task.prompt_index)
 
     # --- what grew too old -----------------------------------------------------------------------
 
@@ -319,56 +323,56 @@ class RolloutPump:
     def make_room(self) -> None:
         """Give up places of later steps while the buffer cannot hold a whole step beside them."""
         state, groups, nbytes = self._state, self._capacity_groups, self._capacity_bytes
-        for ordinal in groups_without_room(state, groups, nbytes, self._max_group_bytes):
-            state.queue.clear((ordinal,))
-            state.ledger.recover(ordinal, "no_room")
-            self.again(ordinal)
+        for prompt_index in groups_without_room(state, groups, nbytes, self._max_group_bytes):
+            state.queue.clear((prompt_index,))
+            state.ledger.recover(prompt_index, "no_room")
+            self.again(prompt_index)
 
     def refused(self, unfit: UnfitGroup) -> None:
         """Roll out a ready group again that the trainer cannot read, or drop it."""
         state = self._state
-        state.queue.clear((unfit.ordinal,))
+        state.queue.clear((unfit.prompt_index,))
         if self._retries.after_refusal(unfit) is not None:
-            self.again(unfit.ordinal)
+            self.again(unfit.prompt_index)
         state.moved()
 
-    def lost(self, ordinals: Iterable[int], failure: PayloadLost) -> None:
+    def lost(self, prompt_indices: Iterable[int], failure: PayloadLost) -> None:
         """Roll out ready groups again whose columns are gone for good, or drop them."""
-        for ordinal in ordinals:
-            self._state.queue.clear((ordinal,))
-            if self._retries.after_loss(ordinal, failure):
-                self.again(ordinal)
+        for prompt_index in prompt_indices:
+            self._state.queue.clear((prompt_index,))
+            if self._retries.after_loss(prompt_index, failure):
+                self.again(prompt_index)
             self._state.moved()
 
     def _evict(self) -> None:
         state = self._state
-        for ordinal in state.sampler.stale(state.view):
-            state.queue.clear((ordinal,))
+        for prompt_index in state.sampler.stale(state.view):
+            state.queue.clear((prompt_index,))
             if self._drops_evicted:
-                state.ledger.drop(ordinal, "stale", filtered=True)
+                state.ledger.drop(prompt_index, "stale", filtered=True)
             else:
-                state.ledger.evict(ordinal, "stale")
-                self.again(ordinal)
+                state.ledger.evict(prompt_index, "stale")
+                self.again(prompt_index)
             state.moved()
 
-    def cancel(self, ordinals: Iterable[int], reason: str) -> None:
+    def cancel(self, prompt_indices: Iterable[int], reason: str) -> None:
         """Stop these groups in flight; their prompts are admitted again."""
-        for ordinal in ordinals:
-            self._stop(ordinal)
-            self._state.ledger.retry(ordinal, "cancelled", reason)
-            self.again(ordinal)
+        for prompt_index in prompt_indices:
+            self._stop(prompt_index)
+            self._state.ledger.retry(prompt_index, "cancelled", reason)
+            self.again(prompt_index)
             self._state.moved()
 
-    def _drop_in_flight(self, ordinals: Iterable[int]) -> None:
+    def _drop_in_flight(self, prompt_indices: Iterable[int]) -> None:
         """Cancel these groups in flight and drop their prompts, as the recipe asks."""
-        for ordinal in ordinals:
-            self._stop(ordinal)
-            self._state.ledger.drop(ordinal, "stale", filtered=True)
+        for prompt_index in prompt_indices:
+            self._stop(prompt_index)
+            self._state.ledger.drop(prompt_index, "stale", filtered=True)
             self._state.moved()
 
-    def _stop(self, ordinal: int) -> None:
-        self._running[ordinal].task.cancel()
-        self._release_engine(ordinal)
+    def _stop(self, prompt_index: int) -> None:
+        self._running[prompt_index].task.cancel()
+        self._release_engine(prompt_index)
         self._retries.outage.returned()
 
     def cancel_all(self, reason: str) -> None:
@@ -376,6 +380,6 @@ class RolloutPump:
         self.cancel(list(self._running), reason)
 
 
-def group_seed(seed: int, ordinal: int) -> int:
+def group_seed(seed: int, prompt_index: int) -> int:
     """Seed of a group: every attempt of it draws the same samples again."""
-    return (seed * 0x9E3779B97F4A7C15 + ordinal * 0xD1B54A32D192ED03) % 2**63
+    return (seed * 0x9E3779B97F4A7C15 + prompt_index * 0xD1B54A32D192ED03) % 2**63

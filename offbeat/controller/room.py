@@ -14,13 +14,13 @@ def groups_without_room(
     whole_step, step = state.config.groups_per_step, state.step
     ready = state.ledger.ready.values()
     later = sorted(
-        (group.target_step, group.ordinal) for group in ready if group.target_step > step
+        (group.target_step, group.prompt_index) for group in ready if group.target_step > step
     )
     groups, free_bytes = capacity_groups - whole_step, capacity_bytes - whole_step * max_group_bytes
-    held_bytes = sum(state.queue.group_bytes(ordinal) for _, ordinal in later)
+    held_bytes = sum(state.queue.group_bytes(prompt_index) for _, prompt_index in later)
     returned = list[int]()
     while later and (len(later) > groups or held_bytes > free_bytes):
-        _, ordinal = later.pop()
-        held_bytes -= state.queue.group_bytes(ordinal)
-        returned.append(ordinal)
+        _, prompt_index = later.pop()
+        held_bytes -= state.queue.group_bytes(prompt_index)
+        returned.append(prompt_index)
     return returned

@@ -73,8 +73,8 @@ class TrainStep:
         """
         state, trainer, begun = self._state, self._trainer_client.trainer, False
         async with asyncio.TaskGroup() as calls:
-            while ordinals := await self._next_chunk(measures):
-                groups = state.ledger.claim(ordinals, key.step, key.attempt)
+            while prompt_indices := await self._next_chunk(measures):
+                groups = state.ledger.claim(prompt_indices, key.step, key.attempt)
                 state.moved()
                 state.reached(Failpoint.CLAIMED)
                 if not begun:
@@ -137,7 +137,7 @@ class TrainStep:
     # --- chunks ----------------------------------------------------------------------------------
 
     async def _next_chunk(self, measures: StepMetricsBuilder) -> list[int]:
-        """Ordinals to train next; empty when the step is complete or nothing more can come."""
+        """Prompt indices to train next; empty when the step is complete or nothing more can come."""
         state = self._state
         state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
         with measures.timed("wait_groups"):
@@ -174,7 +174,7 @@ class TrainStep:
             raise EmptyBatch(state.step)  # all of its own prompts were dropped
         if len(self._selected) >= groups_needed or last:
             return True
-        tokens = sum(ledger.ready[ordinal].tokens for ordinal in self._selected)
+        tokens = sum(ledger.ready[prompt_index].tokens for prompt_index in self._selected)
         return tokens >= self._min_tokens and not self._whole_batches
 
     def _more_waits(self) -> bool:
@@ -209,7 +209,7 @@ class TrainStep:
         What an aborted step has left of them may be of another version of the policy.
         """
         state = self._state
-        state.queue.drop_added(receipt.ordinal for receipt in receipts)
+        state.queue.drop_added(receipt.prompt_index for receipt in receipts)
         chunk = self._chunk(receipts, ())
         prepared = await self._trainer_client.call(
             f"prepare_logprobs of step {state.step}",
@@ -220,15 +220,17 @@ class TrainStep:
             receipts, prepared.payload_bytes, prepared.payloads, strict=True
         ):
             state.queue.add_columns(
-                receipt.ordinal, receipt.attempt, prepared.columns, nbytes, payload
+                receipt.prompt_index, receipt.attempt, prepared.columns, nbytes, payload
             )
 
     def _chunk(
         self, receipts: Sequence[Receipt], advantages: tuple[tuple[float, ...], ...]
     ) -> Chunk:
         return Chunk(
-            ordinals=tuple(receipt.ordinal for receipt in receipts),
-            payloads=tuple(self._state.queue.payloads(receipt.ordinal) for receipt in receipts),
+            prompt_indices=tuple(receipt.prompt_index for receipt in receipts),
+            payloads=tuple(
+                self._state.queue.payloads(receipt.prompt_index) for receipt in receipts
+            ),
             advantages=advantages,
             tokens=sum(receipt.tokens for receipt in receipts),
             group_tokens=tuple(receipt.tokens for receipt in receipts),

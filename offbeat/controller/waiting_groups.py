@@ -17,41 +17,41 @@ class WaitingGroups:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._due: list[tuple[int, int]] = []  # heap of (target_step, ordinal)
+        self._due: list[tuple[int, int]] = []  # heap of (target_step, prompt index)
         self._is_due = set[int]()  # those in the heap, each once
         self._backing_off = set[int]()  # not in the heap yet
         self._tried: dict[int, None] = {}  # in an outage, oldest first: others are tried before
 
-    def back_off(self, ordinal: int) -> None:
+    def back_off(self, prompt_index: int) -> None:
         """Keep a group until ``again``."""
-        self._backing_off.add(ordinal)
+        self._backing_off.add(prompt_index)
 
-    def again(self, ordinal: int) -> None:
+    def again(self, prompt_index: int) -> None:
         """Make a group due."""
-        self._tried.pop(ordinal, None)
-        if ordinal in self._is_due:
+        self._tried.pop(prompt_index, None)
+        if prompt_index in self._is_due:
             return
-        self._is_due.add(ordinal)
-        self._backing_off.discard(ordinal)
-        target_step = self._state.ledger.groups[ordinal].target_step
-        heapq.heappush(self._due, (target_step if target_step != ANY_STEP else 0, ordinal))
+        self._is_due.add(prompt_index)
+        self._backing_off.discard(prompt_index)
+        target_step = self._state.ledger.groups[prompt_index].target_step
+        heapq.heappush(self._due, (target_step if target_step != ANY_STEP else 0, prompt_index))
 
-    def after_all_others(self, ordinal: int) -> None:
+    def after_all_others(self, prompt_index: int) -> None:
         """Keep a group until no other one can be tried, or the outage is over."""
-        self._tried[ordinal] = None
+        self._tried[prompt_index] = None
 
     def outage_is_over(self) -> None:
         """Make every group that was tried due."""
-        for ordinal in list(self._tried):
-            self.again_if_admitted(ordinal)
+        for prompt_index in list(self._tried):
+            self.again_if_admitted(prompt_index)
 
-    def again_if_admitted(self, ordinal: int) -> None:
+    def again_if_admitted(self, prompt_index: int) -> None:
         """Make a group due, unless it went its way meanwhile."""
-        if self._is_admitted(ordinal):
-            self.again(ordinal)
+        if self._is_admitted(prompt_index):
+            self.again(prompt_index)
             self._state.moved()
         else:
-            self._tried.pop(ordinal, None)
+            self._tried.pop(prompt_index, None)
 
     def before(self, target_step: int) -> int:
         """Return how many that back off belong to earlier steps."""
@@ -62,37 +62,37 @@ class WaitingGroups:
         """The group that is first in turn, if its policy lets it go now."""
         state, groups = self._state, self._state.ledger.groups
         while self._due:
-            ordinal = self._due[0][1]
-            if self._is_admitted(ordinal):
-                group = groups[ordinal]
+            prompt_index = self._due[0][1]
+            if self._is_admitted(prompt_index):
+                group = groups[prompt_index]
                 return group if state.sampler.may_dispatch(state.view, group) else None
             self.pop_due()  # it went its way meanwhile
         return None
 
     def pop_due(self) -> int:
         """Take out the first one."""
-        _, ordinal = heapq.heappop(self._due)
-        self._is_due.remove(ordinal)
-        return ordinal
+        _, prompt_index = heapq.heappop(self._due)
+        self._is_due.remove(prompt_index)
+        return prompt_index
 
     def next_trial(self) -> int | None:
         """Return the group tried longest ago that may go now."""
         state, groups = self._state, self._state.ledger.groups
-        for ordinal in self._tried:
-            if self._is_admitted(ordinal) and state.sampler.may_dispatch(
-                state.view, groups[ordinal]
+        for prompt_index in self._tried:
+            if self._is_admitted(prompt_index) and state.sampler.may_dispatch(
+                state.view, groups[prompt_index]
             ):
-                return ordinal
+                return prompt_index
         return None
 
     def pop_trial(self) -> int | None:
         """Take it out."""
-        ordinal = self.next_trial()
-        if ordinal is not None:
-            del self._tried[ordinal]
-            self._backing_off.discard(ordinal)
-        return ordinal
+        prompt_index = self.next_trial()
+        if prompt_index is not None:
+            del self._tried[prompt_index]
+            self._backing_off.discard(prompt_index)
+        return prompt_index
 
-    def _is_admitted(self, ordinal: int) -> bool:
-        group = self._state.ledger.groups.get(ordinal)
+    def _is_admitted(self, prompt_index: int) -> bool:
+        group = self._state.ledger.groups.get(prompt_index)
         return group is not None and group.place is Place.ADMITTED

@@ -49,5 +49,5 @@ class FunctionReward(SingleTurn):
             bug = error.reason == IMPORT_FAILED
             kind = FailureKind.BUG if bug else FailureKind.DATA
             raise RolloutFailed(
-                kind, task.ordinal, task.attempt, error.reason, error.detail
+                kind, task.prompt_index, task.attempt, error.reason, error.detail
             ) from error

@@ -1,6 +1,6 @@
 """Provides prompts: a pure function from a place in the endless order to a prompt.
 
-There is no cursor. A run that resumes asks for the ordinals it still needs and gets the very same
+There is no cursor. A run that resumes asks for the prompt indices it still needs and gets the same
 prompts, so nothing is skipped and nothing repeated.
 """
 
@@ -27,8 +27,8 @@ class PromptSource(Protocol):
         """Prompts in one epoch, at least one."""
         ...
 
-    def prompt(self, ordinal: int) -> Prompt | None:
-        """The prompt at place ``ordinal``; None beyond the last epoch. Any order, any number."""
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        """Return prompt ``prompt_index``; None beyond the last epoch. Any order, any number."""
         ...
 
 
@@ -61,12 +61,12 @@ class RowPrompts(abc.ABC):
     def rows(self) -> int:
         return self._rows
 
-    def prompt(self, ordinal: int) -> Prompt | None:
-        epoch, place = divmod(ordinal, self._rows)
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        epoch, place = divmod(prompt_index, self._rows)
         if self._epochs is not None and epoch >= self._epochs:
             return None
         row = permuted(place, self._rows, self._seed, epoch) if self._shuffle else place
-        return Prompt(ordinal, epoch, row, self._data(row))
+        return Prompt(prompt_index, epoch, row, self._data(row))
 
     @abc.abstractmethod
     def _data(self, row: int) -> dict[str, Any]: ...

@@ -23,7 +23,7 @@ class StubEnvironment(SingleTurn):
         return tuple(msgspec.json.encode(prompt.data)[::_BYTES_PER_TOKEN])
 
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
-        noise = random.Random(f"{task.seed}:{task.ordinal}")
+        noise = random.Random(f"{task.seed}:{task.prompt_index}")
         return [_level(spans[0][0]) + noise.gauss(0.0, _NOISE) for spans in result.version_spans]
 
 

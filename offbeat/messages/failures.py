@@ -34,15 +34,15 @@ class RolloutFailed(OffbeatError):
     def __init__(
         self,
         kind: FailureKind,
-        ordinal: int,
+        prompt_index: int,
         attempt: int,
         reason: str,
         detail: str,
         source: FailureSource | None = None,
     ) -> None:
         """``source`` None: the engine of an infrastructure failure, the environment otherwise."""
-        super().__init__(kind, ordinal, attempt, reason, detail, source)
-        self.kind, self.ordinal, self.attempt = kind, ordinal, attempt
+        super().__init__(kind, prompt_index, attempt, reason, detail, source)
+        self.kind, self.prompt_index, self.attempt = kind, prompt_index, attempt
         self.reason = reason  # name of a counter: reward_raised, reward_nan, engine_lost, ...
         self.detail = detail  # one line for a person
         by_engine = kind is FailureKind.INFRASTRUCTURE
@@ -51,7 +51,7 @@ class RolloutFailed(OffbeatError):
 
     def __str__(self) -> str:
         return (
-            f"group {self.ordinal} attempt {self.attempt} failed ({self.kind}, {self.reason}): "
+            f"group {self.prompt_index} attempt {self.attempt} failed ({self.kind}, {self.reason}): "
             f"{self.detail}"
         )
 
@@ -181,12 +181,12 @@ class WeightsUnmoved(OffbeatError):
 class UnfitGroup(OffbeatError):
     """One group of a step has columns that no trainer can read. Fix: abort, repeat without the group."""
 
-    def __init__(self, rank: int, ordinal: int, problem: str) -> None:
-        super().__init__(rank, ordinal, problem)
-        self.rank, self.ordinal, self.problem = rank, ordinal, problem
+    def __init__(self, rank: int, prompt_index: int, problem: str) -> None:
+        super().__init__(rank, prompt_index, problem)
+        self.rank, self.prompt_index, self.problem = rank, prompt_index, problem
 
     def __str__(self) -> str:
-        return f"trainer rank {self.rank} cannot train group {self.ordinal}: {self.problem}"
+        return f"trainer rank {self.rank} cannot train group {self.prompt_index}: {self.problem}"
 
 
 class PayloadLost(OffbeatError):
@@ -195,12 +195,12 @@ class PayloadLost(OffbeatError):
     They are read again from the spool, or rolled out again. The step is aborted and retried.
     """
 
-    def __init__(self, ordinals: tuple[int, ...], during: str, detail: str) -> None:
-        super().__init__(ordinals, during, detail)
-        self.ordinals, self.during, self.detail = ordinals, during, detail
+    def __init__(self, prompt_indices: tuple[int, ...], during: str, detail: str) -> None:
+        super().__init__(prompt_indices, during, detail)
+        self.prompt_indices, self.during, self.detail = prompt_indices, during, detail
 
     def __str__(self) -> str:
-        groups = ", ".join(map(str, self.ordinals))
+        groups = ", ".join(map(str, self.prompt_indices))
         return f"the payloads of groups {groups} were lost before {self.during}: {self.detail}"
 
 

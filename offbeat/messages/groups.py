@@ -16,7 +16,7 @@ VersionSpans = tuple[tuple[int, int], ...]
 class Prompt(msgspec.Struct, frozen=True):
     """One row of the prompt source at a position of the endless prompt order."""
 
-    ordinal: int  # position in the endless order, from 0
+    prompt_index: int  # position in the endless order, from 0
     epoch: int  # passes over the rows before this one
     row: int  # index of the row in the source
     data: dict[str, Any]  # input of the environment: text, answer, ...
@@ -31,21 +31,23 @@ class RolloutTask(msgspec.Struct, frozen=True):
     engine: str  # name of the engine that serves it
     seed: int  # seed of this group; sample i uses (seed, i)
     deadline_s: float
-    evaluation: bool = False  # scored and reported, never trained; ordinals are of its own source
+    evaluation: bool = (
+        False  # scored and reported, never trained; prompt indices are of its own source
+    )
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
 
     @property
-    def ordinal(self) -> int:
-        return self.prompt.ordinal
+    def prompt_index(self) -> int:
+        return self.prompt.prompt_index
 
     @property
     def group_id(self) -> str:
-        return group_id(self.prompt.ordinal)
+        return group_id(self.prompt.prompt_index)
 
     @property
     def request_prefix(self) -> str:
         """Return a readable prefix of its request ids; the worker makes them unique."""
-        return f"{'eval-' if self.evaluation else ''}{self.prompt.ordinal}-{self.attempt}"
+        return f"{'eval-' if self.evaluation else ''}{self.prompt.prompt_index}-{self.attempt}"
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -71,7 +73,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     counts the packed columns.
     """
 
-    ordinal: int
+    prompt_index: int
     attempt: int
     engine: str
     engine_incarnation: str
@@ -118,6 +120,6 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return max(map(max, self.version_spans))[0]
 
 
-def group_id(ordinal: int) -> str:
+def group_id(prompt_index: int) -> str:
     """Return the readable name of a group: ``g-000412``."""
-    return f"g-{ordinal:06d}"
+    return f"g-{prompt_index:06d}"

@@ -49,7 +49,7 @@ class Chunk(msgspec.Struct, frozen=True):
     ``prepare_logprobs``.
     """
 
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
     payloads: tuple[tuple[Any, ...], ...]
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups

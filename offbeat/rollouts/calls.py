@@ -24,7 +24,7 @@ Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 class UniqueRequests:
     """Sends requests to an engine under ids that no other request to it ever has.
 
-    Ordinal and attempt are not enough: a controller whose predecessor's last records were lost sends
+    Index and attempt are not enough: a controller whose predecessor's last records were lost sends
     the same attempt out again, to another worker, while the engine still decodes the first one.
     """
 
@@ -83,7 +83,7 @@ class EngineClient:
 
 def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> RolloutFailed:
     """A failure of this very group and attempt."""
-    return RolloutFailed(kind, task.ordinal, task.attempt, reason, detail)
+    return RolloutFailed(kind, task.prompt_index, task.attempt, reason, detail)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
     except EnvironmentUnavailable as error:
         raise RolloutFailed(
             FailureKind.INFRASTRUCTURE,
-            task.ordinal,
+            task.prompt_index,
             task.attempt,
             "environment_unavailable",
             describe(error),
@@ -114,7 +114,12 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
     except GeneratorExit:  # of a coroutine that is closed
         raise
     except BaseException as error:  # SystemExit too: it would end the event loop of the worker
-        log.warning("environment.raised", ordinal=task.ordinal, attempt=task.attempt, exc_info=True)
+        log.warning(
+            "environment.raised",
+            prompt_index=task.prompt_index,
+            attempt=task.attempt,
+            exc_info=True,
+        )
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
 
 

@@ -75,7 +75,7 @@ def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
     if mask is not None:
         valid = tuple(np.add.reduceat(mask, rollout.offsets[:-1], dtype=np.int64).tolist())
     return Receipt(
-        ordinal=task.ordinal,
+        prompt_index=task.prompt_index,
         attempt=task.attempt,
         engine=task.engine,
         engine_incarnation=rollout.engine_incarnation,

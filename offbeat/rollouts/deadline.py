@@ -49,5 +49,5 @@ async def within_deadline(
         late = task.engine if waits_for_engine else "the environment"
         detail = f"{late} took longer than rollout.deadline_s={task.deadline_s:g}"
         raise RolloutFailed(
-            FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, "deadline", detail, source
+            FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, "deadline", detail, source
         ) from error

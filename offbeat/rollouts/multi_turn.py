@@ -76,7 +76,7 @@ async def run_multi_turn(
             running = [
                 samples.create_task(
                     _EpisodeRun(task, environment, engine, sample).play(prompt_ids, max_turns),
-                    name=f"episode-{task.ordinal}-{sample}",
+                    name=f"episode-{task.prompt_index}-{sample}",
                 )
                 for sample in range(task.samples)
             ]

@@ -162,7 +162,7 @@ def table(rows: list[_Row]) -> pa.Table:
         for sample in range(receipt.samples):
             spans = receipt.version_spans[sample]
             values = (
-                receipt.ordinal,
+                receipt.prompt_index,
                 receipt.attempt,
                 sample,
                 receipt.engine,
@@ -183,7 +183,7 @@ def table(rows: list[_Row]) -> pa.Table:
 
 
 _FIELDS: Final = {
-    "ordinal": pa.int64(),
+    "prompt_index": pa.int64(),
     "attempt": pa.int32(),
     "sample": pa.int32(),
     "engine": pa.string(),

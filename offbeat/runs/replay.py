@@ -237,7 +237,7 @@ def _state(ledger: Ledger) -> dict[str, Any]:
     whole = msgspec.structs.asdict(ledger.snapshot())
     groups: list[GroupRecord] = whole.pop("groups")
     ordered = [*ledger.training, *ledger.ready]
-    whole["groups"] = {group.ordinal: msgspec.to_builtins(group) for group in groups}
+    whole["groups"] = {group.prompt_index: msgspec.to_builtins(group) for group in groups}
     return {**msgspec.to_builtins(whole), "ready and claimed, in order": ordered}
 
 

@@ -109,7 +109,7 @@ def why(run_dir: Path, group: str) -> GroupHistory:
             for described in describer.describe(event)
         )
         version, until_unix_s = ledger.trainer_version, event.unix_s
-    name = group_id(describer.ordinal)
+    name = group_id(describer.prompt_index)
     if not moments:
         raise NoSuchGroup(name, ledger.totals.drawn, "range")
     return GroupHistory(
@@ -124,8 +124,8 @@ def why(run_dir: Path, group: str) -> GroupHistory:
 class _Teller:
     """Follows one group through the events."""
 
-    def __init__(self, ordinal: int, ledger: Ledger) -> None:
-        self.ordinal, self._ledger = ordinal, ledger
+    def __init__(self, prompt_index: int, ledger: Ledger) -> None:
+        self.prompt_index, self._ledger = prompt_index, ledger
         self._was: Place | None = None
         self._driver = ""
         self._ended = ""  # how, while it is in the ledger no more
@@ -133,7 +133,7 @@ class _Teller:
 
     def now(self) -> str:
         """Return where the group is after the last event."""
-        group = self._ledger.groups.get(self.ordinal)
+        group = self._ledger.groups.get(self.prompt_index)
         return self._ended if group is None else _whereabouts(group)
 
     def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
@@ -141,7 +141,7 @@ class _Teller:
 
         In short, and in full.
         """
-        group = self._ledger.groups.get(self.ordinal)
+        group = self._ledger.groups.get(self.prompt_index)
         was, self._was = self._was, None if group is None else group.place
         match event:
             case Claimed() | StepIntent() | StepApplied():
@@ -166,21 +166,21 @@ class _Teller:
 
     def _own(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
         match event:
-            case Admitted(ordinal=self.ordinal):
+            case Admitted(prompt_index=self.prompt_index):
                 bound = (
                     f"for step {event.target_step}"
                     if event.target_step != ANY_STEP
                     else "for any step"
                 )
                 yield "drawn", bound
-            case Dispatched(ordinal=self.ordinal):
+            case Dispatched(prompt_index=self.prompt_index):
                 detail = f"attempt {event.attempt} to {event.engine}, which serves version "
                 yield "dispatched", f"{detail}{event.version}"
-            case Returned(ordinal=self.ordinal):
+            case Returned(prompt_index=self.prompt_index):
                 yield "returned", f"attempt {event.attempt}: {event.kind}, {event.reason}"
-            case Committed() if event.receipt.ordinal == self.ordinal:
+            case Committed() if event.receipt.prompt_index == self.prompt_index:
                 yield "committed", _received(event.receipt)
-            case Dropped(ordinal=self.ordinal):
+            case Dropped(prompt_index=self.prompt_index):
                 how = "filtered out" if event.filtered else "dropped"
                 shrinks = f"; step {event.shrinks} goes without it" if event.shrinks else ""
                 self._ended = f"{how}: {event.reason}"
@@ -189,7 +189,7 @@ class _Teller:
                 pass
 
     def _step(self, event: Claimed | StepIntent | StepApplied) -> Iterator[tuple[str, str]]:
-        if self.ordinal not in event.ordinals:
+        if self.prompt_index not in event.prompt_indices:
             return
         at = f"step {event.step}, attempt {event.attempt}"
         match event:

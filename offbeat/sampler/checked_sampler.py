@@ -53,7 +53,9 @@ class CheckedSampler:
         raise self._broken("may_dispatch", may, "True or False")
 
     def select(self, view: View) -> list[int]:
-        chosen = self._ordinals("select", lambda: self.inner.select(view), "ready", view.ready)
+        chosen = self._prompt_indices(
+            "select", lambda: self.inner.select(view), "ready", view.ready
+        )
         groups_needed, oldest = (
             max(0, view.groups_needed),
             view.trainer_version - self.max_staleness,
@@ -62,42 +64,48 @@ class CheckedSampler:
             raise self._broken(
                 "select", chosen, f"at most the {groups_needed} groups that the step needs"
             )
-        late = [ordinal for ordinal in chosen if view.ready[ordinal].oldest_version < oldest]
+        late = [
+            prompt_index
+            for prompt_index in chosen
+            if view.ready[prompt_index].oldest_version < oldest
+        ]
         if late:
             allowed = f"groups of version {oldest} or later (max_staleness={self.max_staleness})"
             raise self._broken("select", late, allowed)
         return chosen
 
     def stale(self, view: View) -> list[int]:
-        return self._ordinals("stale", lambda: self.inner.stale(view), "ready", view.ready)
+        return self._prompt_indices("stale", lambda: self.inner.stale(view), "ready", view.ready)
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        in_flight = {ordinal for groups in view.in_flight_at.values() for ordinal in groups}
-        return self._ordinals(
+        in_flight = {
+            prompt_index for groups in view.in_flight_at.values() for prompt_index in groups
+        }
+        return self._prompt_indices(
             "in_flight_to_cancel",
             lambda: self.inner.in_flight_to_cancel(view, predictive=predictive),
             "in flight",
             in_flight,
         )
 
-    def _ordinals(
+    def _prompt_indices(
         self,
         method: str,
         ask: Callable[[], Iterable[int]],
         place: str,
         known: Collection[int],
     ) -> list[int]:
-        """Distinct ordinals of groups that are at this place."""
+        """Distinct prompt indices of groups that are at this place."""
         answer: object = self._ask(method, ask)
         if not isinstance(answer, list | tuple):
-            raise self._broken(method, answer, "a list of ordinals")
-        ordinals = list(cast("list[int]", answer))
-        strange = [each for each in ordinals if not _is_int(each) or each not in known]
+            raise self._broken(method, answer, "a list of prompt indices")
+        prompt_indices = list(cast("list[int]", answer))
+        strange = [each for each in prompt_indices if not _is_int(each) or each not in known]
         if strange:
-            raise self._broken(method, strange, f"ordinals of groups that are {place}")
-        if len(set(ordinals)) < len(ordinals):
-            raise self._broken(method, ordinals, "each ordinal once")
-        return ordinals
+            raise self._broken(method, strange, f"prompt indices of groups that are {place}")
+        if len(set(prompt_indices)) < len(prompt_indices):
+            raise self._broken(method, prompt_indices, "each prompt index once")
+        return prompt_indices
 
     def _ask(self, method: str, ask: Callable[[], T]) -> T:
         try:
@@ -119,5 +127,5 @@ def _short(value: object) -> str:
 
 
 def _is_int(value: object) -> bool:
-    """A plain integer: a numpy one would not be written to the journal, True is no ordinal."""
+    """A plain integer: a numpy one would not be written to the journal, True is no prompt index."""
     return type(value) is int

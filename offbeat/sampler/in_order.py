@@ -47,10 +47,10 @@ class InOrder:
     def select(self, view: View) -> list[int]:
         step, oldest = view.trainer_version + 1, view.trainer_version - self.max_staleness
         due = (
-            ordinal
+            prompt_index
             for target_step in sorted(view.ready_for)
             if target_step <= step
-            for ordinal, group in sorted(view.ready_for[target_step].items())
+            for prompt_index, group in sorted(view.ready_for[target_step].items())
             if group.oldest_version >= oldest
         )
         return list(islice(due, max(0, view.groups_needed)))

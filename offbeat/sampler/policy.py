@@ -11,7 +11,7 @@ class OutstandingGroup(Protocol):
     """A group that is not trained yet. It is in flight or ready, or waits to be dispatched."""
 
     @property
-    def ordinal(self) -> int: ...
+    def prompt_index(self) -> int: ...
     @property
     def target_step(self) -> int:
         """Target step given at admission, or ``ANY_STEP``."""
@@ -29,7 +29,7 @@ class OutstandingGroup(Protocol):
 
 
 Groups = Mapping[int, OutstandingGroup]
-"""Groups by ordinal, in the order they came into this mapping."""
+"""Groups by prompt index, in the order they came into this mapping."""
 
 
 class View(Protocol):
@@ -125,15 +125,15 @@ class Sampler(Protocol):
         ...
 
     def select(self, view: View) -> list[int]:
-        """Ordinals to claim now for the step in progress, at most ``view.groups_needed`` of them."""
+        """Prompts to claim now for the step in progress, at most ``view.groups_needed`` of them."""
         ...
 
     def stale(self, view: View) -> list[int]:
-        """Ordinals of ready groups that are past the bound and can never be trained."""
+        """Prompt indices of ready groups that are past the bound and can never be trained."""
         ...
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        """Ordinals of groups in flight that can no longer be trained in time.
+        """Prompt indices of groups in flight that can no longer be trained in time.
 
         Args:
             view: The run.
@@ -155,4 +155,4 @@ def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
 
 def _older_than(groups_at: Mapping[int, Groups], version: int) -> list[int]:
     late: Iterable[int] = (held for held in groups_at if held < version)
-    return [ordinal for held in sorted(late) for ordinal in groups_at[held]]
+    return [prompt_index for held in sorted(late) for prompt_index in groups_at[held]]

@@ -29,15 +29,15 @@ class ReadyFirst(Paced):
             for group in view.ready_at.get(versions[index], {}).values():
                 if index > last:
                     return
-                yield group.arrival, index, group.ordinal
+                yield group.arrival, index, group.prompt_index
 
-        for _, index, ordinal in heapq.merge(*map(offers, range(last + 1))):
+        for _, index, prompt_index in heapq.merge(*map(offers, range(last + 1))):
             if index > last:
                 continue  # drawn before its last place went
             while not kept[first[index]]:
                 first[index] += 1
             kept[first[index]] -= 1
-            taken.append(ordinal)
+            taken.append(prompt_index)
             while last >= 0 and not kept[last]:
                 last -= 1
             if last < 0:

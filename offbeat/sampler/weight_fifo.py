@@ -24,5 +24,5 @@ class WeightFifo(Paced):
             for held in sorted(view.ready_at)
             if held >= oldest and (in_flight is None or held <= in_flight)
         )
-        in_order = (ordinal for held in versions for ordinal in view.ready_at[held])
+        in_order = (prompt_index for held in versions for prompt_index in view.ready_at[held])
         return list(islice(in_order, max(0, view.groups_needed)))

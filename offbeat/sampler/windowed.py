@@ -44,10 +44,10 @@ class Windowed:
         oldest = view.trainer_version - self.max_staleness
         if self.freshest_first:
             versions = (held for held in sorted(view.ready_at, reverse=True) if held >= oldest)
-            turn = (ordinal for held in versions for ordinal in view.ready_at[held])
+            turn = (prompt_index for held in versions for prompt_index in view.ready_at[held])
         else:
             ready = view.ready.values()
-            turn = (group.ordinal for group in ready if group.oldest_version >= oldest)
+            turn = (group.prompt_index for group in ready if group.oldest_version >= oldest)
         return list(islice(turn, max(0, view.groups_needed)))
 
     def stale(self, view: View) -> list[int]:

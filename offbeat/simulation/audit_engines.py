@@ -92,21 +92,21 @@ class Engines:
         if served is None:
             self._findings.add(
                 "I6",
-                f"group {event.ordinal} goes to {event.engine}, which has acked nothing since this "
+                f"group {event.prompt_index} goes to {event.engine}, which has acked nothing since this "
                 "controller or this lineage began",
             )
         elif served.version != event.version:
             self._findings.add(
                 "I6",
-                f"group {event.ordinal} goes to {event.engine} as version {event.version}; it acked "
+                f"group {event.prompt_index} goes to {event.engine} as version {event.version}; it acked "
                 f"{served.version}",
             )
 
     def committed(self, event: Committed, row: AuditedGroup) -> None:
         receipt, add = event.receipt, self._findings.add
-        name = f"group {receipt.ordinal} attempt {receipt.attempt}"
+        name = f"group {receipt.prompt_index} attempt {receipt.attempt}"
         life = receipt.engine, receipt.engine_incarnation
-        answers = self._world.answers.get((receipt.ordinal, receipt.attempt, *life), ())
+        answers = self._world.answers.get((receipt.prompt_index, receipt.attempt, *life), ())
         if all(answer.spans != receipt.version_spans for answer in answers):
             add("I6", f"{name} is committed with {receipt.version_spans}; no worker sent that")
         if receipt.engine != row.engine:

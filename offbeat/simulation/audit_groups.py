@@ -133,24 +133,24 @@ class AuditedGroups:
         """Return whether every available prompt has been drawn."""
         return self.prompts is not None and self.drawn >= self.prompts
 
-    def move(self, ordinal: int, place: str) -> AuditedGroup:
-        row = self.rows[ordinal]
+    def move(self, prompt_index: int, place: str) -> AuditedGroup:
+        row = self.rows[prompt_index]
         self.counts[row.place] -= 1
         self.counts[place] += 1
         row.place = place
         return row
 
-    def expect(self, what: str, ordinal: int, *places: str) -> AuditedGroup:
+    def expect(self, what: str, prompt_index: int, *places: str) -> AuditedGroup:
         """The group's row; a finding unless it is in one of these places."""
-        row = self.rows.get(ordinal)
+        row = self.rows.get(prompt_index)
         if row is None:
-            row = self.rows[ordinal] = AuditedGroup()
+            row = self.rows[prompt_index] = AuditedGroup()
             self.counts[UNKNOWN] += 1
         if row.place not in places:
             invariant = "I2" if row.place == TRAINED else "I1"
             self._findings.add(
                 invariant,
-                f"group {ordinal} is {row.place} (attempt {row.attempt}); {what} needs it "
+                f"group {prompt_index} is {row.place} (attempt {row.attempt}); {what} needs it "
                 f"{' or '.join(places)}",
             )
         return row
@@ -167,14 +167,14 @@ class AuditedGroups:
         self._incarnation = event.incarnation
 
     def admitted(self, event: Admitted) -> None:
-        if event.ordinal != self.drawn:
+        if event.prompt_index != self.drawn:
             self._findings.add(
-                "I1", f"ordinal {event.ordinal} was drawn; the next one is {self.drawn}"
+                "I1", f"prompt index {event.prompt_index} was drawn; the next one is {self.drawn}"
             )
-        if event.ordinal in self.rows:
+        if event.prompt_index in self.rows:
             return
         self.drawn += 1
-        self.rows[event.ordinal] = AuditedGroup(ADMITTED)
+        self.rows[event.prompt_index] = AuditedGroup(ADMITTED)
         self.counts[ADMITTED] += 1
         if self.outstanding <= self._reach:
             return
@@ -187,14 +187,14 @@ class AuditedGroups:
             )
 
     def dispatched(self, event: Dispatched) -> None:
-        row = self.expect("a dispatch", event.ordinal, ADMITTED)
+        row = self.expect("a dispatch", event.prompt_index, ADMITTED)
         if event.attempt != row.attempt + 1:
             self._findings.add(
                 "I1",
-                f"group {event.ordinal} is dispatched as attempt {event.attempt}; the last one was "
+                f"group {event.prompt_index} is dispatched as attempt {event.attempt}; the last one was "
                 f"{row.attempt}",
             )
-        self.move(event.ordinal, IN_FLIGHT)
+        self.move(event.prompt_index, IN_FLIGHT)
         row.attempt, row.engine, row.version = event.attempt, event.engine, event.version
         row.life, row.receipt, row.brought_back = self._life, None, False
         self._check_permits()
@@ -215,88 +215,93 @@ class AuditedGroups:
     def returned(self, event: Returned) -> None:
         places = LEAVES_FROM.get(event.kind)
         if places is None:
-            self._findings.add("I1", f"group {event.ordinal} returned for {event.kind!r}")
+            self._findings.add("I1", f"group {event.prompt_index} returned for {event.kind!r}")
             places = (IN_FLIGHT, READY)
-        row = self.expect(f"to be {event.kind}", event.ordinal, *places)
+        row = self.expect(f"to be {event.kind}", event.prompt_index, *places)
         if event.attempt != row.attempt:
             self._findings.add(
                 "I1",
-                f"attempt {event.attempt} of group {event.ordinal} returned; {row.attempt} was out",
+                f"attempt {event.attempt} of group {event.prompt_index} returned; {row.attempt} was out",
             )
         if event.kind == "evicted":
-            self._check_too_old("evicted", event.ordinal, row)
+            self._check_too_old("evicted", event.prompt_index, row)
         row.returned = event.kind
         row.failures += event.kind == "infrastructure"
-        self.move(event.ordinal, ADMITTED).receipt = None
+        self.move(event.prompt_index, ADMITTED).receipt = None
 
     def committed(self, event: Committed) -> AuditedGroup:
         receipt = event.receipt
-        row = self.expect("a commit", receipt.ordinal, IN_FLIGHT)
+        row = self.expect("a commit", receipt.prompt_index, IN_FLIGHT)
         if receipt.attempt != row.attempt or row.life != self._life:
             self._findings.add(
                 "I1",
-                f"attempt {receipt.attempt} of group {receipt.ordinal} was committed; attempt "
+                f"attempt {receipt.attempt} of group {receipt.prompt_index} was committed; attempt "
                 f"{row.attempt} of controller incarnation {row.life} was out, and this is incarnation {self._life}",
             )
         if receipt.samples != self._config.samples_per_group or not all(
             map(math.isfinite, receipt.rewards)
         ):
             self._findings.add(
-                "I11", f"group {receipt.ordinal} was committed with rewards {receipt.rewards}"
+                "I11", f"group {receipt.prompt_index} was committed with rewards {receipt.rewards}"
             )
         versions = [version for sample in receipt.version_spans for version, _ in sample] or [-1]
-        self.move(receipt.ordinal, READY)
+        self.move(receipt.prompt_index, READY)
         row.receipt, row.oldest, row.newest = receipt, min(versions), max(versions)
         return row
 
     def dropped(self, event: Dropped) -> None:
-        row = self.expect("a drop", event.ordinal, ADMITTED, IN_FLIGHT, READY)
-        self.check_reason(event.ordinal, event.reason)
+        row = self.expect("a drop", event.prompt_index, ADMITTED, IN_FLIGHT, READY)
+        self.check_reason(event.prompt_index, event.reason)
         if event.reason == OUTAGE_REASON:
-            self._findings.add("I3", f"an outage of the environments cost prompt {event.ordinal}")
+            self._findings.add(
+                "I3", f"an outage of the environments cost prompt {event.prompt_index}"
+            )
         if event.reason == "stale":
-            self._check_too_old("dropped as stale", event.ordinal, row)
+            self._check_too_old("dropped as stale", event.prompt_index, row)
         elif not event.filtered and row.returned == "infrastructure":
-            self._check_retries_spent(event.ordinal, row)
+            self._check_retries_spent(event.prompt_index, row)
             self.failed_infrastructure += 1
         elif not event.filtered:
             self.failed += 1
         if event.shrinks:
             if event.filtered:
                 self._findings.add(
-                    "I3", f"group {event.ordinal} was filtered and its step {event.shrinks} shrunk"
+                    "I3",
+                    f"group {event.prompt_index} was filtered and its step {event.shrinks} shrunk",
                 )
             self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
-        self.move(event.ordinal, DROPPED).receipt = None
+        self.move(event.prompt_index, DROPPED).receipt = None
 
-    def _check_retries_spent(self, ordinal: int, row: AuditedGroup) -> None:
+    def _check_retries_spent(self, prompt_index: int, row: AuditedGroup) -> None:
         allowed = self._config.rollout.infrastructure_retries
         if row.failures <= allowed:
             self._findings.add(
                 "I3",
-                f"group {ordinal} was dropped after {row.failures} infrastructure failures; "
+                f"group {prompt_index} was dropped after {row.failures} infrastructure failures; "
                 f"rollout.infrastructure_retries is {allowed}",
             )
 
-    def check_reason(self, ordinal: int, reason: str) -> None:
+    def check_reason(self, prompt_index: int, reason: str) -> None:
         if reason not in DROP_REASONS:
-            self._findings.add("I3", f"group {ordinal} was dropped for {reason!r}: no known reason")
+            self._findings.add(
+                "I3", f"group {prompt_index} was dropped for {reason!r}: no known reason"
+            )
 
-    def check_age(self, ordinal: int, row: AuditedGroup) -> None:
+    def check_age(self, prompt_index: int, row: AuditedGroup) -> None:
         """Check the age of a group whose tokens may be trained now."""
         if row.receipt is None:
             return
         if self.version - row.oldest > self._bound or row.newest > self.version:
             self._findings.add(
                 "I4",
-                f"group {ordinal} has tokens of versions {row.oldest} to {row.newest}; the trainer "
+                f"group {prompt_index} has tokens of versions {row.oldest} to {row.newest}; the trainer "
                 f"is at {self.version}, max_staleness is {self._bound}",
             )
 
-    def _check_too_old(self, what: str, ordinal: int, row: AuditedGroup) -> None:
+    def _check_too_old(self, what: str, prompt_index: int, row: AuditedGroup) -> None:
         if self._evicts_stale_only and row.receipt and self.version - row.oldest <= self._bound:
             self._findings.add(
                 "I3",
-                f"group {ordinal} of version {row.oldest} was {what} at version {self.version}: "
+                f"group {prompt_index} of version {row.oldest} was {what} at version {self.version}: "
                 f"within max_staleness {self._bound}",
             )

@@ -22,9 +22,9 @@ class Losses:
         """A group is rolled out again. With a former controller all of its payloads are lost."""
         if event.reason != PAYLOAD_LOST or event.kind == "recovered":
             return
-        if (event.ordinal, event.attempt) not in self._world.lost_payloads:
+        if (event.prompt_index, event.attempt) not in self._world.lost_payloads:
             self._findings.add(
                 "I17",
-                f"attempt {event.attempt} of group {event.ordinal} is rolled out again as lost; no "
+                f"attempt {event.attempt} of group {event.prompt_index} is rolled out again as lost; no "
                 "machine was lost that alone held its payload",
             )

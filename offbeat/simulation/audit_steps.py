@@ -34,7 +34,7 @@ from offbeat.simulation.audit_world import AuditedStep, Trained, World
 class Intent(NamedTuple):
     """State of the ledger when a step was about to be finished."""
 
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
     receipts: dict[int, Receipt | None]
     before: Trained
 
@@ -57,7 +57,7 @@ class Steps:
         self._rewinding_to: int | None = None  # a rewind is recorded in part
         self._training: list[int] = []  # in claim order
         self._intents: dict[tuple[int, int], Intent] = {}
-        self._trained: list[tuple[int, ...]] = []  # ordinals of versions 1, 2, ...
+        self._trained: list[tuple[int, ...]] = []  # prompt indices of versions 1, 2, ...
         self._last_attempt = 0
 
     # --- the journal -----------------------------------------------------------------------------
@@ -75,11 +75,11 @@ class Steps:
         if self.open not in (None, key):
             findings.add("I7", f"{key} claims groups while {self.open} is open")
         self.open, self._last_attempt = key, max(event.attempt, self._last_attempt)
-        for ordinal in event.ordinals:
-            row = groups.expect("a claim", ordinal, READY)
-            groups.check_age(ordinal, row)
-            groups.move(ordinal, TRAINING)
-        self._training += event.ordinals
+        for prompt_index in event.prompt_indices:
+            row = groups.expect("a claim", prompt_index, READY)
+            groups.check_age(prompt_index, row)
+            groups.move(prompt_index, TRAINING)
+        self._training += event.prompt_indices
         room = self._config.groups_per_step - groups.shrunk.get(event.step, 0)
         if len(self._training) > room:
             findings.add(
@@ -97,21 +97,21 @@ class Steps:
     def intended(self, event: StepIntent) -> None:
         key = event.step, event.attempt
         self._is_open("is intended", *key)
-        self._same_ordinals("intends", event.step, event.ordinals)
+        self._same_prompt_indices("intends", event.step, event.prompt_indices)
         if key in self._intents:
             self._findings.add("I7", f"step {event.step} attempt {event.attempt} is intended twice")
         rows = self._groups.rows
-        for ordinal in self._training:
-            self._groups.check_age(ordinal, rows[ordinal])
-        receipts = {ordinal: rows[ordinal].receipt for ordinal in self._training}
-        self._intents[key] = Intent(event.ordinals, receipts, tuple(self.stack))
+        for prompt_index in self._training:
+            self._groups.check_age(prompt_index, rows[prompt_index])
+        receipts = {prompt_index: rows[prompt_index].receipt for prompt_index in self._training}
+        self._intents[key] = Intent(event.prompt_indices, receipts, tuple(self.stack))
         self.intent = key
 
     def applied(self, event: StepApplied) -> None:
         findings, groups, key = self._findings, self._groups, (event.step, event.attempt)
         if self.intent != key:
             findings.add("I7", f"step {key} was applied; the last intent is {self.intent}")
-        self._same_ordinals("applies", event.step, event.ordinals)
+        self._same_prompt_indices("applies", event.step, event.prompt_indices)
         if event.version != groups.version + 1 or event.step != event.version:
             findings.add(
                 "I5",
@@ -125,13 +125,13 @@ class Steps:
         self._check_size(event)
         self._leave(TRAINED)
         self.stack.append(key)
-        self._trained.append(event.ordinals)
+        self._trained.append(event.prompt_indices)
         groups.version = len(self.stack)
 
     def refused(self, event: StepRefused) -> None:
         self._is_open("is refused", event.step, event.attempt)
-        for ordinal in self._training:
-            self._groups.check_reason(ordinal, event.reason)
+        for prompt_index in self._training:
+            self._groups.check_reason(prompt_index, event.reason)
         if (event.step, event.attempt) in self._world.steps:
             self._findings.add(
                 "I7",
@@ -145,19 +145,19 @@ class Steps:
         self.rewinds += event.lineage != self._lineage
         self._lineage, self._rewinding_to = event.lineage, event.rewinding_to
         self._leave(READY)
-        for ordinal, row in groups.rows.items():
+        for prompt_index, row in groups.rows.items():
             if row.place == READY and row.newest > event.to_version:
-                groups.move(ordinal, ADMITTED).receipt = None
-        undone = [step.ordinals for step in event.undone]
+                groups.move(prompt_index, ADMITTED).receipt = None
+        undone = [step.prompt_indices for step in event.undone]
         if undone != self._trained[event.to_version :]:
             self._findings.add(
                 "I1",
                 f"a rewind to version {event.to_version} undoes groups {undone}; trained since were "
                 f"{self._trained[event.to_version :]}",
             )
-        for ordinals in self._trained[event.to_version :]:
-            for ordinal in ordinals:
-                groups.move(ordinal, ADMITTED).receipt = None
+        for prompt_indices in self._trained[event.to_version :]:
+            for prompt_index in prompt_indices:
+                groups.move(prompt_index, ADMITTED).receipt = None
         del self.stack[event.to_version :], self._trained[event.to_version :]
         groups.rewound(len(self.stack))
         if self.short is not None and self.short[0] > groups.version:
@@ -198,18 +198,18 @@ class Steps:
 
     def _leave(self, place: str) -> None:
         """The open step ends, one way or the other."""
-        for ordinal in self._training:
-            self._groups.move(ordinal, place)
+        for prompt_index in self._training:
+            self._groups.move(prompt_index, place)
         self._training, self.open, self.intent = [], None, None
 
     def _is_open(self, what: str, step: int, attempt: int) -> None:
         if self.open is not None and self.open != (step, attempt):
             self._findings.add("I7", f"step {(step, attempt)} {what}; open is {self.open}")
 
-    def _same_ordinals(self, what: str, step: int, ordinals: tuple[int, ...]) -> None:
-        if list(ordinals) != self._training:
+    def _same_prompt_indices(self, what: str, step: int, prompt_indices: tuple[int, ...]) -> None:
+        if list(prompt_indices) != self._training:
             self._findings.add(
-                "I1", f"step {step} {what} groups {ordinals}; it has claimed {self._training}"
+                "I1", f"step {step} {what} groups {prompt_indices}; it has claimed {self._training}"
             )
 
     def _check_size(self, event: StepApplied) -> None:
@@ -219,7 +219,7 @@ class Steps:
             if not self._groups.source_is_empty:
                 self._findings.add("I3", f"{self.short[1]}, and another step followed")
             self.short = None
-        size, config = len(event.ordinals), self._config
+        size, config = len(event.prompt_indices), self._config
         whole = config.groups_per_step - self._groups.shrunk.get(event.step, 0)
         if size < whole:
             self.short = (
@@ -239,11 +239,11 @@ class Steps:
                 f"step {event.step} attempt {event.attempt} counts as version {event.version}; the "
                 "trainer never applied it",
             )
-        elif sorted(moment.record.ordinals) != sorted(event.ordinals):
+        elif sorted(moment.record.prompt_indices) != sorted(event.prompt_indices):
             self._findings.add(
                 "I2",
-                f"step {event.step} counts groups {event.ordinals} as trained; the trainer says "
-                f"{moment.record.ordinals}",
+                f"step {event.step} counts groups {event.prompt_indices} as trained; the trainer says "
+                f"{moment.record.prompt_indices}",
             )
 
     # --- the trainer's records -------------------------------------------------------------------
@@ -258,11 +258,11 @@ class Steps:
             if intent is None:
                 findings.add("I7", f"step {key} was applied without a durable intent")
                 continue
-            if sorted(intent.ordinals) != sorted(moment.record.ordinals):
+            if sorted(intent.prompt_indices) != sorted(moment.record.prompt_indices):
                 findings.add(
                     "I7",
-                    f"step {key} was intended with groups {intent.ordinals}; the trainer applied "
-                    f"{moment.record.ordinals}",
+                    f"step {key} was intended with groups {intent.prompt_indices}; the trainer applied "
+                    f"{moment.record.prompt_indices}",
                 )
             if intent.before != moment.before:
                 findings.add("I2", f"step {key} began: {difference(moment.before, intent.before)}")
@@ -288,17 +288,17 @@ class Steps:
     def _check_samples(self, moment: AuditedStep, intent: Intent) -> None:
         """The trained payloads are the committed ones, sampled from weights of this lineage."""
         record = moment.record
-        for ordinal, attempt, oldest in zip(
-            record.ordinals, record.attempts, record.oldest, strict=True
+        for prompt_index, attempt, oldest in zip(
+            record.prompt_indices, record.attempts, record.oldest, strict=True
         ):
-            receipt = intent.receipts.get(ordinal)
+            receipt = intent.receipts.get(prompt_index)
             if receipt is None:
                 continue
             spans = receipt.version_spans
             if attempt != receipt.attempt or oldest != min(v for s in spans for v, _ in s):
                 self._findings.add(
                     "I6",
-                    f"group {ordinal} was trained as attempt {attempt} of version {oldest}; its "
+                    f"group {prompt_index} was trained as attempt {attempt} of version {oldest}; its "
                     f"receipt is attempt {receipt.attempt} with {spans}",
                 )
                 continue
@@ -309,14 +309,14 @@ class Steps:
 
         A forgotten draw may be drawn again.
         """
-        key = receipt.ordinal, receipt.attempt, receipt.engine, receipt.engine_incarnation
+        key = receipt.prompt_index, receipt.attempt, receipt.engine, receipt.engine_incarnation
         wrong = [
             _other_weights(answer.digests, moment.digests)
             for answer in self._world.answers.get(key, ())
             if answer.spans == receipt.version_spans
         ]
         if wrong and all(wrong):
-            self._findings.add("I6", f"group {receipt.ordinal} was sampled from {wrong[-1]}")
+            self._findings.add("I6", f"group {receipt.prompt_index} was sampled from {wrong[-1]}")
 
 
 def _other_weights(sampled: Mapping[int, str], held: Sequence[str | None]) -> str:

@@ -83,11 +83,13 @@ class World:
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
         self.steps: dict[tuple[int, int], AuditedStep] = {}
-        self.poisoned: dict[int, set[int]] = {}  # attempts in which a prompt struck, by ordinal
+        self.poisoned: dict[
+            int, set[int]
+        ] = {}  # attempts in which a prompt struck, by prompt index
         self.retired: set[str] = set()  # engines whose process was ended for good
         self.lost_payloads: set[tuple[int, int]] = (
             set()
-        )  # ordinal and attempt, with no copy on disk
+        )  # prompt index and attempt, with no copy on disk
         self._only_on: dict[
             str, set[tuple[int, int]]
         ] = {}  # such payloads by the machine they are on
@@ -98,8 +100,8 @@ class World:
         self._gone = False  # what it held, since then
         self._lineage = 0  # restores of the trainer so far
         self._stack: list[tuple[int, int]] = []  # the steps the trainer holds
-        self._trained: list[frozenset[int]] = []  # ordinals of each of them
-        self._in_weights: set[int] = set()  # all of these ordinals
+        self._trained: list[frozenset[int]] = []  # prompt indices of each of them
+        self._in_weights: set[int] = set()  # all of these prompt indices
         self._digests: list[str | None] = [None]  # of versions 0, 1, ...
         self._known: dict[int, set[str]] = {}  # digests the trainer ever had for a version
         self._saved: dict[tuple[int, str], tuple[Trained, list[frozenset[int]], list[Any]]] = {}
@@ -151,7 +153,7 @@ class World:
         self._trainer_was_struck |= "trainer" in record.actors
 
     def _poison_taken(self, record: PoisonTaken) -> None:
-        self.poisoned.setdefault(record.ordinal, set()).add(record.attempt)
+        self.poisoned.setdefault(record.prompt_index, set()).add(record.attempt)
 
     def _engine_retired(self, record: EngineRetired) -> None:
         self.retired.add(record.engine)
@@ -192,20 +194,20 @@ class World:
         if not record.poison and "" in digests.values():
             self._findings.add(
                 "I6",
-                f"group {record.ordinal} has tokens of versions {sorted(digests)}; "
+                f"group {record.prompt_index} has tokens of versions {sorted(digests)}; "
                 f"{record.engine} incarnation {record.life} had served {sorted(served)}",
             )
         if not record.spooled:
             held = self._only_on.setdefault(record.machine, set())
-            held.add((record.ordinal, record.attempt))
+            held.add((record.prompt_index, record.attempt))
         wrong = [v for v in digests if (record.engine, record.life, v) in self._other]
         if wrong:
             self._findings.add(
                 "I6",
-                f"group {record.ordinal} has tokens of versions {wrong}, of which {record.engine} "
+                f"group {record.prompt_index} has tokens of versions {wrong}, of which {record.engine} "
                 f"incarnation {record.life} computes other weights than it took",
             )
-        key = record.ordinal, record.attempt, record.engine, record.life
+        key = record.prompt_index, record.attempt, record.engine, record.life
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
 
     def _scored(self, record: Scored) -> None:
@@ -213,7 +215,7 @@ class World:
         versions = set(_versions(record.spans))
         if len(versions) > 1 and self.last_fault_at is None:
             self._findings.add(
-                "I6", f"prompt {record.ordinal} was scored under versions {sorted(versions)}"
+                "I6", f"prompt {record.prompt_index} was scored under versions {sorted(versions)}"
             )
 
     # --- trainer ---------------------------------------------------------------------------------
@@ -279,27 +281,30 @@ class World:
             )
         if key in self.steps:
             findings.add("I7", f"step {record.step} attempt {record.attempt} was applied twice")
-        ordinals = frozenset(record.ordinals)
-        again = self._in_weights & ordinals
-        if again or len(ordinals) < len(record.ordinals):
+        prompt_indices = frozenset(record.prompt_indices)
+        again = self._in_weights & prompt_indices
+        if again or len(prompt_indices) < len(record.prompt_indices):
             findings.add(
-                "I2", f"step {record.step} trains {sorted(again) or record.ordinals} once more"
+                "I2",
+                f"step {record.step} trains {sorted(again) or record.prompt_indices} once more",
             )
         self._check_content(record)
         moment = AuditedStep(findings.index, record, self.held, tuple(self._digests))
         self.steps[key] = moment
         self._stack.append(key)
-        self._trained.append(ordinals)
-        self._in_weights |= ordinals
+        self._trained.append(prompt_indices)
+        self._in_weights |= prompt_indices
         self._digests.append(None)
         self._learn(len(self._stack), record.digest)
 
     def _check_content(self, record: TrainerApplied) -> None:
         """Check the groups' content against their payloads."""
         before, bound = record.version - 1, self._config.sampler.max_staleness
-        for ordinal, poison in zip(record.ordinals, record.poison, strict=False):
+        for prompt_index, poison in zip(record.prompt_indices, record.poison, strict=False):
             if poison:
-                self._findings.add("I11", f"group {ordinal} was trained although it is: {poison}")
+                self._findings.add(
+                    "I11", f"group {prompt_index} was trained although it is: {poison}"
+                )
         if record.oldest and before - min(record.oldest) > bound:
             self._findings.add(
                 "I4",

@@ -31,7 +31,7 @@ class SimulationContext:
         self.record = records.append
         self.disk = SimulatedDisk(records, config.checkpoint.keep)
         self.out_of_service_until = 0.0  # what all environments stand on
-        self.poison: dict[int, str] = {}  # what a prompt does to its engine, by ordinal
+        self.poison: dict[int, str] = {}  # what a prompt does to its engine, by prompt index
         self.lost_controllers: set[int] = set()  # incarnations whose memory is gone
 
     def is_gone(self, payload: SimulatedPayload) -> bool:

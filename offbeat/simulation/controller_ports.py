@@ -76,10 +76,10 @@ class SimulatedPrompts:
     def __init__(self, count: int | None) -> None:
         self._count = count
 
-    def prompt(self, ordinal: int) -> Prompt | None:
-        if self._count is not None and ordinal >= self._count:
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        if self._count is not None and prompt_index >= self._count:
             return None
-        return Prompt(ordinal, 0, ordinal, {})
+        return Prompt(prompt_index, 0, prompt_index, {})
 
 
 class SimulatedRollouts:
@@ -270,8 +270,8 @@ class SpooledPayloads:
         """A machine that is cut off, and not given up yet, may still come back for all we know."""
         around = self._caller.around
         return {
-            ordinal
-            for ordinal, (columns, *_) in payloads.items()
+            prompt_index
+            for prompt_index, (columns, *_) in payloads.items()
             if around.is_gone(columns) and not around.machines.noticed_in_s(columns.memory)
         }
 

@@ -24,7 +24,7 @@ class Content:
     def __init__(self, task: RolloutTask, config: RunConfig) -> None:
         longest = config.generator.sampling.max_new_tokens
         filtered = config.filters.zero_variance
-        dice = (task.seed ^ task.ordinal) * _MULTIPLIER + 1442695040888963407 & _MASK
+        dice = (task.seed ^ task.prompt_index) * _MULTIPLIER + 1442695040888963407 & _MASK
         flat = filtered and (dice >> 33) % 6 == 0
         lengths, rewards = list[int](), list[float]()
         for sample in range(task.samples):
@@ -42,7 +42,7 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
     task, lengths, n = content.task, content.lengths, content.task.samples
     longest = content.longest
     return Receipt(
-        task.prompt.ordinal,
+        task.prompt.prompt_index,
         task.attempt,
         engine.name,
         engine.incarnation,

@@ -12,7 +12,7 @@ class SimulatedPayload:
     It is gone with the controller that owns it, or with its machine.
     """
 
-    ordinal: int
+    prompt_index: int
     attempt: int
     incarnation: int  # of the controller that owns it
     seed: int

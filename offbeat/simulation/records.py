@@ -40,7 +40,7 @@ class ControllerEnd(WorldRecord, frozen=True):
 class Generated(WorldRecord, frozen=True):
     """A worker finished a group and sent it; it may never arrive."""
 
-    ordinal: int
+    prompt_index: int
     attempt: int
     engine: str
     life: str
@@ -53,7 +53,7 @@ class Generated(WorldRecord, frozen=True):
 class Scored(WorldRecord, frozen=True):
     """A worker finished a group of an evaluation: scored, never trained."""
 
-    ordinal: int  # in the evaluation's own source
+    prompt_index: int  # in the evaluation's own source
     attempt: int
     engine: str
     life: str
@@ -118,7 +118,7 @@ class TrainerApplied(WorldRecord, frozen=True):
     step: int
     attempt: int
     version: int  # it made
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
     attempts: tuple[int, ...]  # of the groups, as their payload says
     oldest: tuple[int, ...]  # version of the oldest token of each group, as its payload says
     newest: tuple[int, ...]
@@ -176,7 +176,7 @@ class PermitsUsed(WorldRecord, frozen=True):
 class PoisonTaken(WorldRecord, frozen=True):
     """An engine was given a prompt that hangs there, or kills it."""
 
-    ordinal: int
+    prompt_index: int
     attempt: int
     engine: str
 

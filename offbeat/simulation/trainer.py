@@ -109,7 +109,7 @@ class FakeTrainer(Actor):
         """Seconds of work."""
         match call.method:
             case "train_microbatch":
-                return 0.85 * self.step_s * len(call.args[1].ordinals) / self._groups_per_step
+                return 0.85 * self.step_s * len(call.args[1].prompt_indices) / self._groups_per_step
             case "finish_train_step":
                 return 0.15 * self.step_s
             case "save_checkpoint" | "restore" | "save":
@@ -159,7 +159,7 @@ class FakeTrainer(Actor):
     def _prepare_logprobs(self, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         del loss
         self._check_columns(chunk, "prepare_logprobs")
-        groups = len(chunk.ordinals)
+        groups = len(chunk.prompt_indices)
         return PreparedColumns(("policy_logprobs",), (64,) * groups, (None,) * groups)
 
     def _state(self) -> TrainerState:
@@ -212,7 +212,7 @@ class FakeTrainer(Actor):
         """
         for payload in _columns_of(chunk):
             if self.around.is_gone(payload):
-                raise PayloadLost((payload.ordinal,), during, "the machine that held it died")
+                raise PayloadLost((payload.prompt_index,), during, "the machine that held it died")
 
     def _finish(self, call: SimulatedCall, kind: str) -> StepResult:
         key: StepKey = call.args[0]
@@ -223,7 +223,7 @@ class FakeTrainer(Actor):
             return StepResult(False, 0.5, 0.0, 1e-3, 100, 10, chunks, {}, nan, self.step_s)  # noqa: FBT003
         self._version += 1
         self._last_step, self._last_attempt = key.attempt_id
-        content = sorted((payload.ordinal, payload.seed) for payload in groups)
+        content = sorted((payload.prompt_index, payload.seed) for payload in groups)
         text = f"{self._digest}{content}"
         self._digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         self.around.record(
@@ -233,7 +233,7 @@ class FakeTrainer(Actor):
                 step=key.step,
                 attempt=key.attempt,
                 version=self._version,
-                ordinals=tuple(payload.ordinal for payload in groups),
+                prompt_indices=tuple(payload.prompt_index for payload in groups),
                 attempts=tuple(payload.attempt for payload in groups),
                 oldest=tuple(payload.oldest for payload in groups),
                 newest=tuple(payload.newest for payload in groups),

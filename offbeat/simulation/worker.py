@@ -72,11 +72,11 @@ class FakeWorker(Actor):
 
     def _strike_with(self, task: RolloutTask, engine: FakeEngine) -> None:
         """A poison prompt takes its engine along; one that hangs was given no end (``opened``)."""
-        kind = "" if task.evaluation else self.around.poison.get(task.ordinal, "")
+        kind = "" if task.evaluation else self.around.poison.get(task.prompt_index, "")
         if not kind:
             return
         loop = self.around.loop
-        self.around.record(PoisonTaken(loop.time(), task.ordinal, task.attempt, task.engine))
+        self.around.record(PoisonTaken(loop.time(), task.prompt_index, task.attempt, task.engine))
         if kind == "prompt_kills":
             loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
 
@@ -92,7 +92,7 @@ class FakeWorker(Actor):
         self._open[call] = rollout
         call.on_cancel = rollout.drop
         task = rollout.content.task
-        if not task.evaluation and task.ordinal in self.around.poison:
+        if not task.evaluation and task.prompt_index in self.around.poison:
             return _ENDLESS_S
         return math.exp(self.around.rng.gauss(self._mu, self._sigma))
 
@@ -134,7 +134,7 @@ class _Rollout:
         infrastructure = FailureKind.INFRASTRUCTURE
         call.fail(
             RolloutFailed(
-                infrastructure, task.ordinal, task.attempt, "deadline", task.engine, source
+                infrastructure, task.prompt_index, task.attempt, "deadline", task.engine, source
             )
         )
 
@@ -169,7 +169,7 @@ class _Rollout:
         if kind == "reward_raises":
             call.fail(
                 RolloutFailed(
-                    FailureKind.DATA, task.ordinal, task.attempt, "reward_raised", "ValueError"
+                    FailureKind.DATA, task.prompt_index, task.attempt, "reward_raised", "ValueError"
                 )
             )
             return
@@ -179,10 +179,10 @@ class _Rollout:
         now, spans = around.loop.time(), receipt.version_spans
         made_by = receipt.engine, receipt.engine_incarnation
         if task.evaluation:
-            around.record(Scored(now, task.ordinal, task.attempt, *made_by, spans, kind))
+            around.record(Scored(now, task.prompt_index, task.attempt, *made_by, spans, kind))
         memory = around.machines.memory_of(self.worker.name)
         payload = SimulatedPayload(
-            task.ordinal,
+            task.prompt_index,
             task.attempt,
             call.fence.incarnation,
             task.seed,
@@ -197,7 +197,9 @@ class _Rollout:
             around.disk.spool[receipt] = payload
         if not task.evaluation:
             where = memory.machine, spooled
-            around.record(Generated(now, task.ordinal, task.attempt, *made_by, spans, kind, *where))
+            around.record(
+                Generated(now, task.prompt_index, task.attempt, *made_by, spans, kind, *where)
+            )
         call.answer((receipt, payload))
 
 
@@ -205,7 +207,7 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
     """Return the failure of a group whose environment is out of service; a later retry may help."""
     return RolloutFailed(
         FailureKind.INFRASTRUCTURE,
-        task.ordinal,
+        task.prompt_index,
         task.attempt,
         OUTAGE_REASON,
         "refused",
@@ -216,5 +218,5 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
 def lost(task: RolloutTask, reason: str) -> RolloutFailed:
     """The engine of this task cannot go on with it; another one may."""
     return RolloutFailed(
-        FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, reason, task.engine
+        FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, reason, task.engine
     )

@@ -31,7 +31,7 @@ class TraceEvents:
     """Creates the events of one incarnation of a controller.
 
     A kind is a process, a lane a thread; a lane whose spans overlap gets further threads beside it.
-    Groups are asynchronous events that have the ordinal for their id: a viewer packs thousands of
+    Groups are asynchronous events whose id is the prompt index: a viewer packs thousands of
     them into a few rows. Whatever the order the spans come in, those of one row, or one id, are
     apart or hold one another, and no event is older than 0.
     """
@@ -190,6 +190,6 @@ def end_event(left_out: int) -> Event:
 
 
 def _identity(group: str, row: int = 0) -> Event:
-    """The id of a group's events: its ordinal; ``412+1`` for what overlaps."""
-    ordinal = group.removeprefix("g-").lstrip("0") or "0"
-    return {"id": f"{ordinal}+{row}" if row else ordinal, "cat": GROUPS}
+    """The id of a group's events: its prompt index; ``412+1`` for what overlaps."""
+    prompt_index = group.removeprefix("g-").lstrip("0") or "0"
+    return {"id": f"{prompt_index}+{row}" if row else prompt_index, "cat": GROUPS}

@@ -15,7 +15,7 @@ log = structlog.stdlib.get_logger()
 class TrainedLog:
     """Append-only log of the applied steps and restores of one trainer.
 
-    It has a line ``{"step", "attempt", "version", "ordinals"}`` per applied step, and
+    It has a line ``{"step", "attempt", "version", "prompt_indices"}`` per applied step, and
     ``{"restored": version}`` per rewind: what was trained for later versions before such a line is
     undone.
     """
@@ -23,10 +23,10 @@ class TrainedLog:
     def __init__(self, append: Callable[[bytes], object], close: Callable[[], None]) -> None:
         self._append, self.close = append, close
 
-    def trained(self, key: StepKey, version: int, ordinals: Sequence[int]) -> None:
+    def trained(self, key: StepKey, version: int, prompt_indices: Sequence[int]) -> None:
         """Record an applied step, before its result is returned to the controller."""
         step = {"step": key.step, "attempt": key.attempt, "version": version}
-        self._write(step | {"ordinals": list(ordinals)})
+        self._write(step | {"prompt_indices": list(prompt_indices)})
 
     def restored(self, version: int) -> None:
         """Record that the trainer was restored to ``version``."""

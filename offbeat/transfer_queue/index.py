@@ -39,12 +39,12 @@ class QueueIndex:
         self._entries: dict[int, _Entry] = {}
         self.bytes_held = 0
 
-    def __contains__(self, ordinal: object) -> bool:
-        return ordinal in self._entries
+    def __contains__(self, prompt_index: object) -> bool:
+        return prompt_index in self._entries
 
     def put(
         self,
-        ordinal: int,
+        prompt_index: int,
         attempt: int,
         columns: Iterable[str],
         payload_bytes: int,
@@ -55,17 +55,17 @@ class QueueIndex:
         Raises:
             StaleHandle: This attempt or a newer one is held already.
         """
-        held = self._entries.get(ordinal)
+        held = self._entries.get(prompt_index)
         if held is not None and held.attempt >= attempt:
-            raise StaleHandle(ordinal, attempt, held.attempt)
+            raise StaleHandle(prompt_index, attempt, held.attempt)
         first = _Part(frozenset(columns), payload_bytes, payload)
-        self.clear((ordinal,))
-        self._entries[ordinal] = _Entry(attempt, [first])
+        self.clear((prompt_index,))
+        self._entries[prompt_index] = _Entry(attempt, [first])
         self.bytes_held += payload_bytes
 
     def add_columns(
         self,
-        ordinal: int,
+        prompt_index: int,
         attempt: int,
         columns: Iterable[str],
         payload_bytes: int,
@@ -78,33 +78,33 @@ class QueueIndex:
         Raises:
             StaleHandle: The group was cleared, or another attempt of it is held.
         """
-        entry = self._entries.get(ordinal)
+        entry = self._entries.get(prompt_index)
         if entry is None or entry.attempt != attempt:
-            raise StaleHandle(ordinal, attempt, None if entry is None else entry.attempt)
+            raise StaleHandle(prompt_index, attempt, None if entry is None else entry.attempt)
         added = _Part(frozenset(columns), payload_bytes, payload)
         if not added.columns <= entry.columns:
             entry.parts.append(added)
             self.bytes_held += payload_bytes
 
-    def drop_added(self, ordinals: Iterable[int]) -> None:
+    def drop_added(self, prompt_indices: Iterable[int]) -> None:
         """Let go of the groups' further columns: they hold for one version of the trainer only."""
-        for ordinal in ordinals:
-            added = self._entries[ordinal].parts[1:]
+        for prompt_index in prompt_indices:
+            added = self._entries[prompt_index].parts[1:]
             self.bytes_held -= sum(part.payload_bytes for part in added)
-            del self._entries[ordinal].parts[1:]
+            del self._entries[prompt_index].parts[1:]
 
-    def payloads(self, ordinal: int) -> tuple[object, ...]:
+    def payloads(self, prompt_index: int) -> tuple[object, ...]:
         """The handles of a group's payloads, oldest first."""
-        return tuple(part.payload for part in self._entries[ordinal].parts)
+        return tuple(part.payload for part in self._entries[prompt_index].parts)
 
-    def group_bytes(self, ordinal: int) -> int:
+    def group_bytes(self, prompt_index: int) -> int:
         """Return the size of a group's payloads; 0 when none is held."""
-        entry = self._entries.get(ordinal)
+        entry = self._entries.get(prompt_index)
         return sum(part.payload_bytes for part in entry.parts) if entry else 0
 
-    def clear(self, ordinals: Iterable[int]) -> None:
+    def clear(self, prompt_indices: Iterable[int]) -> None:
         """Let go of the groups' payloads; the memory is free once nobody else reads them."""
-        for ordinal in ordinals:
-            entry = self._entries.pop(ordinal, None)
+        for prompt_index in prompt_indices:
+            entry = self._entries.pop(prompt_index, None)
             if entry is not None:
                 self.bytes_held -= sum(part.payload_bytes for part in entry.parts)

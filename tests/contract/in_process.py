@@ -56,10 +56,10 @@ class InProcessTrainer:
         places, payloads = flat(chunk)
         try:
             return self.rank.train_microbatch(
-                fence, key, chunk.ordinals, chunk.advantages, places, 0, *payloads
+                fence, key, chunk.prompt_indices, chunk.advantages, places, 0, *payloads
             )
         except UnfitColumns as unfit:
-            raise UnfitGroup(0, chunk.ordinals[unfit.place], str(unfit)) from None
+            raise UnfitGroup(0, chunk.prompt_indices[unfit.place], str(unfit)) from None
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
         return self.rank.finish_train_step(fence, key)

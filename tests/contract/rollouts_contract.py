@@ -33,18 +33,18 @@ class Bench(ABC):
         self.rollouts, self.generators = rollouts, generators
 
     @abstractmethod
-    def impossible(self, ordinal: int) -> RolloutTask:
+    def impossible(self, prompt_index: int) -> RolloutTask:
         """A group that its worker cannot roll out, on whatever engine."""
 
-    def task(self, ordinal: int, attempt: int = 1, engine: str = QUICK) -> RolloutTask:
-        prompt = Prompt(ordinal, 0, ordinal, {"text": f"what is {ordinal}?"})
-        seed, deadline_s = 99 + ordinal, 60.0
+    def task(self, prompt_index: int, attempt: int = 1, engine: str = QUICK) -> RolloutTask:
+        prompt = Prompt(prompt_index, 0, prompt_index, {"text": f"what is {prompt_index}?"})
+        seed, deadline_s = 99 + prompt_index, 60.0
         return RolloutTask(
             prompt, attempt, SAMPLES, engine, seed, deadline_s, sampling=self.sampling
         )
 
-    def endless(self, ordinal: int, attempt: int = 1) -> RolloutTask:
-        return self.task(ordinal, attempt, SLOW)
+    def endless(self, prompt_index: int, attempt: int = 1) -> RolloutTask:
+        return self.task(prompt_index, attempt, SLOW)
 
     async def running(self) -> int:
         """Endless groups that are being decoded."""
@@ -75,7 +75,7 @@ class Bench(ABC):
         with pytest.raises(RolloutFailed) as failed:
             await self.rollouts.rollout(FENCE, task)
         failure = failed.value
-        assert (failure.ordinal, failure.attempt) == (task.ordinal, task.attempt)
+        assert (failure.prompt_index, failure.attempt) == (task.prompt_index, task.attempt)
         return failure.kind, failure.reason
 
 
@@ -101,7 +101,7 @@ class RolloutsContract:
 
     def test_each_of_many_calls_gets_the_group_it_asked_for(self, play: Play) -> None:
         async def story(on: Bench) -> None:
-            tasks = [on.task(ordinal) for ordinal in range(12)]
+            tasks = [on.task(prompt_index) for prompt_index in range(12)]
             calls = [on.rollouts.rollout(FENCE, task) for task in tasks]
             for task, (receipt, _) in zip(tasks, await asyncio.gather(*calls), strict=True):
                 assert refusal(receipt, task, VERSION, VERSION) is None
@@ -120,8 +120,8 @@ class RolloutsContract:
     def test_a_cancelled_call_leaves_nothing_running(self, play: Play) -> None:
         async def story(on: Bench) -> None:
             calls = [
-                asyncio.ensure_future(on.rollouts.rollout(FENCE, on.endless(ordinal)))
-                for ordinal in range(3)
+                asyncio.ensure_future(on.rollouts.rollout(FENCE, on.endless(prompt_index)))
+                for prompt_index in range(3)
             ]
             await on.until_running(3)
             calls[1].cancel()
@@ -162,7 +162,7 @@ class RolloutsContract:
         async def story(on: Bench) -> None:
             kind, reason = await on.failure_of(on.impossible(7))
             assert kind is FailureKind.DATA and reason
-            assert (await on.rollouts.rollout(FENCE, on.task(8)))[0].ordinal == 8
+            assert (await on.rollouts.rollout(FENCE, on.task(8)))[0].prompt_index == 8
 
         play(story)
 
@@ -173,7 +173,7 @@ class RolloutsContract:
                 await on.rollouts.rollout(FENCE, on.task(1))
             with pytest.raises(StaleFence):
                 await on.rollouts.rollout(Fence("another run", 9), on.task(1))
-            assert (await on.rollouts.rollout(NEWER, on.task(1)))[0].ordinal == 1
+            assert (await on.rollouts.rollout(NEWER, on.task(1)))[0].prompt_index == 1
 
         play(story)
 

@@ -47,14 +47,14 @@ NEVER_S = 1e6
 class FakeBench(Bench):
     rollouts: FakeRollouts
 
-    def endless(self, ordinal: int, attempt: int = 1) -> RolloutTask:
-        self.rollouts.slow[ordinal] = NEVER_S
-        return super().endless(ordinal, attempt)
+    def endless(self, prompt_index: int, attempt: int = 1) -> RolloutTask:
+        self.rollouts.slow[prompt_index] = NEVER_S
+        return super().endless(prompt_index, attempt)
 
-    def impossible(self, ordinal: int) -> RolloutTask:
-        nan = RolloutFailed(FailureKind.DATA, ordinal, 1, "reward_nan", "reward is nan")
-        self.rollouts.faults[ordinal] = [nan]
-        return self.task(ordinal)
+    def impossible(self, prompt_index: int) -> RolloutTask:
+        nan = RolloutFailed(FailureKind.DATA, prompt_index, 1, "reward_nan", "reward is nan")
+        self.rollouts.faults[prompt_index] = [nan]
+        return self.task(prompt_index)
 
     async def running(self) -> int:
         return self.rollouts.running
@@ -84,9 +84,9 @@ class SimulatedBench(Bench):
         )
         self._faults = around.faults
 
-    def impossible(self, ordinal: int) -> RolloutTask:
+    def impossible(self, prompt_index: int) -> RolloutTask:
         self._faults.failpoint(Failpoint.DISPATCHED)
-        return self.task(ordinal)
+        return self.task(prompt_index)
 
 
 def play_in_simulation(story: Story) -> None:
@@ -104,8 +104,8 @@ def play_in_simulation(story: Story) -> None:
 class RealBench(Bench):
     sampling = sampling_identity(CONFIG)
 
-    def impossible(self, ordinal: int) -> RolloutTask:
-        task = self.task(ordinal)
+    def impossible(self, prompt_index: int) -> RolloutTask:
+        task = self.task(prompt_index)
         long = msgspec.structs.replace(task.prompt, data={"text": "too long" * 100})
         return msgspec.structs.replace(task, prompt=long)
 

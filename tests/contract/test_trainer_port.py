@@ -49,16 +49,16 @@ CONFIG = RunConfig.model_validate(
 class FakeBench(Bench):
     trainer: FakeTrainer
 
-    def chunk(self, *ordinals: int) -> Chunk:
-        return Chunk(ordinals, tuple((object(),) for _ in ordinals))
+    def chunk(self, *prompt_indices: int) -> Chunk:
+        return Chunk(prompt_indices, tuple((object(),) for _ in prompt_indices))
 
-    def unreadable(self, *ordinals: int) -> Chunk:
+    def unreadable(self, *prompt_indices: int) -> Chunk:
         self.trainer.fail_at = {len(self.trainer.steps) + 1: ["microbatch"]}
-        return self.chunk(*ordinals)
+        return self.chunk(*prompt_indices)
 
-    def worthless(self, *ordinals: int) -> Chunk:
+    def worthless(self, *prompt_indices: int) -> Chunk:
         self.trainer.refuse_steps = {len(self.trainer.steps) + 1}
-        return self.chunk(*ordinals)
+        return self.chunk(*prompt_indices)
 
 
 def play_on_fake(story: Story) -> None:
@@ -79,18 +79,18 @@ class SimulatedBench(Bench):
         around.lost_controllers.add(NEVER_HEARD_OF)
         self._faults = around.faults
 
-    def chunk(self, *ordinals: int, incarnation: int = 1) -> Chunk:
+    def chunk(self, *prompt_indices: int, incarnation: int = 1) -> Chunk:
         payloads = [
-            (SimulatedPayload(each, 1, incarnation, each * 7, 0, 0, ""),) for each in ordinals
+            (SimulatedPayload(each, 1, incarnation, each * 7, 0, 0, ""),) for each in prompt_indices
         ]
-        return Chunk(ordinals, tuple(payloads))
+        return Chunk(prompt_indices, tuple(payloads))
 
-    def unreadable(self, *ordinals: int) -> Chunk:
-        return self.chunk(*ordinals, incarnation=NEVER_HEARD_OF)
+    def unreadable(self, *prompt_indices: int) -> Chunk:
+        return self.chunk(*prompt_indices, incarnation=NEVER_HEARD_OF)
 
-    def worthless(self, *ordinals: int) -> Chunk:
+    def worthless(self, *prompt_indices: int) -> Chunk:
         self._faults.failpoint(Failpoint.CLAIMED)
-        return self.chunk(*ordinals)
+        return self.chunk(*prompt_indices)
 
 
 def play_in_simulation(story: Story) -> None:
@@ -103,9 +103,9 @@ def play_in_simulation(story: Story) -> None:
 # --- real actors ----------------------------------------------------------------------------------
 
 
-def columns(ordinal: int, *, valid: bool = True) -> Columns:
+def columns(prompt_index: int, *, valid: bool = True) -> Columns:
     """A group of two samples."""
-    dice = np.random.default_rng(ordinal)
+    dice = np.random.default_rng(prompt_index)
     return {
         "prompt_ids": dice.integers(3, 60, 3, dtype=np.int32),
         "response_ids": dice.integers(3, 60, 5, dtype=np.int32),
@@ -117,23 +117,23 @@ def columns(ordinal: int, *, valid: bool = True) -> Columns:
     }
 
 
-def without_tokens(ordinal: int) -> Columns:
-    return {name: each for name, each in columns(ordinal).items() if name != "response_ids"}
+def without_tokens(prompt_index: int) -> Columns:
+    return {name: each for name, each in columns(prompt_index).items() if name != "response_ids"}
 
 
 class RealBench(Bench):
-    def chunk(self, *ordinals: int) -> Chunk:
-        return self._chunk(ordinals, [columns(each) for each in ordinals])
+    def chunk(self, *prompt_indices: int) -> Chunk:
+        return self._chunk(prompt_indices, [columns(each) for each in prompt_indices])
 
-    def unreadable(self, *ordinals: int) -> Chunk:
-        return self._chunk(ordinals, [without_tokens(each) for each in ordinals])
+    def unreadable(self, *prompt_indices: int) -> Chunk:
+        return self._chunk(prompt_indices, [without_tokens(each) for each in prompt_indices])
 
-    def worthless(self, *ordinals: int) -> Chunk:
-        return self._chunk(ordinals, [columns(each, valid=False) for each in ordinals])
+    def worthless(self, *prompt_indices: int) -> Chunk:
+        return self._chunk(prompt_indices, [columns(each, valid=False) for each in prompt_indices])
 
-    def _chunk(self, ordinals: tuple[int, ...], groups: list[Columns]) -> Chunk:
+    def _chunk(self, prompt_indices: tuple[int, ...], groups: list[Columns]) -> Chunk:
         payloads = tuple((handle,) for handle in self._handles(groups))
-        return Chunk(ordinals, payloads, ((0.5, -0.5),) * len(groups), 8 * len(groups))
+        return Chunk(prompt_indices, payloads, ((0.5, -0.5),) * len(groups), 8 * len(groups))
 
     def _handles(self, groups: list[Columns]) -> list[Any]:
         return list(groups)

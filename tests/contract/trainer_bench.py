@@ -22,15 +22,15 @@ class Bench(ABC):
         self._attempts = itertools.count(1)
 
     @abstractmethod
-    def chunk(self, *ordinals: int) -> Chunk:
-        """These groups; the same ordinal has the same content."""
+    def chunk(self, *prompt_indices: int) -> Chunk:
+        """These groups; the same prompt index has the same content."""
 
     @abstractmethod
-    def unreadable(self, *ordinals: int) -> Chunk:
+    def unreadable(self, *prompt_indices: int) -> Chunk:
         """A chunk whose training raises, in a rank that lives."""
 
     @abstractmethod
-    def worthless(self, *ordinals: int) -> Chunk:
+    def worthless(self, *prompt_indices: int) -> Chunk:
         """A chunk of the next step to be finished, which is then not applied."""
 
     # --- what a controller does -----------------------------------------------------------------

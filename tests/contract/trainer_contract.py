@@ -99,8 +99,8 @@ class TrainerContract:
             once = await on.rehearse((0,), (1,))
             trainer, key = on.trainer, await on.open(1)
             await trainer.begin_train_step(FENCE, key, LOSS)
-            for ordinal in (0, 1):
-                key, chunk = key.next(), on.chunk(ordinal)
+            for prompt_index in (0, 1):
+                key, chunk = key.next(), on.chunk(prompt_index)
                 first = await trainer.train_microbatch(FENCE, key, chunk)
                 assert await trainer.train_microbatch(FENCE, key, chunk) == first
             result = await on.finish(key)
@@ -155,9 +155,9 @@ class TrainerContract:
             key = on.key(1)
             async with asyncio.TaskGroup() as group:
                 group.create_task(trainer.begin_train_step(FENCE, key, LOSS))
-                for ordinal in range(3):
+                for prompt_index in range(3):
                     key = key.next()
-                    group.create_task(trainer.train_microbatch(FENCE, key, on.chunk(ordinal)))
+                    group.create_task(trainer.train_microbatch(FENCE, key, on.chunk(prompt_index)))
                 result = group.create_task(trainer.finish_train_step(FENCE, key.next()))
             assert result.result().applied and result.result().chunks > 0
             assert weights(await trainer.state(FENCE)) == weights(once)

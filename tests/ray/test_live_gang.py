@@ -41,9 +41,9 @@ CONFIG = RunConfig.model_validate(
 )
 
 
-def columns(ordinal: int) -> dict[str, Any]:
-    dice = np.random.default_rng(ordinal)
-    tokens = 3 + ordinal
+def columns(prompt_index: int) -> dict[str, Any]:
+    dice = np.random.default_rng(prompt_index)
+    tokens = 3 + prompt_index
     return {
         "prompt_ids": dice.integers(3, 60, 3, dtype=np.int32),
         "response_ids": dice.integers(3, 60, tokens, dtype=np.int32),
@@ -75,15 +75,15 @@ class Bench:
     async def step(
         self,
         number: int,
-        *ordinals: int,
+        *prompt_indices: int,
         spoil: Callable[[dict[str, Any]], object] = lambda columns: None,
         begun: Callable[[], None] = lambda: None,
     ) -> StepResult:
         """One step in one chunk; ``spoil`` changes the columns of the first group."""
         key = StepKey(number, next(self._attempts), 0)
-        groups = [columns(each) for each in ordinals]
+        groups = [columns(each) for each in prompt_indices]
         spoil(groups[0])
-        chunk = chunk_of(groups, ordinals)
+        chunk = chunk_of(groups, prompt_indices)
         await self.trainer.begin_train_step(FENCE, key, LOSS)
         begun()
         try:
@@ -91,7 +91,7 @@ class Bench:
             payloads = tuple(
                 (*held, new) for held, new in zip(chunk.payloads, made.payloads, strict=True)
             )
-            chunk = Chunk(chunk.ordinals, payloads, chunk.advantages, 0, chunk.group_tokens)
+            chunk = Chunk(chunk.prompt_indices, payloads, chunk.advantages, 0, chunk.group_tokens)
             await self.trainer.train_microbatch(FENCE, key.next(), chunk)
             return await self.trainer.finish_train_step(FENCE, key.next().next())
         except UnfitGroup:
@@ -107,14 +107,14 @@ class Bench:
         return int((await self.life(rank)).split("-")[-2])
 
 
-def chunk_of(groups: list[dict[str, Any]], ordinals: tuple[int, ...]) -> Chunk:
+def chunk_of(groups: list[dict[str, Any]], prompt_indices: tuple[int, ...]) -> Chunk:
     ref: Any = ray.put(groups)
     return Chunk(
-        ordinals,
+        prompt_indices,
         tuple((PayloadHandle(ref, index),) for index in range(len(groups))),
         ((0.5, -0.5),) * len(groups),
         0,
-        tuple(6 + ordinal for ordinal in ordinals),
+        tuple(6 + prompt_index for prompt_index in prompt_indices),
     )
 
 
@@ -146,8 +146,8 @@ def test_two_ranks_take_the_steps_of_one(gang: Bench, tmp_path: Path) -> None:
         assert states[0].digest == states[1].digest
         releases = [await each.trainer.publish_weights(FENCE, 0) for each in (one, gang)]
         assert releases[0].digest == releases[1].digest
-        for number, ordinals in enumerate([(0, 1, 2, 3, 4), (5,)], start=1):
-            results = [await each.step(number, *ordinals) for each in (one, gang)]
+        for number, prompt_indices in enumerate([(0, 1, 2, 3, 4), (5,)], start=1):
+            results = [await each.step(number, *prompt_indices) for each in (one, gang)]
             assert all(each.applied for each in results)
             assert results[1].tokens == results[0].tokens
             assert results[1].loss == pytest.approx(results[0].loss, rel=1e-6)

@@ -35,8 +35,8 @@ class Maker:
     """Makes columns, and weights, on the machine it lives on."""
 
     @ray.method(num_returns=2)
-    def columns(self, *ordinals: int) -> tuple[int, list[dict[str, Any]]]:
-        return 0, [{**columns(each), "padding": bytes(PADDING)} for each in ordinals]
+    def columns(self, *prompt_indices: int) -> tuple[int, list[dict[str, Any]]]:
+        return 0, [{**columns(each), "padding": bytes(PADDING)} for each in prompt_indices]
 
     @ray.method(num_returns=2)
     def weights(self) -> tuple[int, bytes]:
@@ -65,19 +65,20 @@ class Columns:
         made = [here.columns.remote(0, 1), self.other.columns.remote(2, 3)]
         ray.get([done for done, _ in made])
         self.payloads = {
-            ordinal: (PayloadHandle(made[ordinal // 2][1], ordinal % 2),) for ordinal in range(4)
+            prompt_index: (PayloadHandle(made[prompt_index // 2][1], prompt_index % 2),)
+            for prompt_index in range(4)
         }
 
     def die(self) -> None:
         self.cluster.remove_node(self.machine, allow_graceful=False)
 
-    def chunk(self, *ordinals: int) -> Chunk:
+    def chunk(self, *prompt_indices: int) -> Chunk:
         return Chunk(
-            ordinals,
-            tuple(self.payloads[each] for each in ordinals),
-            ((0.5, -0.5),) * len(ordinals),
+            prompt_indices,
+            tuple(self.payloads[each] for each in prompt_indices),
+            ((0.5, -0.5),) * len(prompt_indices),
             0,
-            tuple(6 + each for each in ordinals),
+            tuple(6 + each for each in prompt_indices),
         )
 
 
@@ -88,7 +89,7 @@ async def trained(bench: Bench, attempt: int, chunk: Chunk) -> bool:
     try:
         made = await bench.trainer.prepare_logprobs(FENCE, chunk, LOSS)
         whole = tuple((*old, new) for old, new in zip(chunk.payloads, made.payloads, strict=True))
-        chunk = Chunk(chunk.ordinals, whole, chunk.advantages, 0, chunk.group_tokens)
+        chunk = Chunk(chunk.prompt_indices, whole, chunk.advantages, 0, chunk.group_tokens)
         await bench.trainer.train_microbatch(FENCE, key.next(), chunk)
         return (await bench.trainer.finish_train_step(FENCE, key.next().next())).applied
     except PayloadLost:
@@ -109,7 +110,7 @@ def test_columns_that_died_with_a_machine_are_named_and_the_ranks_go_on(
         with pytest.raises(PayloadLost) as lost:
             async with asyncio.timeout(60):
                 await trained(bench, 1, held.chunk(0, 1, 2, 3))
-        assert lost.value.ordinals == (2, 3)
+        assert lost.value.prompt_indices == (2, 3)
         assert "the machine that held it died" in str(lost.value)
         assert await RaySpool(tmp_path).lost(held.payloads) == {2, 3}
         assert await trained(bench, 2, held.chunk(0, 1)), "the ranks are well"

@@ -89,11 +89,11 @@ class Synchronous:
             told.releases.append(self._digest())
         return told
 
-    def _rolled_out(self, ordinal: int) -> tuple[Receipt, Columns]:
-        prompt = self._prompts.prompt(ordinal)
+    def _rolled_out(self, prompt_index: int) -> tuple[Receipt, Columns]:
+        prompt = self._prompts.prompt(prompt_index)
         assert prompt is not None
         config = self._config
-        seed = group_seed(config.seed, ordinal)
+        seed = group_seed(config.seed, prompt_index)
         task = RolloutTask(prompt, 1, config.samples_per_group, "generator-0", seed, 60.0)
         limits = {"max_turns": 1, "max_model_len": config.generator.max_model_len}
         return asyncio.run(
@@ -117,9 +117,11 @@ def told_by(run: RunRecords) -> Told:
     for event in run.events:
         match event:
             case Committed():
-                receipts[event.receipt.ordinal] = event.receipt
+                receipts[event.receipt.prompt_index] = event.receipt
             case StepApplied():
-                told.rewards.append([receipts[each].rewards for each in sorted(event.ordinals)])
+                told.rewards.append(
+                    [receipts[each].rewards for each in sorted(event.prompt_indices)]
+                )
             case Released():
                 told.releases.append(event.digest)
             case _:

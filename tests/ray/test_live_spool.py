@@ -41,7 +41,7 @@ def _kept(records: RunRecords) -> int:
     held = before.ready.keys() | before.training.keys()
     for event in records.events[second:]:
         if isinstance(event, Dispatched):
-            assert event.ordinal not in held
+            assert event.prompt_index not in held
         assert not (isinstance(event, Returned) and event.reason == "payload_lost")
     return len(held)
 

@@ -36,11 +36,13 @@ def test_one_bad_engine_of_eight_is_retired_and_costs_no_prompt(reason: str) -> 
 
 def test_a_retry_goes_to_another_engine_when_one_serves() -> None:
     world = World(engines=3)
-    world.rollouts.faults = {ordinal: [aborted_generation(ordinal)] for ordinal in range(40)}
+    world.rollouts.faults = {
+        prompt_index: [aborted_generation(prompt_index)] for prompt_index in range(40)
+    }
     play(world)
     engines = dict[int, list[str]]()
     for event in world.events(Dispatched):
-        engines.setdefault(event.ordinal, []).append(event.engine)
+        engines.setdefault(event.prompt_index, []).append(event.engine)
     retried = [names for names in engines.values() if len(names) > 1]
     assert len(retried) == 40
     assert all(names[0] != names[1] for names in retried)
@@ -48,7 +50,9 @@ def test_a_retry_goes_to_another_engine_when_one_serves() -> None:
 
 def test_a_retry_goes_to_the_same_engine_when_no_other_one_serves() -> None:
     world = World(engines=1)
-    world.rollouts.faults = {ordinal: [aborted_generation(ordinal)] for ordinal in range(0, 40, 9)}
+    world.rollouts.faults = {
+        prompt_index: [aborted_generation(prompt_index)] for prompt_index in range(0, 40, 9)
+    }
     play(world)
     assert len(world.trained) == 40
 
@@ -56,17 +60,17 @@ def test_a_retry_goes_to_the_same_engine_when_no_other_one_serves() -> None:
 def test_a_failure_of_the_environment_is_not_held_against_the_engine() -> None:
     world = World({"generator": {"request_strikes": 1}})
     world.rollouts.faults = {
-        ordinal: [
+        prompt_index: [
             RolloutFailed(
                 FailureKind.INFRASTRUCTURE,
-                ordinal,
+                prompt_index,
                 1,
                 "sandbox_unavailable",
                 "503",
                 FailureSource.ENVIRONMENT,
             )
         ]
-        for ordinal in range(20)
+        for prompt_index in range(20)
     }
     play(world)
     assert [engine.restarts for engine in world.generators.values()] == [0, 0]

@@ -53,10 +53,12 @@ def test_what_a_cancelled_rollout_still_says_is_not_taken_for_the_next_attempt(
     play(world)
     world.assert_books_agree()
     cancelled = [each for each in world.events(Returned) if each.kind == "cancelled"]
-    assert 2 in {each.ordinal for each in cancelled}
+    assert 2 in {each.prompt_index for each in cancelled}
     assert {each.reason for each in world.events(Returned)} == {"stale"}, "none of them failed"
-    committed = {(each.receipt.ordinal, each.receipt.attempt) for each in world.events(Committed)}
-    assert committed.isdisjoint((each.ordinal, each.attempt) for each in cancelled)
+    committed = {
+        (each.receipt.prompt_index, each.receipt.attempt) for each in world.events(Committed)
+    }
+    assert committed.isdisjoint((each.prompt_index, each.attempt) for each in cancelled)
     assert all(engine.outstanding == 0 for engine in world.built.state.fleet.engines.values())
     assert rollouts.running == 0
 
@@ -66,7 +68,7 @@ def test_a_rollout_that_is_late_and_fails_its_clean_up_is_late() -> None:
     use_rollouts(world, FailsItsCleanUp(world.generators, slow={5: 25.0}))
     error, _ = outcome(world)
     assert error is not None and "waited for a worker" in str(error), "deadline by deadline"
-    reasons = Counter(each.reason for each in world.events(Returned) if each.ordinal == 5)
+    reasons = Counter(each.reason for each in world.events(Returned) if each.prompt_index == 5)
     assert reasons.keys() == {"deadline"}
 
 
@@ -108,7 +110,7 @@ def test_a_policy_that_drops_what_is_late_does_not_roll_it_out_again() -> None:
     assert stale and all(each.filtered for each in stale), "as asked, so within no budget"
     cancelled = [each for each in world.events(Returned) if each.kind == "cancelled"]
     assert not cancelled
-    attempts = Counter(ordinal for ordinal, _ in world.rollouts.started)
+    attempts = Counter(prompt_index for prompt_index, _ in world.rollouts.started)
     assert max(attempts.values()) == 1
 
 
@@ -147,7 +149,7 @@ def test_a_prompt_longer_than_the_window_is_given_up_after_one_attempt() -> None
     world.rollouts.slow = {**dict.fromkeys(range(1000), 1.0), 5: 15.0}
     play(world)
     assert 5 not in world.trained
-    assert 5 in {each.ordinal for each in world.events(Dropped)}
+    assert 5 in {each.prompt_index for each in world.events(Dropped)}
 
 
 def test_what_was_evicted_and_what_was_cancelled_is_counted_in_the_metrics() -> None:

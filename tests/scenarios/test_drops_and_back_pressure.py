@@ -33,9 +33,12 @@ from tests.support.world import World
 FLAT = {"rewards": (1.0, 1.0)}
 
 
-def bad(*ordinals: int) -> dict[int, list[Exception]]:
+def bad(*prompt_indices: int) -> dict[int, list[Exception]]:
     """Failures that use up the attempts of these prompts."""
-    return {ordinal: [reward_failure(ordinal) for _ in range(2)] for ordinal in ordinals}
+    return {
+        prompt_index: [reward_failure(prompt_index) for _ in range(2)]
+        for prompt_index in prompt_indices
+    }
 
 
 # --- drops -----------------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def test_a_group_in_its_back_off_holds_no_permit(name: str) -> None:
     events = world.journal.events
     failed = next(at for at, event in enumerate(events) if isinstance(event, Returned))
     after = next(event for event in events[failed:] if isinstance(event, Dispatched))
-    assert len(world.trained) == 40 and after.ordinal != 1
+    assert len(world.trained) == 40 and after.prompt_index != 1
 
 
 @dataclass
@@ -194,7 +197,7 @@ def test_the_end_of_the_prompts_is_found_again_after_resumes(
     world.rollouts.faults = bad(*lost)
     end = dice.choice([Stop(), Abort("test")])
     outcome(world, (dice.uniform(3, 20), lambda: world.built.control(end)))
-    gone = {each.ordinal for each in world.events(Dropped)}
+    gone = {each.prompt_index for each in world.events(Dropped)}
     for incarnation in (2, 3):
         if dice.random() < 0.4:
             world.trainer.die()
@@ -204,7 +207,7 @@ def test_the_end_of_the_prompts_is_found_again_after_resumes(
         world.rollouts.faults = bad(*(each for each in lost if each not in gone))
         stops = [(dice.uniform(1, 10), partial(stop, world))] if incarnation == 2 else []
         play(world, *stops)
-        gone |= {each.ordinal for each in world.events(Dropped)}
+        gone |= {each.prompt_index for each in world.events(Dropped)}
     assert sorted(world.trained) == [each for each in range(count) if each not in gone]
     assert gone <= set(lost)
 
@@ -217,10 +220,10 @@ def stop(world: World) -> None:
 class BrokenPrompts(FakePrompts):
     """Prompts whose file cannot be read from some row on."""
 
-    def prompt(self, ordinal: int) -> Prompt | None:
-        if ordinal == 17:
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        if prompt_index == 17:
             raise OSError("disk gone")
-        return super().prompt(ordinal)
+        return super().prompt(prompt_index)
 
 
 def test_a_prompt_source_that_raises_ends_the_run_with_its_error() -> None:

@@ -53,10 +53,12 @@ def drawn_world(rng: random.Random) -> World:
         prompts=FakePrompts(rng.choice([None, 21, 32])),
         scored=FakePrompts(),
     )
-    world.rollouts.slow = {ordinal: rng.choice([0.2, 1.0, 6.0]) for ordinal in range(300)}
-    for ordinal in rng.sample(range(60), 12):
+    world.rollouts.slow = {prompt_index: rng.choice([0.2, 1.0, 6.0]) for prompt_index in range(300)}
+    for prompt_index in rng.sample(range(60), 12):
         failure = rng.choice([reward_failure, aborted_generation])
-        world.rollouts.faults[ordinal] = [failure(ordinal) for _ in range(rng.choice([1, 2]))]
+        world.rollouts.faults[prompt_index] = [
+            failure(prompt_index) for _ in range(rng.choice([1, 2]))
+        ]
     return world
 
 

@@ -31,7 +31,12 @@ class OutOfService(FakeRollouts):
             await asyncio.sleep(0.1)
             source = FailureSource.ENVIRONMENT
             raise RolloutFailed(
-                self.kind, task.ordinal, task.attempt, self.reason, "the service is down", source
+                self.kind,
+                task.prompt_index,
+                task.attempt,
+                self.reason,
+                "the service is down",
+                source,
             )
         return await super().rollout(fence, task)
 
@@ -56,7 +61,7 @@ def test_trials_during_an_outage_cost_no_prompt_its_retries(name: str) -> None:
     world.assert_books_agree()
     assert len(world.trained) == 160
     assert not world.built.state.ledger.totals.dropped
-    outages = [event.ordinal for event in world.events(Returned) if event.kind == "outage"]
+    outages = [event.prompt_index for event in world.events(Returned) if event.kind == "outage"]
     assert len(set(outages)) > 2, "one prompt after another is tried"
 
 
@@ -67,7 +72,7 @@ def test_a_prompt_that_fails_by_itself_does_not_hold_up_what_follows_an_outage()
     world.rollouts.faults = {0: [bad] * 100}
     play(world)
     world.assert_books_agree()
-    assert [event.ordinal for event in world.events(Dropped)] == [0]
+    assert [event.prompt_index for event in world.events(Dropped)] == [0]
     assert len(world.trained) == 40
 
 

@@ -28,7 +28,9 @@ def test_a_prompt_that_always_hangs_is_dropped_within_the_budget(name: str) -> N
     play(world)
     world.assert_books_agree()
     assert len(world.trained) == 40
-    assert [(event.ordinal, event.reason) for event in world.events(Dropped)] == [(6, "deadline")]
+    assert [(event.prompt_index, event.reason) for event in world.events(Dropped)] == [
+        (6, "deadline")
+    ]
 
 
 def test_a_prompt_that_kills_its_engine_is_dropped_within_the_budget() -> None:
@@ -78,7 +80,7 @@ def test_a_resumed_run_with_a_budget_gets_past_the_prompt_that_ended_it() -> Non
     play(world)
     world.assert_books_agree()
     later = world.events(Dispatched)[len(before.events(Dispatched)) :]
-    assert [event.attempt for event in later if event.ordinal == 6] == [10]
+    assert [event.attempt for event in later if event.prompt_index == 6] == [10]
 
 
 def test_the_next_controller_knows_how_many_prompts_were_dropped_before() -> None:
@@ -87,7 +89,7 @@ def test_the_next_controller_knows_how_many_prompts_were_dropped_before() -> Non
     before = World(config)
     use_rollouts(before, PoisonedRollouts(before.generators, hangs=(6,)))
     play(before, (70.0, lambda: before.built.control(Stop())))
-    assert [event.ordinal for event in before.events(Dropped)] == [6]
+    assert [event.prompt_index for event in before.events(Dropped)] == [6]
     world = next_incarnation(before, config)
     drawn = world.ledger.totals.drawn if world.ledger else 0
     use_rollouts(world, PoisonedRollouts(world.generators, hangs=(drawn + 2,)))

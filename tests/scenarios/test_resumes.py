@@ -105,7 +105,7 @@ def test_restored_groups_are_topped_up_never_doubled(name: str, kept: int) -> No
     world.assert_books_agree()
     assert [len(step) for step in world.trainer.steps] == [4] * 30
     fresh = world.journal.events[len(before.journal.events) :]
-    again = {each.ordinal for each in fresh if isinstance(each, Dispatched)}
+    again = {each.prompt_index for each in fresh if isinstance(each, Dispatched)}
     assert not (again & keep) or name == "windowed", "what was kept is not rolled out again"
 
 
@@ -214,12 +214,12 @@ def test_a_dropped_prompt_is_not_drawn_again_by_the_next_incarnation() -> None:
     }
     before = World({"sampler": sampler, "steps": 6})
     play(before)
-    dropped = {each.ordinal for each in before.events(Dropped)}
+    dropped = {each.prompt_index for each in before.events(Dropped)}
     assert dropped
     world = next_incarnation(before, {"sampler": sampler, "steps": 12})
     play(world)
     assert not dropped & set(world.trained)
-    assert not dropped & {ordinal for ordinal, _ in world.rollouts.started}
+    assert not dropped & {prompt_index for prompt_index, _ in world.rollouts.started}
 
 
 # --- other sampling settings -----------------------------------------------------------------------
@@ -248,7 +248,9 @@ def test_groups_sampled_under_other_settings_are_rolled_out_again(
     world = next_incarnation(before, {"generator": generator}, payloads=SurvivingPayloads())
     play(world)
     world.assert_books_agree()
-    again = {each.ordinal for each in world.events(Returned) if each.reason == "other_sampling"}
+    again = {
+        each.prompt_index for each in world.events(Returned) if each.reason == "other_sampling"
+    }
     assert again == ready
     asked = {each.receipt.sampling for each in world.events(Committed)}
     assert len(asked) == 2, "what was trained last was sampled under the new settings"
@@ -262,4 +264,4 @@ def test_groups_sampled_under_the_same_settings_are_trained_as_they_are() -> Non
     world = next_incarnation(before, {}, payloads=SurvivingPayloads())
     play(world)
     fresh = world.journal.events[len(before.journal.events) :]
-    assert ready.isdisjoint(each.ordinal for each in fresh if isinstance(each, Dispatched))
+    assert ready.isdisjoint(each.prompt_index for each in fresh if isinstance(each, Dispatched))

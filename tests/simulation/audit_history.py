@@ -114,20 +114,20 @@ class History:
     # --- groups ----------------------------------------------------------------------------------
 
     def admit(self) -> int:
-        ordinal = self.drawn
-        self.journal.append(Admitted(ordinal, ANY_STEP))
+        prompt_index = self.drawn
+        self.journal.append(Admitted(prompt_index, ANY_STEP))
         self.drawn += 1
-        return ordinal
+        return prompt_index
 
-    def dispatch(self, ordinal: int) -> None:
-        attempt = self.group_attempts[ordinal] = self.group_attempts.get(ordinal, 0) + 1
-        self.journal.append(Dispatched(ordinal, attempt, ENGINE, self.serving))
+    def dispatch(self, prompt_index: int) -> None:
+        attempt = self.group_attempts[prompt_index] = self.group_attempts.get(prompt_index, 0) + 1
+        self.journal.append(Dispatched(prompt_index, attempt, ENGINE, self.serving))
 
-    def generate(self, ordinal: int) -> None:
+    def generate(self, prompt_index: int) -> None:
         spans = (((self.serving, 3),),) * SAMPLES
         receipt = Receipt(
-            ordinal=ordinal,
-            attempt=self.group_attempts[ordinal],
+            prompt_index=prompt_index,
+            attempt=self.group_attempts[prompt_index],
             engine=ENGINE,
             engine_incarnation=self.engine_life,
             rewards=(0.0, 1.0),
@@ -139,32 +139,32 @@ class History:
             columns=("response_ids",),
             payload_bytes=50,
         )
-        self.receipts[ordinal] = receipt
+        self.receipts[prompt_index] = receipt
         self.records.append(
-            Generated(0.0, ordinal, receipt.attempt, ENGINE, self.engine_life, spans)
+            Generated(0.0, prompt_index, receipt.attempt, ENGINE, self.engine_life, spans)
         )
 
-    def commit(self, ordinal: int) -> None:
-        self.journal.append(Committed(self.receipts[ordinal]))
+    def commit(self, prompt_index: int) -> None:
+        self.journal.append(Committed(self.receipts[prompt_index]))
 
     def ready(self, count: int = GROUPS_PER_STEP) -> list[int]:
         """Fresh groups, admitted to committed."""
-        ordinals = [self.admit() for _ in range(count)]
-        self.roll_out(ordinals)
-        return ordinals
+        prompt_indices = [self.admit() for _ in range(count)]
+        self.roll_out(prompt_indices)
+        return prompt_indices
 
-    def roll_out(self, ordinals: Iterable[int]) -> None:
-        for ordinal in ordinals:
-            self.dispatch(ordinal)
-            self.generate(ordinal)
-            self.commit(ordinal)
+    def roll_out(self, prompt_indices: Iterable[int]) -> None:
+        for prompt_index in prompt_indices:
+            self.dispatch(prompt_index)
+            self.generate(prompt_index)
+            self.commit(prompt_index)
 
-    def give_back(self, ordinal: int, kind: str = "infrastructure") -> None:
-        attempt = self.group_attempts[ordinal]
-        self.journal.append(Returned(ordinal, attempt, kind, "engine_lost"))
+    def give_back(self, prompt_index: int, kind: str = "infrastructure") -> None:
+        attempt = self.group_attempts[prompt_index]
+        self.journal.append(Returned(prompt_index, attempt, kind, "engine_lost"))
 
-    def drop(self, ordinal: int, reason: str = "reward_raised", **facts: Any) -> None:
-        self.journal.append(Dropped(ordinal, reason, facts.pop("shrinks", 0), **facts))
+    def drop(self, prompt_index: int, reason: str = "reward_raised", **facts: Any) -> None:
+        self.journal.append(Dropped(prompt_index, reason, facts.pop("shrinks", 0), **facts))
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -172,12 +172,12 @@ class History:
     def key(self) -> tuple[int, int]:
         return self.version + 1, self.attempts
 
-    def claim(self, ordinals: Iterable[int]) -> None:
+    def claim(self, prompt_indices: Iterable[int]) -> None:
         if not self.claimed:
             self.attempts += 1
-        ordinals = tuple(ordinals)
-        self.claimed += ordinals
-        self.journal.append(Claimed(*self.key, ordinals))
+        prompt_indices = tuple(prompt_indices)
+        self.claimed += prompt_indices
+        self.journal.append(Claimed(*self.key, prompt_indices))
 
     def unclaim(self) -> None:
         self.journal.append(Unclaimed(*self.key))
@@ -188,7 +188,7 @@ class History:
 
     def trainer_applies(self) -> None:
         made = self.version + 1
-        receipts = [self.receipts[ordinal] for ordinal in self.claimed]
+        receipts = [self.receipts[prompt_index] for prompt_index in self.claimed]
         self.digests[made] = digest_of(made, self.lineage)
         self.records.append(
             TrainerApplied(
@@ -197,7 +197,7 @@ class History:
                 step=made,
                 attempt=self.attempts,
                 version=made,
-                ordinals=tuple(self.claimed),
+                prompt_indices=tuple(self.claimed),
                 attempts=tuple(receipt.attempt for receipt in receipts),
                 oldest=tuple(receipt.oldest_version for receipt in receipts),
                 newest=tuple(receipt.newest_version for receipt in receipts),
@@ -207,8 +207,8 @@ class History:
         )
 
     def book_applied(self) -> None:
-        ordinals = tuple(self.claimed)
-        self.journal.append(StepApplied(*self.key, self.version + 1, ordinals, self.drawn))
+        prompt_indices = tuple(self.claimed)
+        self.journal.append(StepApplied(*self.key, self.version + 1, prompt_indices, self.drawn))
         self.version += 1
         self.claimed = []
 
@@ -216,9 +216,9 @@ class History:
         self.journal.append(StepRefused(*self.key, reason))
         self.claimed = []
 
-    def train(self, ordinals: Iterable[int]) -> None:
+    def train(self, prompt_indices: Iterable[int]) -> None:
         """A whole step."""
-        self.claim(ordinals)
+        self.claim(prompt_indices)
         self.intend()
         self.trainer_applies()
         self.book_applied()

@@ -28,10 +28,10 @@ _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one applied step trained; groups in the order of their ordinals."""
+    """What one applied step trained; groups in the order of their prompt indices."""
 
     version: int  # it made
-    ordinals: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
     rewards: tuple[tuple[float, ...], ...]
     spans: tuple[tuple[VersionSpans, ...], ...]  # which weights the tokens come from
     digest: str  # of the weights after it
@@ -52,7 +52,7 @@ def reference(
     Args:
         config: The run.
         prompts: Rows of the source; None: endless.
-        failures: Attempts that fail for their data, by ordinal; 0 where it is not named.
+        failures: Attempts that fail for their data, by prompt index; 0 where it is not named.
         refusals: Times the optimizer does not apply a step, by step.
     """
     source = _Source(config, prompts, failures)
@@ -70,7 +70,7 @@ def reference(
         steps.append(
             Step(
                 step,
-                tuple(group.task.ordinal for group in groups),
+                tuple(group.task.prompt_index for group in groups),
                 tuple(group.rewards for group in groups),
                 tuple(_sampled_at(step - 1, group) for group in groups),
                 digest,
@@ -84,7 +84,9 @@ class _Source:
 
     def __init__(self, config: RunConfig, count: int | None, failures: Mapping[int, int]) -> None:
         self._config, self._failures = config, failures
-        self._ordinals: Iterator[int] = itertools.count() if count is None else iter(range(count))
+        self._prompt_indices: Iterator[int] = (
+            itertools.count() if count is None else iter(range(count))
+        )
 
     def next(self) -> tuple[Content | None, bool]:
         """The group, or None; whether it was its data that failed.
@@ -92,12 +94,12 @@ class _Source:
         Raises:
             StopIteration: There is no further prompt.
         """
-        config, ordinal = self._config, next(self._ordinals)
-        if self._failures.get(ordinal, 0) > config.rollout.data_retries:
+        config, prompt_index = self._config, next(self._prompt_indices)
+        if self._failures.get(prompt_index, 0) > config.rollout.data_retries:
             return None, True
-        seed = group_seed(config.seed, ordinal)
+        seed = group_seed(config.seed, prompt_index)
         task = RolloutTask(
-            prompt=Prompt(ordinal, 0, ordinal, {}),
+            prompt=Prompt(prompt_index, 0, prompt_index, {}),
             attempt=1,
             samples=config.samples_per_group,
             engine="",
@@ -144,7 +146,7 @@ class _Batch:
 
 def _trained(digest: str, groups: list[Content]) -> str:
     """The weights after a step, by the rule of the fake trainer."""
-    content = [(group.task.ordinal, group.task.seed) for group in groups]
+    content = [(group.task.prompt_index, group.task.seed) for group in groups]
     return hashlib.blake2b(f"{digest}{content}".encode(), digest_size=8).hexdigest()
 
 
@@ -161,9 +163,11 @@ def steps_of(result: EpisodeResult) -> list[Step]:
     for event in result.journal:
         match event:
             case Committed():
-                receipts[event.receipt.ordinal] = event.receipt
+                receipts[event.receipt.prompt_index] = event.receipt
             case StepApplied():
-                applied[event.version] = [receipts[ordinal] for ordinal in sorted(event.ordinals)]
+                applied[event.version] = [
+                    receipts[prompt_index] for prompt_index in sorted(event.prompt_indices)
+                ]
             case Rewound():
                 applied = {made: held for made, held in applied.items() if made <= event.to_version}
             case _:
@@ -177,7 +181,7 @@ def steps_of(result: EpisodeResult) -> list[Step]:
     return [
         Step(
             version,
-            tuple(receipt.ordinal for receipt in groups),
+            tuple(receipt.prompt_index for receipt in groups),
             tuple(receipt.rewards for receipt in groups),
             tuple(tuple(map(_merged, receipt.version_spans)) for receipt in groups),
             digests[version],
@@ -193,9 +197,9 @@ def _merged(spans: VersionSpans) -> VersionSpans:
 
 
 def data_failures(result: EpisodeResult) -> dict[int, int]:
-    """Attempts that failed for their data, by ordinal."""
+    """Attempts that failed for their data, by prompt index."""
     failed = dict[int, int]()
     for event in result.journal:
         if isinstance(event, Returned) and event.kind == "data":
-            failed[event.ordinal] = failed.get(event.ordinal, 0) + 1
+            failed[event.prompt_index] = failed.get(event.prompt_index, 0) + 1
     return failed

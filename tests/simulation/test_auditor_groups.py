@@ -55,7 +55,7 @@ def test_failed_retried_and_recovered_groups_are_legal() -> None:
     assert killed(history).audit() == []
 
 
-def test_an_ordinal_that_is_skipped_breaks_conservation() -> None:
+def test_an_prompt_index_that_is_skipped_breaks_conservation() -> None:
     history = started()
     history.journal.append(Admitted(3, -1))
     assert broken(killed(history)) == {"I1"}
@@ -63,38 +63,38 @@ def test_an_ordinal_that_is_skipped_breaks_conservation() -> None:
 
 def test_a_dispatch_of_a_group_in_flight_breaks_conservation() -> None:
     history = started()
-    ordinal = history.admit()
-    history.dispatch(ordinal)
-    history.dispatch(ordinal)
+    prompt_index = history.admit()
+    history.dispatch(prompt_index)
+    history.dispatch(prompt_index)
     assert broken(killed(history)) == {"I1"}
 
 
 def test_a_commit_of_an_older_attempt_breaks_conservation() -> None:
     history = started()
-    ordinal = history.admit()
-    history.dispatch(ordinal)
-    history.generate(ordinal)
-    history.give_back(ordinal)
-    history.dispatch(ordinal)
-    history.commit(ordinal)
+    prompt_index = history.admit()
+    history.dispatch(prompt_index)
+    history.generate(prompt_index)
+    history.give_back(prompt_index)
+    history.dispatch(prompt_index)
+    history.commit(prompt_index)
     assert broken(killed(history)) == {"I1"}
 
 
 def test_a_commit_of_what_a_former_controller_sent_out_breaks_conservation() -> None:
     history = started()
-    ordinal = history.admit()
-    history.dispatch(ordinal)
-    history.generate(ordinal)
+    prompt_index = history.admit()
+    history.dispatch(prompt_index)
+    history.generate(prompt_index)
     history.open()
     history.sync()
-    history.commit(ordinal)
+    history.commit(prompt_index)
     assert broken(killed(history)) == {"I1"}
 
 
 def test_a_claim_of_a_group_that_is_not_ready_breaks_conservation() -> None:
     history = started()
-    ordinal = history.admit()
-    history.claim((ordinal,))
+    prompt_index = history.admit()
+    history.claim((prompt_index,))
     assert broken(killed(history)) == {"I1"}
 
 
@@ -108,7 +108,7 @@ def test_a_claim_of_a_trained_group_trains_it_twice() -> None:
 def test_a_step_applied_with_other_groups_than_claimed_breaks_conservation() -> None:
     history = started()
     history.train(history.ready())
-    history.change(StepApplied, ordinals=(1, 0))
+    history.change(StepApplied, prompt_indices=(1, 0))
     assert broken(killed(history)) == {"I1"}
 
 
@@ -121,10 +121,10 @@ def test_a_frontier_that_is_not_what_was_drawn_breaks_conservation() -> None:
 
 def test_an_unclaimed_group_is_ready_again() -> None:
     history = started()
-    ordinals = history.ready()
-    history.claim(ordinals)
+    prompt_indices = history.ready()
+    history.claim(prompt_indices)
     history.unclaim()
-    history.train(ordinals)
+    history.train(prompt_indices)
     assert killed(history).audit() == []
 
 
@@ -215,8 +215,8 @@ def test_a_token_of_a_version_not_made_yet_breaks_staleness() -> None:
 
 def test_more_in_flight_than_asked_breaks_permits() -> None:
     history = started(rollout={"max_in_flight": 1})
-    for ordinal in (history.admit(), history.admit()):
-        history.dispatch(ordinal)
+    for prompt_index in (history.admit(), history.admit()):
+        history.dispatch(prompt_index)
     history.end("aborted")
     history.change(PermitsUsed, in_flight=1)
     assert broken(history) == {"I8"}
@@ -262,17 +262,17 @@ def test_a_rollout_that_outlives_the_run_is_a_leak() -> None:
 
 def test_a_group_returns_for_a_known_kind_of_reason_only() -> None:
     history = started()
-    ordinal = history.admit()
-    history.dispatch(ordinal)
-    history.give_back(ordinal, "mood")
+    prompt_index = history.admit()
+    history.dispatch(prompt_index)
+    history.give_back(prompt_index, "mood")
     assert broken(killed(history)) == {"I1"}
 
 
 def test_a_return_of_another_attempt_breaks_conservation() -> None:
     history = started()
-    ordinal = history.admit()
-    history.dispatch(ordinal)
-    history.give_back(ordinal)
+    prompt_index = history.admit()
+    history.dispatch(prompt_index)
+    history.give_back(prompt_index)
     history.change(Returned, attempt=9)
     assert broken(killed(history)) == {"I1"}
 

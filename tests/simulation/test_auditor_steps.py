@@ -80,14 +80,14 @@ def test_a_step_whose_record_was_lost_may_be_adopted_by_the_next_life() -> None:
 
 def test_a_step_whose_record_was_lost_may_not_be_trained_again() -> None:
     history = started(steps=1)
-    ordinals = history.ready()
-    history.claim(ordinals)
+    prompt_indices = history.ready()
+    history.claim(prompt_indices)
     history.intend()
     history.trainer_applies()
     history.open()
     history.sync()
     history.unclaim()
-    history.claim(ordinals)
+    history.claim(prompt_indices)
     history.intend()
     history.trainer_applies()
     assert "I2" in broken(killed(history))
@@ -114,13 +114,13 @@ def test_a_group_trained_twice_by_the_trainers_own_word_is_found() -> None:
     history = started()
     history.step()
     history.train(history.ready())
-    history.change(TrainerApplied, ordinals=(0, 3))
+    history.change(TrainerApplied, prompt_indices=(0, 3))
     assert "I2" in broken(killed(history))
 
 
 def test_another_set_of_groups_than_the_trainer_says_is_found() -> None:
     history = whole_run()
-    history.change(TrainerApplied, ordinals=(4, 6))
+    history.change(TrainerApplied, prompt_indices=(4, 6))
     assert {"I2", "I7"} == broken(history)
 
 

@@ -109,16 +109,16 @@ def problem_of(result: EpisodeResult) -> str:
 # --- in order ----------------------------------------------------------------------------------------
 
 
-def ordinals_of(steps: list[Step]) -> list[tuple[int, ...]]:
-    return [step.ordinals for step in steps]
+def prompt_indices_of(steps: list[Step]) -> list[tuple[int, ...]]:
+    return [step.prompt_indices for step in steps]
 
 
 def differences(plan: EpisodePlan, crash_points: Iterable[Sequence[Strike]]) -> dict[int, str]:
     """What is wrong, or other than without a crash, by the record of the first one."""
     whole = crashed(plan)
     expected = reference(plan.config)
-    assert (ordinals_of(steps_of(whole)), whole.weights) == (
-        ordinals_of(expected),
+    assert (prompt_indices_of(steps_of(whole)), whole.weights) == (
+        prompt_indices_of(expected),
         expected[-1].digest,
     )
     found = dict[int, str]()
@@ -127,7 +127,7 @@ def differences(plan: EpisodePlan, crash_points: Iterable[Sequence[Strike]]) -> 
         problem = problem_of(result)
         if result.fired != [strike.action for strike in strikes]:
             problem += f" what fired is {result.fired}"
-        if ordinals_of(steps_of(result)) != ordinals_of(expected):
+        if prompt_indices_of(steps_of(result)) != prompt_indices_of(expected):
             problem += " other steps"
         if result.weights != whole.weights:
             problem += " other weights"
@@ -185,8 +185,8 @@ def test_out_of_order_a_crash_loses_no_prompt_and_breaks_no_invariant(
     found = dict[int, str]()
     for record in records_of(plan, every):
         result = crashed(plan, Strike(crash, at_record=record))
-        trained = sorted(itertools.chain(*ordinals_of(steps_of(result))))
-        drawn = sorted(each.ordinal for each in result.journal if isinstance(each, Admitted))
+        trained = sorted(itertools.chain(*prompt_indices_of(steps_of(result))))
+        drawn = sorted(each.prompt_index for each in result.journal if isinstance(each, Admitted))
         problem = problem_of(result)
         if not trained == drawn == list(range(prompts)):
             problem += f" trained {trained}, drawn {drawn}"
@@ -201,7 +201,7 @@ def test_out_of_order_a_crash_loses_no_prompt_and_breaks_no_invariant(
 def books(ledger: Ledger) -> dict[str, Any]:
     """All of it; the order of groups where order matters."""
     whole = msgspec.to_builtins(ledger.snapshot())
-    whole["groups"] = {group["ordinal"]: group for group in whole["groups"]}
+    whole["groups"] = {group["prompt_index"]: group for group in whole["groups"]}
     return {**whole, "ready": list(ledger.ready), "training": list(ledger.training)}
 
 

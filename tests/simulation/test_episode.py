@@ -49,7 +49,7 @@ def trained(result: EpisodeResult) -> list[tuple[int, ...]]:
     steps: dict[int, tuple[int, ...]] = {}
     for event in result.journal:
         if isinstance(event, StepApplied):
-            steps[event.version] = tuple(sorted(event.ordinals))
+            steps[event.version] = tuple(sorted(event.prompt_indices))
     return [steps[version] for version in sorted(steps)]
 
 

@@ -57,11 +57,11 @@ def ends_of(result: EpisodeResult) -> tuple[set[int], set[int]]:
     for event in events[second:]:
         match event:
             case Dispatched():
-                again.add(event.ordinal)
+                again.add(event.prompt_index)
             case Returned(reason="payload_lost"):
-                lost.add(event.ordinal)
+                lost.add(event.prompt_index)
             case StepApplied():
-                trained |= set(event.ordinals) - again
+                trained |= set(event.prompt_indices) - again
             case _:
                 pass
     return waiting & trained, lost

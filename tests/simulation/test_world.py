@@ -88,10 +88,10 @@ class Stage:
     async def train(self, step: int, attempt: int, chunks: list[list[int]]) -> None:
         key = StepKey(step, attempt, 0)
         await self.trainer.begin_train_step(FENCE, key, LossSpec())
-        for ordinals in chunks:
+        for prompt_indices in chunks:
             key = key.next()
-            payloads = tuple((SimulatedPayload(o, 1, 1, o * 7, 0, 0, ""),) for o in ordinals)
-            await self.trainer.train_microbatch(FENCE, key, Chunk(tuple(ordinals), payloads))
+            payloads = tuple((SimulatedPayload(o, 1, 1, o * 7, 0, 0, ""),) for o in prompt_indices)
+            await self.trainer.train_microbatch(FENCE, key, Chunk(tuple(prompt_indices), payloads))
         await self.trainer.finish_train_step(FENCE, key.next())
 
 
@@ -108,8 +108,10 @@ def play(main: Callable[[Stage], Awaitable[T]], *actions: str) -> T:
         loop.close()
 
 
-def task(ordinal: int = 5, attempt: int = 1) -> RolloutTask:
-    return RolloutTask(Prompt(ordinal, 0, ordinal, {}), attempt, 3, "generator-0", 99, 60.0)
+def task(prompt_index: int = 5, attempt: int = 1) -> RolloutTask:
+    return RolloutTask(
+        Prompt(prompt_index, 0, prompt_index, {}), attempt, 3, "generator-0", 99, 60.0
+    )
 
 
 # --- engines and workers ---------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def test_the_trainer_tells_for_itself_what_it_trained() -> None:
     async def main(stage: Stage) -> Any:
         await stage.train(1, 1, [[3, 1], [2]])
         (applied,) = stage.of(TrainerApplied)
-        assert (applied.step, applied.version, applied.ordinals) == (1, 1, (3, 1, 2))
+        assert (applied.step, applied.version, applied.prompt_indices) == (1, 1, (3, 1, 2))
 
     play(main)
 

@@ -43,8 +43,10 @@ class CharTokenizer:
         return self.encode(turns + "assistant:" * add_generation_prompt)
 
 
-def task(data: dict[str, Any] | None = None, *, samples: int = 2, ordinal: int = 7) -> RolloutTask:
-    prompt = Prompt(ordinal, 0, ordinal, data or {"prompt": "3+4=", "answer": 7})
+def task(
+    data: dict[str, Any] | None = None, *, samples: int = 2, prompt_index: int = 7
+) -> RolloutTask:
+    prompt = Prompt(prompt_index, 0, prompt_index, data or {"prompt": "3+4=", "answer": 7})
     return RolloutTask(prompt, 1, samples, "engine-0", 11, 60.0)
 
 

@@ -44,10 +44,10 @@ class FakePrompts:
 
     count: int | None = None
 
-    def prompt(self, ordinal: int) -> Prompt | None:
-        if self.count is not None and ordinal >= self.count:
+    def prompt(self, prompt_index: int) -> Prompt | None:
+        if self.count is not None and prompt_index >= self.count:
             return None
-        return Prompt(ordinal, 0, ordinal, {})
+        return Prompt(prompt_index, 0, prompt_index, {})
 
 
 @dataclass
@@ -161,7 +161,7 @@ class FakeGenerator:
 
 @dataclass
 class FakeRollouts:
-    """Environment workers on fake engines. ``faults[ordinal]`` are raised in turn, one an attempt."""
+    """Environment workers on fake engines. ``faults[prompt_index]`` are raised in turn, one per attempt."""
 
     engines: Mapping[str, FakeGenerator]
     rollout_s: float = 1.0
@@ -187,12 +187,12 @@ class FakeRollouts:
         if engine.version is None:
             assert engine.life > 1, "dispatched to an engine that never had weights"
             raise infrastructure(task, "engine_unavailable")
-        self.started.append((task.ordinal, task.attempt))
+        self.started.append((task.prompt_index, task.attempt))
         first, life = engine.version, engine.life
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
-            took = self.slow.get(task.ordinal, self.rollout_s * (1 + task.ordinal % 3))
+            took = self.slow.get(task.prompt_index, self.rollout_s * (1 + task.prompt_index % 3))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(took):
                     await replaced.wait()
@@ -203,10 +203,10 @@ class FakeRollouts:
             raise infrastructure(task, "engine_lost")
         if engine.broken:
             raise infrastructure(task, "engine_unavailable")
-        if faults := self.faults.get(task.ordinal):
+        if faults := self.faults.get(task.prompt_index):
             raise faults.pop(0)
         receipt = make_receipt(task, first, engine)
-        return msgspec.structs.replace(receipt, **self.forged.get(task.ordinal, {})), object()
+        return msgspec.structs.replace(receipt, **self.forged.get(task.prompt_index, {})), object()
 
     async def close(self) -> None:
         self.closed = True
@@ -215,7 +215,7 @@ class FakeRollouts:
 def infrastructure(task: RolloutTask, reason: str) -> RolloutFailed:
     """The engine of this task cannot go on with it; another one may."""
     return RolloutFailed(
-        FailureKind.INFRASTRUCTURE, task.ordinal, task.attempt, reason, task.engine
+        FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, reason, task.engine
     )
 
 
@@ -223,7 +223,7 @@ def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Rece
     """An honest receipt: half the samples right, two tokens each, all of one version."""
     n = task.samples
     return Receipt(
-        ordinal=task.ordinal,
+        prompt_index=task.prompt_index,
         attempt=task.attempt,
         engine=engine.name,
         engine_incarnation=engine.incarnation,
@@ -241,14 +241,14 @@ def make_receipt(task: RolloutTask, version: int, engine: FakeGenerator) -> Rece
 
 @dataclass
 class FakeTrainer:
-    """Keeps its own log of what it trained: ``steps[i]`` are the ordinals of step i + 1.
+    """Keeps its own log of what it trained: ``steps[i]`` are the prompt indices of step i + 1.
 
     Its weights are that log: their digest follows from it.
     """
 
     step_s: float = 2.0
     steps: list[list[int]] = field(default_factory=list[list[int]])
-    open: list[int] = field(default_factory=list[int])  # ordinals of the open step
+    open: list[int] = field(default_factory=list[int])  # prompt indices of the open step
     fail_at: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> where
     lose_at_step: int | None = None  # its process dies in finish, before the optimizer steps
     dead: bool = False
@@ -317,7 +317,7 @@ class FakeTrainer:
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         self._admit(fence, "prepare_logprobs")
         self.prepared += 1
-        n = len(chunk.ordinals)
+        n = len(chunk.prompt_indices)
         return PreparedColumns(("policy_logprobs",), (8,) * n, (object(),) * n)
 
     async def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
@@ -341,7 +341,7 @@ class FakeTrainer:
 
     def _accumulate(self, key: StepKey, chunk: Chunk) -> ChunkResult:
         self._maybe_fail(key, "microbatch")
-        self.open += chunk.ordinals
+        self.open += chunk.prompt_indices
         self.chunks.append(chunk.tokens)
         return ChunkResult(4, 2, 1, self.step_s / 2)
 

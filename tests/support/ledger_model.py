@@ -9,10 +9,10 @@ from offbeat.controller.group_table import GroupRecord, GroupTable, Place
 from offbeat.messages.groups import Receipt
 
 
-def receipt(ordinal: int, attempt: int, version: int = 0, tokens: int = 2) -> Receipt:
+def receipt(prompt_index: int, attempt: int, version: int = 0, tokens: int = 2) -> Receipt:
     """Two samples; the older one of ``version``, the other of the next."""
     return Receipt(
-        ordinal=ordinal,
+        prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-0",
         engine_incarnation="life-1",
@@ -52,8 +52,8 @@ def recount(books: GroupTable) -> dict[str, Any]:
     return {
         "admitted": len(waiting),
         "in_flight": len(in_flight),
-        "ready": [group.ordinal for group in ready],
-        "training": {group.ordinal for group in _at(groups, Place.TRAINING)},
+        "ready": [group.prompt_index for group in ready],
+        "training": {group.prompt_index for group in _at(groups, Place.TRAINING)},
         "ready_tokens": sum(group.receipt.tokens for group in ready if group.receipt),
         "tokens": sum(group.tokens for group in groups),
         "outstanding": len(waiting) + len(in_flight) + len(ready),
@@ -61,11 +61,11 @@ def recount(books: GroupTable) -> dict[str, Any]:
         "outstanding_by_target_step": Counter(
             group.target_step for group in waiting + in_flight + ready
         ),
-        "ready_at": _ordinals_by(ready, "oldest_version"),
-        "ready_for": _ordinals_by(ready, "target_step"),
+        "ready_at": _prompt_indices_by(ready, "oldest_version"),
+        "ready_for": _prompt_indices_by(ready, "target_step"),
         "in_flight_at": {
-            version: sorted(ordinals)
-            for version, ordinals in _ordinals_by(in_flight, "oldest_version").items()
+            version: sorted(prompt_indices)
+            for version, prompt_indices in _prompt_indices_by(in_flight, "oldest_version").items()
         },
     }
 
@@ -92,8 +92,8 @@ def _at(groups: list[GroupRecord], place: Place) -> list[GroupRecord]:
     return [group for group in groups if group.place is place]
 
 
-def _ordinals_by(groups: list[GroupRecord], field: str) -> dict[int, list[int]]:
+def _prompt_indices_by(groups: list[GroupRecord], field: str) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for group in groups:
-        found.setdefault(getattr(group, field), []).append(group.ordinal)
+        found.setdefault(getattr(group, field), []).append(group.prompt_index)
     return found

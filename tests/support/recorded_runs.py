@@ -71,31 +71,31 @@ class RecordedRun:
         }
         Summary(**{**facts, **changes}).write(self.run_dir / "summary.json")  # pyright: ignore[reportArgumentType]
 
-    def rolled_out(self, ordinal: int, version: int) -> None:
-        attempt = self.ledger.dispatch(ordinal, "generator-1", version)
-        self.ledger.commit(receipt(ordinal, attempt, version))
+    def rolled_out(self, prompt_index: int, version: int) -> None:
+        attempt = self.ledger.dispatch(prompt_index, "generator-1", version)
+        self.ledger.commit(receipt(prompt_index, attempt, version))
 
     def ready(self, count: int, target_step: int = ANY_STEP) -> list[int]:
         """Draw groups and have them rolled out under the trainer's version."""
-        ordinals = [self.ledger.admit(target_step) for _ in range(count)]
-        for ordinal in ordinals:
-            self.rolled_out(ordinal, self.ledger.trainer_version)
-        return ordinals
+        prompt_indices = [self.ledger.admit(target_step) for _ in range(count)]
+        for prompt_index in prompt_indices:
+            self.rolled_out(prompt_index, self.ledger.trainer_version)
+        return prompt_indices
 
     def rewind(self, to_version: int, reason: str) -> None:
         after = self.loop.run_until_complete(self.journal.steps_after(to_version))
         self.ledger.rewind(to_version, reason, after)
 
-    def train(self, ordinals: list[int]) -> None:
+    def train(self, prompt_indices: list[int]) -> None:
         step, self.attempts = self.ledger.trainer_version + 1, self.attempts + 1
-        self.ledger.claim(ordinals, step, self.attempts)
+        self.ledger.claim(prompt_indices, step, self.attempts)
         self.ledger.intend(step, self.attempts)
         self.ledger.applied(step, self.attempts)
 
 
-def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
+def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
     return Receipt(
-        ordinal=ordinal,
+        prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-1",
         engine_incarnation="life-1",

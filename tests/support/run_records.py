@@ -20,7 +20,7 @@ class RunRecords:
 
     summary: Summary
     events: list[AnyEvent]
-    trained: list[dict[str, Any]]  # the trainer's own log: step, attempt, ordinals
+    trained: list[dict[str, Any]]  # the trainer's own log: step, attempt, prompt indices
     metrics: list[dict[str, Any]]  # a dictionary a step
 
     @classmethod
@@ -48,9 +48,11 @@ class RunRecords:
         done = _held(self.trained)
         if self.summary.outcome != "finished" and len(done) == len(known) + 1:
             intents = [event for event in self.events if isinstance(event, StepIntent)]
-            known.append((intents[-1].step, sorted(intents[-1].ordinals)))
+            known.append((intents[-1].step, sorted(intents[-1].prompt_indices)))
         assert done == known
-        trained = Counter(chain.from_iterable(ordinals for _, ordinals in _counted(self.events)))
+        trained = Counter(
+            chain.from_iterable(prompt_indices for _, prompt_indices in _counted(self.events))
+        )
         assert set(trained.values()) <= {1}, "a group was trained twice"
         assert groups.trained == trained.total()
         places = (groups.admitted, groups.in_flight, groups.ready, groups.training)
@@ -68,11 +70,11 @@ class RunRecords:
 
 
 def _counted(events: list[AnyEvent]) -> list[tuple[int, list[int]]]:
-    """The steps of the lineage that stands, by the journal: step and ordinals."""
+    """The steps of the lineage that stands, by the journal: step and prompt indices."""
     steps = list[tuple[int, list[int]]]()
     for event in events:
         if isinstance(event, StepApplied):
-            steps.append((event.step, sorted(event.ordinals)))
+            steps.append((event.step, sorted(event.prompt_indices)))
         elif isinstance(event, Rewound):
             del steps[event.to_version :]
     return steps
@@ -85,7 +87,7 @@ def _held(trained: list[dict[str, Any]]) -> list[tuple[int, list[int]]]:
         if "restored" in line:
             del steps[line["restored"] :]
         else:
-            steps.append((line["step"], sorted(line["ordinals"])))
+            steps.append((line["step"], sorted(line["prompt_indices"])))
     return steps
 
 

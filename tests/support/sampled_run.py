@@ -84,7 +84,7 @@ class SampledRun:
 
     def due(self) -> GroupRecord | None:
         """The waiting group that is first in turn, if its policy lets it go now."""
-        waiting = sorted((g.target_step, g.ordinal) for g in self.at(Place.ADMITTED))
+        waiting = sorted((g.target_step, g.prompt_index) for g in self.at(Place.ADMITTED))
         group = self.ledger.groups[waiting[0][1]] if waiting else None
         return group if group and self.sampler.may_dispatch(self, group) else None
 
@@ -101,7 +101,7 @@ class SampledRun:
         return group
 
     def dispatch(self, group: GroupRecord, engine: int = 0) -> None:
-        self.ledger.dispatch(group.ordinal, f"generator-{engine}", self.engines[engine])
+        self.ledger.dispatch(group.prompt_index, f"generator-{engine}", self.engines[engine])
 
     def commit(self, group: GroupRecord, *, begun_late: bool = False) -> None:
         """The group is finished; ``begun_late``: it waited inside the engine until the last sync."""
@@ -111,8 +111,10 @@ class SampledRun:
 
     def claim(self) -> list[GroupRecord]:
         """Claim what the policy selects; with the last group the step is trained."""
-        ordinals = self.sampler.select(self)
-        claimed = self.ledger.claim(ordinals, self.trainer_version + 1, 1) if ordinals else []
+        prompt_indices = self.sampler.select(self)
+        claimed = (
+            self.ledger.claim(prompt_indices, self.trainer_version + 1, 1) if prompt_indices else []
+        )
         self.staleness += [self.trainer_version - group.oldest_version for group in claimed]
         if self.groups_needed <= 0 and self.ledger.training:
             self.ledger.applied(self.trainer_version + 1, 1)
@@ -124,22 +126,22 @@ class SampledRun:
 
     def drop(self, group: GroupRecord, step: int = 0) -> None:
         """Give a prompt up; ``step`` goes without it, 0: a fresh one takes its place."""
-        self.ledger.drop(group.ordinal, "reward_raised", shrinks=step)
+        self.ledger.drop(group.prompt_index, "reward_raised", shrinks=step)
 
     def evict(self) -> None:
-        for ordinal in self.sampler.stale(self):
-            self.ledger.evict(ordinal, "stale")
+        for prompt_index in self.sampler.stale(self):
+            self.ledger.evict(prompt_index, "stale")
 
-    def cancel(self, ordinals: list[int]) -> None:
-        for ordinal in ordinals:
-            self.ledger.retry(ordinal, "cancelled", "stale")
+    def cancel(self, prompt_indices: list[int]) -> None:
+        for prompt_index in prompt_indices:
+            self.ledger.retry(prompt_index, "cancelled", "stale")
 
     def serve(self, engine: int) -> None:
         self.engines[engine] = self.trainer_version
 
     def rewind(self, to_version: int) -> None:
         """The trainer was lost: what is in flight is cancelled, engines take the old weights."""
-        self.cancel([group.ordinal for group in self.in_flight])
+        self.cancel([group.prompt_index for group in self.in_flight])
         self.ledger.rewound(to_version)
         self.engines = [to_version] * ENGINES
 
@@ -160,7 +162,7 @@ class SampledRun:
 def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
     """Of one sample, its first token of the one version, its last of the other."""
     return Receipt(
-        ordinal=group.ordinal,
+        prompt_index=group.prompt_index,
         attempt=group.attempt,
         engine=group.engine,
         engine_incarnation="life-1",

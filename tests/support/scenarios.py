@@ -108,15 +108,15 @@ def next_incarnation(
 # --- failures --------------------------------------------------------------------------------------
 
 
-def reward_failure(ordinal: int) -> RolloutFailed:
+def reward_failure(prompt_index: int) -> RolloutFailed:
     """Return a data failure: the reward function raised."""
-    return RolloutFailed(FailureKind.DATA, ordinal, 1, "reward_raised", "said the test")
+    return RolloutFailed(FailureKind.DATA, prompt_index, 1, "reward_raised", "said the test")
 
 
-def aborted_generation(ordinal: int) -> RolloutFailed:
+def aborted_generation(prompt_index: int) -> RolloutFailed:
     """Return an infrastructure failure: the engine gave the generation up."""
     return RolloutFailed(
-        FailureKind.INFRASTRUCTURE, ordinal, 1, "generation_aborted", "said the test"
+        FailureKind.INFRASTRUCTURE, prompt_index, 1, "generation_aborted", "said the test"
     )
 
 
@@ -125,14 +125,14 @@ def aborted_generation(ordinal: int) -> RolloutFailed:
 
 @dataclass
 class SurvivingPayloads(NoPayloads):
-    """Payloads that outlive their controller: those of the ordinals that ``keep`` names."""
+    """Payloads that outlive their controller: those of the prompt indices that ``keep`` names."""
 
-    keep: Callable[[int], bool] = lambda ordinal: True
+    keep: Callable[[int], bool] = lambda prompt_index: True
     requested: list[int] = field(default_factory=list[int])
 
     def readable(self, receipt: Receipt) -> object | None:
-        self.requested.append(receipt.ordinal)
-        return object() if self.keep(receipt.ordinal) else None
+        self.requested.append(receipt.prompt_index)
+        return object() if self.keep(receipt.prompt_index) else None
 
 
 @dataclass
@@ -144,11 +144,11 @@ class PoisonedRollouts(FakeRollouts):
     hangs: tuple[int, ...] = ()
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
-        if task.ordinal in self.hangs:
-            self.started.append((task.ordinal, task.attempt))
+        if task.prompt_index in self.hangs:
+            self.started.append((task.prompt_index, task.attempt))
             await asyncio.Event().wait()
-        if task.ordinal in self.kills:
-            self.started.append((task.ordinal, task.attempt))
+        if task.prompt_index in self.kills:
+            self.started.append((task.prompt_index, task.attempt))
             await asyncio.sleep(0.5)
             self.engines[task.engine].die()
             raise infrastructure(task, "engine_lost")

@@ -109,8 +109,8 @@ class World:
 
     @property
     def trained(self) -> list[int]:
-        """Ordinals by the trainer's own log."""
-        return [ordinal for step in self.trainer.steps for ordinal in step]
+        """Prompt indices by the trainer's own log."""
+        return [prompt_index for step in self.trainer.steps for prompt_index in step]
 
     def worst_staleness(self) -> float:
         return max(record["off_policy/staleness_max"] for record in self.telemetry.records)
@@ -130,9 +130,9 @@ class World:
         return [event for event in self.journal.events if isinstance(event, kind)]
 
 
-def lost(ordinal: int) -> RolloutFailed:
-    return RolloutFailed(FailureKind.INFRASTRUCTURE, ordinal, 1, "connection_lost", "reset")
+def lost(prompt_index: int) -> RolloutFailed:
+    return RolloutFailed(FailureKind.INFRASTRUCTURE, prompt_index, 1, "connection_lost", "reset")
 
 
-def bad_data(ordinal: int) -> RolloutFailed:
-    return RolloutFailed(FailureKind.DATA, ordinal, 1, "reward_nan", "reward is nan")
+def bad_data(prompt_index: int) -> RolloutFailed:
+    return RolloutFailed(FailureKind.DATA, prompt_index, 1, "reward_nan", "reward is nan")

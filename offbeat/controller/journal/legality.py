@@ -29,30 +29,30 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
     """Return why the event cannot follow on this table; None when it can."""
     match event:
         case Admitted():
-            if event.ordinal != table.totals.drawn:
-                return f"{group_id(event.ordinal)} is drawn, {table.totals.drawn} were drawn before"
+            if event.prompt_index != table.totals.drawn:
+                return f"{group_id(event.prompt_index)} is drawn, {table.totals.drawn} were drawn before"
         case Dispatched():
-            return _group(table, event.ordinal, event.attempt - 1, (Place.ADMITTED,))
+            return _group(table, event.prompt_index, event.attempt - 1, (Place.ADMITTED,))
         case Committed():
             receipt = event.receipt
-            return _group(table, receipt.ordinal, receipt.attempt, (Place.IN_FLIGHT,))
+            return _group(table, receipt.prompt_index, receipt.attempt, (Place.IN_FLIGHT,))
         case Returned():
-            return _group(table, event.ordinal, event.attempt, (Place.IN_FLIGHT, Place.READY))
+            return _group(table, event.prompt_index, event.attempt, (Place.IN_FLIGHT, Place.READY))
         case Dropped():
             return _group(
-                table, event.ordinal, None, (Place.ADMITTED, Place.IN_FLIGHT, Place.READY)
+                table, event.prompt_index, None, (Place.ADMITTED, Place.IN_FLIGHT, Place.READY)
             )
         case Claimed():
-            problems = (_group(table, each, None, (Place.READY,)) for each in event.ordinals)
+            problems = (_group(table, each, None, (Place.READY,)) for each in event.prompt_indices)
             return next((problem for problem in problems if problem), None)
         case StepIntent() | StepApplied() if table.rewinding_to is not None:
             return f"step {event.step} is taken during a rewind to version {table.rewinding_to}"
         case StepIntent():
-            return _step(table, event.step, event.ordinals)
+            return _step(table, event.step, event.prompt_indices)
         case StepApplied():
             if event.version != table.trainer_version + 1:
                 return f"version {event.version} is made of version {table.trainer_version}"
-            return _step(table, event.step, event.ordinals) or _trained(table, event)
+            return _step(table, event.step, event.prompt_indices) or _trained(table, event)
         case Rewound():
             return _rewind(table, event)
         case Opened():
@@ -64,14 +64,14 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
 
 
 def _group(
-    table: GroupTable, ordinal: int, attempt: int | None, places: Collection[Place]
+    table: GroupTable, prompt_index: int, attempt: int | None, places: Collection[Place]
 ) -> str | None:
     """Return why a group is not at one of these places in this attempt; None when it is."""
-    group = table.groups.get(ordinal)
+    group = table.groups.get(prompt_index)
     if group is None:
-        return f"{group_id(ordinal)} was never drawn, or has ended"
+        return f"{group_id(prompt_index)} was never drawn, or has ended"
     if group.place not in places or attempt not in (None, group.attempt):
-        return f"{group_id(ordinal)} is {group.place}, attempt {group.attempt}"
+        return f"{group_id(prompt_index)} is {group.place}, attempt {group.attempt}"
     return None
 
 
@@ -80,8 +80,8 @@ def _trained(table: GroupTable, event: StepApplied) -> str | None:
 
     None when they are right.
     """
-    trained = dict(zip(event.ordinals, event.attempts, strict=False))
-    if trained != {ordinal: group.attempt for ordinal, group in table.training.items()}:
+    trained = dict(zip(event.prompt_indices, event.attempts, strict=False))
+    if trained != {prompt_index: group.attempt for prompt_index, group in table.training.items()}:
         return f"step {event.step} is of other attempts than those that are training"
     return None
 
@@ -95,8 +95,8 @@ def _rewind(table: GroupTable, event: Rewound) -> str | None:
         return f"a rewind to version {event.target} goes through version {to_version}"
     if [step.version for step in event.undone] != list(range(to_version + 1, now + 1)):
         return f"it undoes {len(event.undone)} steps from version {now} back to {to_version}"
-    undone = (ordinal for step in event.undone for ordinal in step.ordinals)
-    known = next((ordinal for ordinal in undone if ordinal in table.groups), None)
+    undone = (prompt_index for step in event.undone for prompt_index in step.prompt_indices)
+    known = next((prompt_index for prompt_index in undone if prompt_index in table.groups), None)
     if known is not None:
         return f"{group_id(known)} is undone, and was not trained"
     return next((problem for step in event.undone if (problem := _attempts(step))), None) or (
@@ -106,10 +106,8 @@ def _rewind(table: GroupTable, event: Rewound) -> str | None:
 
 def _attempts(step: UndoneStep) -> str | None:
     """Return why the attempts of an undone step are wrong; None when they are right."""
-    if len(step.attempts) != len(step.ordinals):
-        return (
-            f"version {step.version} has {len(step.ordinals)} groups, {len(step.attempts)} attempts"
-        )
+    if len(step.attempts) != len(step.prompt_indices):
+        return f"version {step.version} has {len(step.prompt_indices)} groups, {len(step.attempts)} attempts"
     return None
 
 
@@ -126,7 +124,7 @@ def _samples(table: GroupTable, undone: Iterable[UndoneStep]) -> str | None:
     return None
 
 
-def _step(table: GroupTable, step: int, ordinals: Collection[int]) -> str | None:
-    if set(ordinals) != table.training.keys():
-        return f"step {step} is of {len(ordinals)} groups, others are training"
+def _step(table: GroupTable, step: int, prompt_indices: Collection[int]) -> str | None:
+    if set(prompt_indices) != table.training.keys():
+        return f"step {step} is of {len(prompt_indices)} groups, others are training"
     return None

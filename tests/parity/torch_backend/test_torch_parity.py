@@ -223,8 +223,10 @@ def test_logprobs_are_each_groups_own_and_the_reference_stays(
     shares = world.run(2, "torch_jobs:logprobs", **given)
     assert sorted([*shares[0], *shares[1]]) == sorted(alone)
     for share in shares:
-        for ordinal, columns in share.items():
-            assert worst_relative_error(columns, alone[ordinal]) < 1e-6  # they travel in float32
+        for prompt_index, columns in share.items():
+            assert (
+                worst_relative_error(columns, alone[prompt_index]) < 1e-6
+            )  # they travel in float32
             name = "reference_logprobs"
             assert (columns[f"before/{name}"] == columns[f"after/{name}"]).all()
             name = "policy_logprobs"

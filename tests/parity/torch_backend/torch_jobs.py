@@ -38,13 +38,13 @@ def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -
     )
 
 
-def mine(trainer: TorchTrainer, step: Step, ordinals: Sequence[int]) -> list[int]:
+def mine(trainer: TorchTrainer, step: Step, prompt_indices: Sequence[int]) -> list[int]:
     """This rank's share of a chunk, dealt as in production."""
     if isinstance(trainer, Unsharded):
-        return list(ordinals)
+        return list(prompt_indices)
     sizes = {
         each: len(step.groups[each]["prompt_ids"]) + len(step.groups[each]["response_ids"])
-        for each in ordinals
+        for each in prompt_indices
     }
     peers = trainer.peers
     return list(shares(sizes, peers.size)[peers.rank])
@@ -142,7 +142,7 @@ def top_logprobs(
 def logprobs(
     peers: Peers, path: Path, cut: Cut, step: Step, temperature: float
 ) -> dict[int, Arrays]:
-    """Of this rank's groups, by ordinal: before a step, and after one, when only they have moved."""
+    """Of this rank's groups, by index: before a step, and after one, when only they have moved."""
     trainer = make(peers, path, cut)
     own = mine(trainer, step, range(len(step.groups)))
     groups = [step.groups[i] for i in own]
@@ -155,9 +155,9 @@ def logprobs(
     before = both()
     trainer.finish_train_step(feed(trainer, step, LossSpec(), 1, StepKey(1, 1, 0)))
     return {
-        ordinal: {f"before/{n}": v for n, v in old.items()}
+        prompt_index: {f"before/{n}": v for n, v in old.items()}
         | {f"after/{n}": v for n, v in new.items()}
-        for ordinal, old, new in zip(own, before, both(), strict=True)
+        for prompt_index, old, new in zip(own, before, both(), strict=True)
     }
 
 

@@ -34,8 +34,8 @@ class UnclaimForgetsAGroup(Planted):
         def _unclaim(self) -> None:
             claimed = list(self.training)
             super()._unclaim()
-            for ordinal in claimed[-1:]:
-                self._leave(self.groups.pop(ordinal))
+            for prompt_index in claimed[-1:]:
+                self._leave(self.groups.pop(prompt_index))
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)
@@ -47,7 +47,7 @@ class RewoundGroupsAreNotReadmitted(Planted):
 
     class Books(Ledger):
         def _undo(self, step: UndoneStep) -> None:
-            self.totals.trained -= len(step.ordinals)
+            self.totals.trained -= len(step.prompt_indices)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)
@@ -101,9 +101,9 @@ class ADropIsNotJournaled(Planted):
     settings = FILTERED
 
     class Books(Ledger):
-        def drop(self, ordinal: int, reason: str, **how: Any) -> None:
+        def drop(self, prompt_index: int, reason: str, **how: Any) -> None:
             record, self.record = self.record, lambda _: None
-            super().drop(ordinal, reason, **how)
+            super().drop(prompt_index, reason, **how)
             self.record = record
 
     def plant(self) -> None:
@@ -115,9 +115,9 @@ class ADropHasNoReason(Planted):
     settings = FILTERED
 
     class Books(Ledger):
-        def drop(self, ordinal: int, reason: str, **how: Any) -> None:
+        def drop(self, prompt_index: int, reason: str, **how: Any) -> None:
             del reason
-            super().drop(ordinal, "", **how)
+            super().drop(prompt_index, "", **how)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)
@@ -131,10 +131,10 @@ class AFilteredGroupIsCountedTwice(Planted):
 
     class Books(Ledger):
         def drop(
-            self, ordinal: int, reason: str, *, shrinks: int = 0, filtered: bool = False
+            self, prompt_index: int, reason: str, *, shrinks: int = 0, filtered: bool = False
         ) -> None:
             shrinks = self.trainer_version + 1 if filtered else shrinks
-            super().drop(ordinal, reason, shrinks=shrinks, filtered=filtered)
+            super().drop(prompt_index, reason, shrinks=shrinks, filtered=filtered)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)
@@ -160,9 +160,9 @@ class ADispatchIsStampedByBelief(Planted):
     breaks = frozenset({"I6"})
 
     class Books(Ledger):
-        def dispatch(self, ordinal: int, engine: str, version: int) -> int:
+        def dispatch(self, prompt_index: int, engine: str, version: int) -> int:
             del version
-            return super().dispatch(ordinal, engine, self.trainer_version)
+            return super().dispatch(prompt_index, engine, self.trainer_version)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)
@@ -185,9 +185,11 @@ class AClaimIsRecordedTwice(Planted):
     breaks = frozenset({"I1"})
 
     class Books(Ledger):
-        def claim(self, ordinals: Iterable[int], step: int, attempt: int) -> list[GroupRecord]:
-            groups = super().claim(ordinals, step, attempt)
-            self.record(Claimed(step, attempt, tuple(group.ordinal for group in groups)))
+        def claim(
+            self, prompt_indices: Iterable[int], step: int, attempt: int
+        ) -> list[GroupRecord]:
+            groups = super().claim(prompt_indices, step, attempt)
+            self.record(Claimed(step, attempt, tuple(group.prompt_index for group in groups)))
             return groups
 
     def plant(self) -> None:

@@ -50,7 +50,7 @@ class WhatIsInTheSpoolIsRolledOutAgain(Planted):
 
     class Forgetful(Recovery):
         async def payloads_lost(self, failure: PayloadLost) -> None:
-            self._rollouts.lost(failure.ordinals, failure)
+            self._rollouts.lost(failure.prompt_indices, failure)
 
     def plant(self) -> None:
         become(self._recovery, self.Forgetful)

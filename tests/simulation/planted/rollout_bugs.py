@@ -26,7 +26,7 @@ class ReceiptsAreNotChecked(Planted):
         ) -> None:
             state = self._state
             columns, nbytes = receipt.columns, receipt.payload_bytes
-            state.queue.put(task.ordinal, task.attempt, columns, nbytes, payload)
+            state.queue.put(task.prompt_index, task.attempt, columns, nbytes, payload)
             state.ledger.commit(receipt)
             state.moved()
 
@@ -43,9 +43,9 @@ class AFailureIsRewardZero(Planted):
             if not isinstance(failure, RolloutFailed) or failure.kind is not FailureKind.DATA:
                 await super()._failed(task, failure, *life)
                 return
-            n, version = task.samples, self._state.ledger.groups[task.ordinal].oldest_version
+            n, version = task.samples, self._state.ledger.groups[task.prompt_index].oldest_version
             receipt = Receipt(
-                ordinal=task.ordinal,
+                prompt_index=task.prompt_index,
                 attempt=task.attempt,
                 engine=task.engine,
                 engine_incarnation=self._state.fleet.engines[task.engine].incarnation,
@@ -61,7 +61,7 @@ class AFailureIsRewardZero(Planted):
             )
             memory = MachineMemory(FIRST, 1)
             payload = SimulatedPayload(
-                task.ordinal, task.attempt, 1, 0, version, version, "", memory
+                task.prompt_index, task.attempt, 1, 0, version, version, "", memory
             )
             await self._commit(task, receipt, payload, *life)
 
@@ -122,9 +122,9 @@ class BytesAreNeverReleased(Planted):
     settings: ClassVar = {"buffer": {"capacity_mb": 0.03}}
 
     class Queue(QueueIndex):
-        def clear(self, ordinals: Any) -> None:
+        def clear(self, prompt_indices: Any) -> None:
             held = self.bytes_held
-            super().clear(ordinals)
+            super().clear(prompt_indices)
             self.bytes_held = held
 
     def plant(self) -> None:
@@ -153,9 +153,9 @@ class AnEvictedPromptIsForgotten(Planted):
     class Pump(RolloutPump):
         def _evict(self) -> None:
             state = self._state
-            for ordinal in state.sampler.stale(state.view):
-                state.queue.clear((ordinal,))
-                state.ledger.evict(ordinal, "stale")
+            for prompt_index in state.sampler.stale(state.view):
+                state.queue.clear((prompt_index,))
+                state.ledger.evict(prompt_index, "stale")
                 state.moved()
 
     def plant(self) -> None:

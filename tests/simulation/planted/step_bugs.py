@@ -109,13 +109,13 @@ class ARewindGuessesTheVersion(Planted):
             await self._trainer_client.restore(ledger.trainer_version)
             to_version = max(0, ledger.trainer_version - 1)
             after = await state.journal.steps_after(to_version)
-            ordinals = ledger.rewind(to_version, reason, after)
-            state.queue.clear(ordinals)
+            prompt_indices = ledger.rewind(to_version, reason, after)
+            state.queue.clear(prompt_indices)
             state.fleet.rewound(to_version)
             for engine in state.fleet.engines:
                 state.engine_moved(engine)
-            for ordinal in ordinals:
-                self._rollouts.again(ordinal)
+            for prompt_index in prompt_indices:
+                self._rollouts.again(prompt_index)
             state.moved()
 
     def plant(self) -> None:
@@ -134,10 +134,10 @@ class EachPartOfARewindIsOneOfItsOwn(Planted):
             ledger, groups = self._state.ledger, 0
             after = await self._state.journal.steps_after(to_version)
             for step in reversed(after.undone):
-                ordinals = ledger.rewind(step.version - 1, reason, StepsAfter((step,), ()))
-                self._state.queue.clear(ordinals)
-                await self._again(ordinals)
-                groups += len(ordinals)
+                prompt_indices = ledger.rewind(step.version - 1, reason, StepsAfter((step,), ()))
+                self._state.queue.clear(prompt_indices)
+                await self._again(prompt_indices)
+                groups += len(prompt_indices)
             return groups
 
     def plant(self) -> None:

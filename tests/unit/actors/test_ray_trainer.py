@@ -70,7 +70,7 @@ def test_failures_of_ranks_survive_the_way_to_the_controller() -> None:
 def test_a_part_of_a_chunk_has_its_groups_in_order() -> None:
     chunk = Chunk((7, 3, 9), (("a",), ("b",), ("c",)), ((1.0,), (2.0,), (3.0,)), 60, (10, 20, 30))
     part = part_of(chunk, (0, 2))
-    assert (part.ordinals, part.payloads) == ((7, 9), (("a",), ("c",)))
+    assert (part.prompt_indices, part.payloads) == ((7, 9), (("a",), ("c",)))
     assert part.advantages == ((1.0,), (3.0,))
     assert part_of(chunk, ()).payloads == ()
     assert part_of(Chunk((7, 3), (("a",), ("b",))), (1,)).advantages == ()
@@ -102,7 +102,7 @@ class Rank:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_group_that_a_rank_cannot_train_is_named_by_its_ordinal(rank: int) -> None:
+def test_a_group_that_a_rank_cannot_train_is_named_by_its_prompt_index(rank: int) -> None:
     chunk = Chunk((7, 3, 9, 4), ((),) * 4, ((1.0,),) * 4, 60, (10, 30, 20, 40))
     share = shares({7: 10, 3: 30, 9: 20, 4: 40}, 2)[rank]
     unfit = UnfitColumns(1, "loss_mask", "3 values", "4").on(rank)
@@ -116,7 +116,7 @@ def test_a_group_that_a_rank_cannot_train_is_named_by_its_ordinal(rank: int) -> 
 
     with pytest.raises(UnfitGroup, match="'loss_mask' is 3 values") as refused:
         asyncio.run(train())
-    assert (refused.value.rank, refused.value.ordinal) == (rank, share[1])
+    assert (refused.value.rank, refused.value.prompt_index) == (rank, share[1])
 
 
 class Sent:
@@ -158,4 +158,4 @@ def test_columns_lost_by_any_rank_are_named_by_all_groups_that_are_in_them() -> 
 
     with pytest.raises(PayloadLost) as lost:
         asyncio.run(train())
-    assert lost.value.ordinals == (7, 3, 9)
+    assert lost.value.prompt_indices == (7, 3, 9)

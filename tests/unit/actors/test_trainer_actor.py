@@ -88,12 +88,14 @@ def trained(tmp_path: Path) -> Trained:
     return lambda: [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def chunk(actor: TrainerActor, key: StepKey, *ordinals: int, valid: bool = True) -> ChunkResult:
-    """One payload with a group for each ordinal."""
-    payload = [group(ordinal, valid=valid) for ordinal in ordinals]
-    places = tuple(((0, index),) for index in range(len(ordinals)))
-    advantages = [(0.5, -0.5)] * len(ordinals)
-    return actor.train_microbatch(FENCE, key, ordinals, advantages, places, 0, payload)
+def chunk(
+    actor: TrainerActor, key: StepKey, *prompt_indices: int, valid: bool = True
+) -> ChunkResult:
+    """One payload with a group for each prompt index."""
+    payload = [group(prompt_index, valid=valid) for prompt_index in prompt_indices]
+    places = tuple(((0, index),) for index in range(len(prompt_indices)))
+    advantages = [(0.5, -0.5)] * len(prompt_indices)
+    return actor.train_microbatch(FENCE, key, prompt_indices, advantages, places, 0, payload)
 
 
 def prepare(actor: TrainerActor, *arguments: Any) -> Any:
@@ -106,9 +108,9 @@ def step(
 ) -> StepResult:
     key = StepKey(number, attempt, 0)
     actor.begin_train_step(FENCE, key, LOSS)
-    for ordinals in chunks:
+    for prompt_indices in chunks:
         key = key.next()
-        chunk(actor, key, *ordinals, valid=valid)
+        chunk(actor, key, *prompt_indices, valid=valid)
     return actor.finish_train_step(FENCE, key.next())
 
 
@@ -118,8 +120,8 @@ def test_each_applied_step_is_one_line_with_its_groups(
     step(actor, 1, (0, 1), (2,))
     step(actor, 2, (3,), attempt=2)
     assert trained() == [
-        {"step": 1, "attempt": 1, "version": 1, "ordinals": [0, 1, 2]},
-        {"step": 2, "attempt": 2, "version": 2, "ordinals": [3]},
+        {"step": 1, "attempt": 1, "version": 1, "prompt_indices": [0, 1, 2]},
+        {"step": 2, "attempt": 2, "version": 2, "prompt_indices": [3]},
     ]
     state = actor.state(FENCE)
     assert (state.version, state.last_step, state.last_attempt) == (2, 2, 2)
@@ -131,7 +133,7 @@ def test_a_repeated_key_counts_once(actor: TrainerActor, trained: Trained) -> No
         actor.begin_train_step(FENCE, keys[0], LOSS)
     assert chunk(actor, keys[1], 0, 1) is chunk(actor, keys[1], 0, 1)
     assert actor.finish_train_step(FENCE, keys[2]) == actor.finish_train_step(FENCE, keys[2])
-    assert trained() == [{"step": 1, "attempt": 1, "version": 1, "ordinals": [0, 1]}]
+    assert trained() == [{"step": 1, "attempt": 1, "version": 1, "prompt_indices": [0, 1]}]
     assert actor.state(FENCE).version == 1
 
 
@@ -141,7 +143,7 @@ def test_a_begin_repeated_late_forgets_no_chunk(actor: TrainerActor, trained: Tr
     chunk(actor, begin.next(), 0)
     actor.begin_train_step(FENCE, begin, LOSS)
     actor.finish_train_step(FENCE, begin.next().next())
-    assert trained()[0]["ordinals"] == [0]
+    assert trained()[0]["prompt_indices"] == [0]
 
 
 def test_only_the_step_after_the_version_it_holds_is_begun(actor: TrainerActor) -> None:
@@ -153,7 +155,7 @@ def test_only_the_step_after_the_version_it_holds_is_begun(actor: TrainerActor) 
 
 def test_a_group_trained_twice_shows_as_twice(actor: TrainerActor, trained: Trained) -> None:
     step(actor, 1, (0, 1), (1,))
-    assert trained()[0]["ordinals"] == [0, 1, 1]
+    assert trained()[0]["prompt_indices"] == [0, 1, 1]
 
 
 def test_an_aborted_attempt_leaves_no_line_and_no_change(
@@ -168,7 +170,7 @@ def test_an_aborted_attempt_leaves_no_line_and_no_change(
     with pytest.raises(StepOutOfOrder):
         actor.finish_train_step(FENCE, key.next().next())
     step(actor, 1, (1, 0), attempt=2)
-    assert trained() == [{"step": 1, "attempt": 2, "version": 1, "ordinals": [1, 0]}]
+    assert trained() == [{"step": 1, "attempt": 2, "version": 1, "prompt_indices": [1, 0]}]
 
 
 def test_a_step_that_is_not_applied_leaves_no_line(actor: TrainerActor, trained: Trained) -> None:
@@ -212,7 +214,7 @@ def test_a_failed_chunk_is_not_counted_when_it_succeeds_later(
     trainer.breaks = None
     chunk(actor, key.next(), 0)
     actor.finish_train_step(FENCE, key.next().next())
-    assert trained()[0]["ordinals"] == [0]
+    assert trained()[0]["prompt_indices"] == [0]
 
 
 def test_a_typed_failure_stays_itself(actor: TrainerActor, trainer: Breakable) -> None:
@@ -390,7 +392,7 @@ def test_a_restore_drops_the_open_step_and_its_groups(
         actor.finish_train_step(FENCE, key.next().next())
     actor.abort_train_step(FENCE, key)
     step(actor, 1, (2,), attempt=8)
-    assert trained()[-1] == {"step": 1, "attempt": 8, "version": 1, "ordinals": [2]}
+    assert trained()[-1] == {"step": 1, "attempt": 8, "version": 1, "prompt_indices": [2]}
 
 
 def test_a_checkpoint_that_holds_other_weights_than_it_says_is_not_taken_up(

@@ -122,7 +122,7 @@ def test_keep_swaps_weights_under_running_rollouts() -> None:
 def test_chunks_stream_as_groups_come_and_wait_for_enough_tokens() -> None:
     streamed, whole = World(), World({"trainer": {"min_tokens_per_chunk": 1000}})
     for world in (streamed, whole):
-        world.rollouts.slow = {ordinal: 5.0 * ordinal for ordinal in range(8)}
+        world.rollouts.slow = {prompt_index: 5.0 * prompt_index for prompt_index in range(8)}
         world.run()
     assert len(streamed.trainer.chunks) > len(whole.trainer.chunks) == 10
 
@@ -151,7 +151,7 @@ def test_what_one_incident_costs_counts_as_one_failure_in_a_row() -> None:
     """Twelve groups are in flight on one worker; its process dies twice before any of them is back."""
     world = World({"rollout": {"consecutive_failures": 3}})
     gone = [ActorLost("environment-0", "rollout", "its process was killed") for _ in range(2)]
-    world.rollouts.faults = {ordinal: list[Exception](gone) for ordinal in range(12)}
+    world.rollouts.faults = {prompt_index: list[Exception](gone) for prompt_index in range(12)}
     world.rollouts.slow = dict.fromkeys(range(12), 1.0)
     world.run()
     world.assert_books_agree()
@@ -161,7 +161,7 @@ def test_what_one_incident_costs_counts_as_one_failure_in_a_row() -> None:
 def test_one_incident_more_than_allowed_in_a_row_ends_the_run_and_names_the_key() -> None:
     world = World({"rollout": {"consecutive_failures": 3}})
     gone = [ActorLost("environment-0", "rollout", "its process was killed") for _ in range(3)]
-    world.rollouts.faults = {ordinal: list[Exception](gone) for ordinal in range(12)}
+    world.rollouts.faults = {prompt_index: list[Exception](gone) for prompt_index in range(12)}
     world.rollouts.slow = dict.fromkeys(range(12), 1.0)
     assert "rollout.consecutive_failures" in str(world.fail())
 
@@ -225,7 +225,7 @@ def test_a_rollout_past_its_deadline_is_cancelled_and_dispatched_again() -> None
 
     class OnceHung(FakeRollouts):
         async def rollout(self, fence: Fence, task: Any) -> Any:
-            if (task.ordinal, task.attempt) == (5, 1):
+            if (task.prompt_index, task.attempt) == (5, 1):
                 await asyncio.Event().wait()
             return await super().rollout(fence, task)
 

@@ -149,10 +149,10 @@ def test_a_stall_names_who_waits_for_what() -> None:
     world = World()
 
     class Stuck(FakePrompts):
-        def prompt(self, ordinal: int) -> Any:
-            if ordinal >= 6:
+        def prompt(self, prompt_index: int) -> Any:
+            if prompt_index >= 6:
                 world.built.state.gate_open = False  # a planted bug: nobody opens it again
-            return super().prompt(ordinal)
+            return super().prompt(prompt_index)
 
     world.prompts = Stuck()
     failure = world.fail()

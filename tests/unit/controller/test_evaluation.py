@@ -21,7 +21,7 @@ class Watched(FakeRollouts):
         before = engine.version
         answer = await super().rollout(fence, task)
         if task.evaluation:
-            self.scored.append((task.ordinal, before, engine.version))
+            self.scored.append((task.prompt_index, before, engine.version))
         return answer
 
 

@@ -37,10 +37,10 @@ async def at_once(work: Callable[[], int]) -> int:
 
 def step(ledger: Ledger) -> None:
     """One step of one group; no checkpoint is made, so a rewind may undo any of them."""
-    ordinal, version = ledger.admit(ANY_STEP), ledger.trainer_version
-    attempt = ledger.dispatch(ordinal, "generator-0", version)
-    ledger.commit(receipt(ordinal, attempt, version))
-    ledger.claim([ordinal], version + 1, 1)
+    prompt_index, version = ledger.admit(ANY_STEP), ledger.trainer_version
+    attempt = ledger.dispatch(prompt_index, "generator-0", version)
+    ledger.commit(receipt(prompt_index, attempt, version))
+    ledger.claim([prompt_index], version + 1, 1)
     ledger.intend(version + 1, 1)
     ledger.applied(version + 1, 1)
 

@@ -54,7 +54,7 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 
 RECEIPT = Receipt(
-    ordinal=0,
+    prompt_index=0,
     attempt=1,
     engine="generator-0",
     engine_incarnation="life-1",

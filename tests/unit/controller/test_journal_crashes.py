@@ -40,9 +40,9 @@ from offbeat.sampler.policy import ANY_STEP
 # --- legal events -------------------------------------------------------------------------------
 
 
-def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
+def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
     return Receipt(
-        ordinal=ordinal,
+        prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-0",
         engine_incarnation="life-1",
@@ -63,12 +63,12 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
     step = ledger.trainer_version + 1
     match choice:
         case 0 if at[Place.ADMITTED]:
-            ledger.dispatch(at[Place.ADMITTED][-1].ordinal, "generator-0", step - 1)
+            ledger.dispatch(at[Place.ADMITTED][-1].prompt_index, "generator-0", step - 1)
         case 1 if at[Place.IN_FLIGHT]:
             group = at[Place.IN_FLIGHT][0]
-            ledger.commit(receipt(group.ordinal, group.attempt, group.oldest_version))
+            ledger.commit(receipt(group.prompt_index, group.attempt, group.oldest_version))
         case 2 if at[Place.IN_FLIGHT]:
-            ledger.retry(at[Place.IN_FLIGHT][-1].ordinal, "infrastructure", "engine_lost")
+            ledger.retry(at[Place.IN_FLIGHT][-1].prompt_index, "infrastructure", "engine_lost")
         case 3 if at[Place.READY]:
             ledger.claim(list(ledger.ready)[::-1], step, 1)
         case 4 if at[Place.TRAINING] and ledger.intent is None:
@@ -80,16 +80,16 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
         case 6 if at[Place.TRAINING]:
             ledger.refused(step, 1, "nan")
         case 7 if at[Place.READY]:
-            ledger.drop(at[Place.READY][0].ordinal, "no_signal", filtered=True)
+            ledger.drop(at[Place.READY][0].prompt_index, "no_signal", filtered=True)
         case 7 if at[Place.ADMITTED]:
-            ledger.drop(at[Place.ADMITTED][0].ordinal, "reward_nan", shrinks=step)
+            ledger.drop(at[Place.ADMITTED][0].prompt_index, "reward_nan", shrinks=step)
         case 8:
             ledger.checkpointed(step - 1, "digest")
         case 9 if ledger.checkpoints and not ledger.in_flight:
             version = ledger.checkpoints[-1]
             ledger.rewind(version, "a rank was lost", steps_after(version, reversed(events)))
         case 10 if at[Place.READY]:
-            ledger.evict(at[Place.READY][0].ordinal, "stale")
+            ledger.evict(at[Place.READY][0].prompt_index, "stale")
         case 11:
             ledger.released(step - 1, f"digest-{step}")
         case 12:
@@ -104,7 +104,7 @@ MOVES = st.integers(0, 16)
 def state_of(ledger: Ledger) -> dict[str, Any]:
     """Everything that matters of it, ordered only where order matters."""
     snapshot = msgspec.to_builtins(ledger.snapshot())
-    snapshot["groups"] = {group["ordinal"]: group for group in snapshot["groups"]}
+    snapshot["groups"] = {group["prompt_index"]: group for group in snapshot["groups"]}
     indices = {
         "counts": ledger.counts(),
         "ready": list(ledger.ready),

@@ -19,9 +19,9 @@ from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import ANY_STEP
 
 
-def receipt(ordinal: int, attempt: int, version: int) -> Receipt:
+def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
     return Receipt(
-        ordinal=ordinal,
+        prompt_index=prompt_index,
         attempt=attempt,
         engine="generator-0",
         engine_incarnation="life-1",
@@ -42,10 +42,10 @@ def history() -> list[AnyEvent]:
     ledger = Ledger(events.append)
 
     def rolled_out(version: int) -> int:
-        ordinal = ledger.admit(ANY_STEP)
-        attempt = ledger.dispatch(ordinal, "generator-0", version)
-        ledger.commit(receipt(ordinal, attempt, version))
-        return ordinal
+        prompt_index = ledger.admit(ANY_STEP)
+        attempt = ledger.dispatch(prompt_index, "generator-0", version)
+        ledger.commit(receipt(prompt_index, attempt, version))
+        return prompt_index
 
     ledger.open("run-1", 1)
     step = [rolled_out(0), rolled_out(0)]

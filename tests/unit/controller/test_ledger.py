@@ -23,16 +23,16 @@ def with_ready(count: int, *, version: int = 0, target_step: int = ANY_STEP) -> 
 def add_ready(
     ledger: Ledger, count: int, *, version: int = 0, target_step: int = ANY_STEP
 ) -> list[int]:
-    ordinals = [ledger.admit(target_step) for _ in range(count)]
-    for ordinal in ordinals:
-        ledger.dispatch(ordinal, "generator-0", version)
-        ledger.commit(receipt(ordinal, 1, version))
-    return ordinals
+    prompt_indices = [ledger.admit(target_step) for _ in range(count)]
+    for prompt_index in prompt_indices:
+        ledger.dispatch(prompt_index, "generator-0", version)
+        ledger.commit(receipt(prompt_index, 1, version))
+    return prompt_indices
 
 
-def train(ledger: Ledger, *ordinals: int) -> int:
+def train(ledger: Ledger, *prompt_indices: int) -> int:
     step = ledger.trainer_version + 1
-    ledger.claim(ordinals, step, 1)
+    ledger.claim(prompt_indices, step, 1)
     ledger.intend(step, 1)
     return ledger.applied(step, 1)
 
@@ -43,23 +43,23 @@ def train(ledger: Ledger, *ordinals: int) -> int:
 def test_a_group_is_known_by_the_oldest_token_it_really_has() -> None:
     events = list[AnyEvent]()
     ledger = Ledger(events.append)
-    ordinal = ledger.admit(ANY_STEP)
-    assert ledger.dispatch(ordinal, "generator-0", 3) == 1
-    assert ledger.groups[ordinal].oldest_version == 3, "no token can be older"
-    ledger.commit(receipt(ordinal, 1, version=4))
-    assert ledger.groups[ordinal].oldest_version == 4
+    prompt_index = ledger.admit(ANY_STEP)
+    assert ledger.dispatch(prompt_index, "generator-0", 3) == 1
+    assert ledger.groups[prompt_index].oldest_version == 3, "no token can be older"
+    ledger.commit(receipt(prompt_index, 1, version=4))
+    assert ledger.groups[prompt_index].oldest_version == 4
     assert isinstance(events[1], Dispatched)
     assert isinstance(events[2], Committed)
 
 
 def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
     ledger = Ledger()
-    ordinal = ledger.admit(ANY_STEP)
-    ledger.dispatch(ordinal, "generator-0", 0)
-    ledger.retry(ordinal, "infrastructure", "engine_lost")
-    assert ledger.dispatch(ordinal, "generator-1", 0) == 2
+    prompt_index = ledger.admit(ANY_STEP)
+    ledger.dispatch(prompt_index, "generator-0", 0)
+    ledger.retry(prompt_index, "infrastructure", "engine_lost")
+    assert ledger.dispatch(prompt_index, "generator-1", 0) == 2
     with pytest.raises(IllegalMove, match="cannot commit g-000000: it is in_flight, attempt 2"):
-        ledger.commit(receipt(ordinal, 1))
+        ledger.commit(receipt(prompt_index, 1))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_there_is_no_rewind_while_groups_are_in_flight() -> None:
 
 def test_a_rewind_reaches_back_to_the_last_checkpoint_but_one() -> None:
     ledger = with_ready(5)
-    for ordinal in range(5):
-        version = train(ledger, ordinal)
+    for prompt_index in range(5):
+        version = train(ledger, prompt_index)
         if version in (2, 3, 4):
             ledger.checkpointed(version, "digest")
     assert ledger.checkpoints == [3, 4]
@@ -211,8 +211,8 @@ def test_a_rewind_reaches_back_to_the_last_checkpoint_but_one() -> None:
 
 def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> None:
     ledger = with_ready(2)
-    for ordinal in range(2):
-        ledger.checkpointed(train(ledger, ordinal), "digest")
+    for prompt_index in range(2):
+        ledger.checkpointed(train(ledger, prompt_index), "digest")
     ledger.checkpointed(2, "digest")
     assert ledger.checkpoints == [1, 2]
     assert ledger.rewound(1) == [1]
@@ -223,8 +223,8 @@ def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> N
 
 def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
     ledger = with_ready(4)
-    for ordinal in [ledger.admit(ANY_STEP) for _ in range(3)][::-1]:
-        ledger.dispatch(ordinal, "generator-0", 0)
+    for prompt_index in [ledger.admit(ANY_STEP) for _ in range(3)][::-1]:
+        ledger.dispatch(prompt_index, "generator-0", 0)
     ledger.claim([1, 0], 1, 1)
     ledger.claim([3], 1, 1)
     encoded = msgspec.msgpack.encode(ledger.snapshot())

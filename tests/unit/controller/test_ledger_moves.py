@@ -24,9 +24,9 @@ _EVENTS = msgspec.msgpack.Decoder(AnyEvent)
 
 
 class LedgerMoves(RuleBasedStateMachine):
-    """Any move on any ordinal at any time: it happens where it is legal, else it raises.
+    """Any move on any prompt index at any time: it happens where it is legal, else it raises.
 
-    The model is a place for each ordinal, and what each version was made of.
+    The model is a place for each prompt index, and what each version was made of.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class LedgerMoves(RuleBasedStateMachine):
         self.ledger = Ledger(self._record)
         self.snapshot: tuple[int, bytes] | None = None  # events before it; encoded
         self.stamping = False
-        self.place = list[str]()  # of each ordinal
+        self.place = list[str]()  # of each prompt index
         self.newest = dict[int, int]()  # version of the newest token, of what is ready or training
-        self.made_of = dict[int, list[int]]()  # ordinals trained, by version
+        self.made_of = dict[int, list[int]]()  # prompt indices trained, by version
         self.batch_deficits = Counter[int]()
         self.went_without = dict[int, int]()  # groups that the step of a version went without
         self.dropped, self.retried = Counter[str](), Counter[str]()
@@ -63,7 +63,7 @@ class LedgerMoves(RuleBasedStateMachine):
         return self.ledger.trainer_version + 1
 
     def _all(self, place: str) -> list[int]:
-        return [ordinal for ordinal, at in enumerate(self.place) if at == place]
+        return [prompt_index for prompt_index, at in enumerate(self.place) if at == place]
 
     def _picked(self, pick: int, *places: str) -> int:
         fit = [o for o, at in enumerate(self.place) if pick < 8 and at in places]
@@ -72,8 +72,8 @@ class LedgerMoves(RuleBasedStateMachine):
         among = fit or living or ended or [len(self.place)]
         return among[pick % len(among)]
 
-    def _is_at(self, ordinal: int, *places: str) -> bool:
-        return ordinal < len(self.place) and self.place[ordinal] in places
+    def _is_at(self, prompt_index: int, *places: str) -> bool:
+        return prompt_index < len(self.place) and self.place[prompt_index] in places
 
     def _expect(self, move: Callable[[], object], *, legal: bool) -> bool:
         """The move is made, or raises and changes nothing."""
@@ -98,27 +98,27 @@ class LedgerMoves(RuleBasedStateMachine):
 
     @rule(pick=PICK, version=st.integers(0, 3))
     def dispatch(self, pick: int, version: int) -> None:
-        ordinal = self._picked(pick, "admitted")
+        prompt_index = self._picked(pick, "admitted")
         if self._expect(
-            lambda: self.ledger.dispatch(ordinal, "generator-0", version),
-            legal=self._is_at(ordinal, "admitted"),
+            lambda: self.ledger.dispatch(prompt_index, "generator-0", version),
+            legal=self._is_at(prompt_index, "admitted"),
         ):
-            self.place[ordinal] = "in_flight"
+            self.place[prompt_index] = "in_flight"
 
     @rule(newest_first=st.booleans())
     def dispatch_all(self, newest_first: bool) -> None:
-        for ordinal in sorted(self._all("admitted"), reverse=newest_first):
-            self.ledger.dispatch(ordinal, "generator-0", self.ledger.trainer_version)
-            self.place[ordinal] = "in_flight"
+        for prompt_index in sorted(self._all("admitted"), reverse=newest_first):
+            self.ledger.dispatch(prompt_index, "generator-0", self.ledger.trainer_version)
+            self.place[prompt_index] = "in_flight"
 
     @rule(pick=PICK, kind=st.sampled_from(["infrastructure", "data", "cancelled"]))
     def retry(self, pick: int, kind: str) -> None:
-        ordinal = self._picked(pick, "in_flight")
+        prompt_index = self._picked(pick, "in_flight")
         if self._expect(
-            lambda: self.ledger.retry(ordinal, kind, "engine_lost"),
-            legal=self._is_at(ordinal, "in_flight"),
+            lambda: self.ledger.retry(prompt_index, kind, "engine_lost"),
+            legal=self._is_at(prompt_index, "in_flight"),
         ):
-            self.place[ordinal] = "admitted"
+            self.place[prompt_index] = "admitted"
             self.retried["engine_lost"] += 1
 
     @rule(
@@ -127,15 +127,15 @@ class LedgerMoves(RuleBasedStateMachine):
     )  # fmt: skip
     def commit(self, pick: int, late: int, more: int, tokens: int) -> None:
         """``late``: the answer is of an attempt before the last one."""
-        ordinal = self._picked(pick, "in_flight")
-        group = self.ledger.groups.get(ordinal)
+        prompt_index = self._picked(pick, "in_flight")
+        group = self.ledger.groups.get(prompt_index)
         attempt = group.attempt - late if group else 1
         version = group.oldest_version + more if group else 0
         if self._expect(
-            lambda: self.ledger.commit(receipt(ordinal, attempt, version, tokens)),
-            legal=self._is_at(ordinal, "in_flight") and not late,
+            lambda: self.ledger.commit(receipt(prompt_index, attempt, version, tokens)),
+            legal=self._is_at(prompt_index, "in_flight") and not late,
         ):
-            self.place[ordinal], self.newest[ordinal] = "ready", version + 1
+            self.place[prompt_index], self.newest[prompt_index] = "ready", version + 1
 
     @rule(groups=st.integers(1, 3), behind=st.integers(0, 2))
     def roll_out(self, groups: int, behind: int) -> None:
@@ -143,55 +143,58 @@ class LedgerMoves(RuleBasedStateMachine):
         while len(self.ledger.groups) < 8 and groups:
             self.admit(0)
             groups -= 1
-        for ordinal in self._all("admitted"):
+        for prompt_index in self._all("admitted"):
             version = max(0, self.ledger.trainer_version - behind)
-            attempt = self.ledger.dispatch(ordinal, "generator-0", version)
-            self.ledger.commit(receipt(ordinal, attempt, version))
-            self.place[ordinal], self.newest[ordinal] = "ready", version + 1
+            attempt = self.ledger.dispatch(prompt_index, "generator-0", version)
+            self.ledger.commit(receipt(prompt_index, attempt, version))
+            self.place[prompt_index], self.newest[prompt_index] = "ready", version + 1
 
     @rule(pick=PICK)
     def evict(self, pick: int) -> None:
-        ordinal = self._picked(pick, "ready")
+        prompt_index = self._picked(pick, "ready")
         if self._expect(
-            lambda: self.ledger.evict(ordinal, "stale"), legal=self._is_at(ordinal, "ready")
+            lambda: self.ledger.evict(prompt_index, "stale"),
+            legal=self._is_at(prompt_index, "ready"),
         ):
-            self.place[ordinal] = "admitted"
+            self.place[prompt_index] = "admitted"
             self.evicted += 1
 
     @rule(pick=PICK)
     def recover(self, pick: int) -> None:
-        ordinal = self._picked(pick, "in_flight", "ready")
+        prompt_index = self._picked(pick, "in_flight", "ready")
         if self._expect(
-            lambda: self.ledger.recover(ordinal, "payload_gone"),
-            legal=self._is_at(ordinal, "in_flight", "ready"),
+            lambda: self.ledger.recover(prompt_index, "payload_gone"),
+            legal=self._is_at(prompt_index, "in_flight", "ready"),
         ):
-            self.place[ordinal] = "admitted"
+            self.place[prompt_index] = "admitted"
             self.retried["payload_gone"] += 1
 
     @rule(pick=PICK, shrink=st.booleans(), filtered=st.booleans())
     def drop(self, pick: int, shrink: bool, filtered: bool) -> None:
-        ordinal = self._picked(pick, "admitted", "in_flight", "ready")
-        step = self._stamp(ordinal) if self.stamping else self.step
+        prompt_index = self._picked(pick, "admitted", "in_flight", "ready")
+        step = self._stamp(prompt_index) if self.stamping else self.step
         shrinks = step if shrink else 0
         if self._expect(
-            lambda: self.ledger.drop(ordinal, "reward_nan", shrinks=shrinks, filtered=filtered),
-            legal=self._is_at(ordinal, "admitted", "in_flight", "ready"),
+            lambda: self.ledger.drop(
+                prompt_index, "reward_nan", shrinks=shrinks, filtered=filtered
+            ),
+            legal=self._is_at(prompt_index, "admitted", "in_flight", "ready"),
         ):
-            self.place[ordinal] = "dropped"
+            self.place[prompt_index] = "dropped"
             self.dropped["reward_nan"] += 1
-            if self._was_returned_for(ordinal) == "infrastructure":
+            if self._was_returned_for(prompt_index) == "infrastructure":
                 self.failed_prompts_infrastructure += not filtered
             else:
                 self.failed_prompts += not filtered
             self.batch_deficits[step] += shrink
 
-    def _was_returned_for(self, ordinal: int) -> str:
+    def _was_returned_for(self, prompt_index: int) -> str:
         """The kind of its return, if it has not been dispatched since."""
         for event in reversed(self.events):
             match event:
-                case Dispatched(ordinal=of) if of == ordinal:
+                case Dispatched(prompt_index=of) if of == prompt_index:
                     return ""
-                case Returned(ordinal=of, kind=kind) if of == ordinal:
+                case Returned(prompt_index=of, kind=kind) if of == prompt_index:
                     return kind
                 case _:
                     pass
@@ -202,29 +205,31 @@ class LedgerMoves(RuleBasedStateMachine):
     @rule(picks=st.lists(PICK, max_size=3))
     def claim(self, picks: list[int]) -> None:
         """Also groups that are not ready, and the same one twice."""
-        ordinals = [self._picked(pick, "ready") for pick in picks]
-        if self.stamping and any(self._stamp(ordinal) != self.step for ordinal in ordinals):
-            return  # no sampler selects them
-        ready = all(self._is_at(ordinal, "ready") for ordinal in ordinals)
-        if self._expect(
-            lambda: self.ledger.claim(ordinals, self.step, 1),
-            legal=ready and len(set(ordinals)) == len(ordinals),
+        prompt_indices = [self._picked(pick, "ready") for pick in picks]
+        if self.stamping and any(
+            self._stamp(prompt_index) != self.step for prompt_index in prompt_indices
         ):
-            for ordinal in ordinals:
-                self.place[ordinal] = "training"
+            return  # no sampler selects them
+        ready = all(self._is_at(prompt_index, "ready") for prompt_index in prompt_indices)
+        if self._expect(
+            lambda: self.ledger.claim(prompt_indices, self.step, 1),
+            legal=ready and len(set(prompt_indices)) == len(prompt_indices),
+        ):
+            for prompt_index in prompt_indices:
+                self.place[prompt_index] = "training"
 
-    def _stamp(self, ordinal: int) -> int:
-        group = self.ledger.groups.get(ordinal)
+    def _stamp(self, prompt_index: int) -> int:
+        group = self.ledger.groups.get(prompt_index)
         return group.target_step if group else self.step
 
     @rule()
     def claim_all(self) -> None:
         due = [o for o in self.ledger.ready if not self.stamping or self._stamp(o) == self.step]
         before = list(self.ledger.training)
-        assert [group.ordinal for group in self.ledger.claim(due, self.step, 1)] == due
+        assert [group.prompt_index for group in self.ledger.claim(due, self.step, 1)] == due
         assert list(self.ledger.training) == before + due
-        for ordinal in due:
-            self.place[ordinal] = "training"
+        for prompt_index in due:
+            self.place[prompt_index] = "training"
 
     @rule()
     def unclaim(self) -> None:
@@ -232,8 +237,8 @@ class LedgerMoves(RuleBasedStateMachine):
         self.ledger.unclaim(self.step, 1)
         assert list(self.ledger.ready) == waiting + claimed
         assert self.ledger.intent is None
-        for ordinal in claimed:
-            self.place[ordinal] = "ready"
+        for prompt_index in claimed:
+            self.place[prompt_index] = "ready"
 
     @rule(attempt=st.integers(1, 3))
     def intend(self, attempt: int) -> None:
@@ -241,7 +246,7 @@ class LedgerMoves(RuleBasedStateMachine):
         intent = self.ledger.intent
         assert intent is not None
         assert (intent.step, intent.attempt) == (self.step, attempt)
-        assert list(intent.ordinals) == list(self.ledger.training)
+        assert list(intent.prompt_indices) == list(self.ledger.training)
 
     @rule(attempt=st.integers(1, 3))
     def apply_the_step(self, attempt: int) -> None:
@@ -251,8 +256,8 @@ class LedgerMoves(RuleBasedStateMachine):
         assert self.ledger.intent is None
         self.made_of[step] = groups
         self.went_without[step] = self.batch_deficits.pop(step, 0)
-        for ordinal in groups:
-            self.place[ordinal] = "trained"
+        for prompt_index in groups:
+            self.place[prompt_index] = "trained"
 
     @rule()
     def take_a_step(self) -> None:
@@ -266,8 +271,8 @@ class LedgerMoves(RuleBasedStateMachine):
         self.ledger.refused(self.step, 1, "step_refused")
         assert self.ledger.trainer_version == version
         self.dropped["step_refused"] += len(groups)
-        for ordinal in groups:
-            self.place[ordinal] = "dropped"
+        for prompt_index in groups:
+            self.place[prompt_index] = "dropped"
 
     @rule()
     def publish(self) -> None:
@@ -299,9 +304,9 @@ class LedgerMoves(RuleBasedStateMachine):
 
     @rule(by=st.integers(0, 2))
     def cancel_all_and_rewind(self, by: int) -> None:
-        for ordinal in self._all("in_flight"):
-            self.ledger.retry(ordinal, "cancelled", "rewound")
-            self.place[ordinal] = "admitted"
+        for prompt_index in self._all("in_flight"):
+            self.ledger.retry(prompt_index, "cancelled", "rewound")
+            self.place[prompt_index] = "admitted"
             self.retried["rewound"] += 1
         self._rewind(self.ledger.trainer_version - by)
 
@@ -310,30 +315,30 @@ class LedgerMoves(RuleBasedStateMachine):
         within = self.forgotten <= to_version <= version
         if not self._expect(
             lambda: given_back.extend(
-                ordinal
+                prompt_index
                 for part in self.ledger.rewind_in_parts(
                     to_version,
                     "rank_lost",
                     steps_after(to_version, reversed(self.events)),
                     groups_per_part=groups_per_part,
                 )
-                for ordinal in part
+                for prompt_index in part
             ),
             legal=within and not self._all("in_flight"),
         ):
             return
         undone = [o for made, groups in self.made_of.items() if made > to_version for o in groups]
         held = self._all("ready") + self._all("training")
-        newer = [ordinal for ordinal in held if self.newest[ordinal] > to_version]
+        newer = [prompt_index for prompt_index in held if self.newest[prompt_index] > to_version]
         assert sorted(given_back) == sorted(undone + newer)
         assert self.ledger.rewinding_to is None
-        for ordinal in held:
-            self.place[ordinal] = "ready"
-        for ordinal in given_back:
-            self.place[ordinal] = "admitted"
+        for prompt_index in held:
+            self.place[prompt_index] = "ready"
+        for prompt_index in given_back:
+            self.place[prompt_index] = "admitted"
         for made in range(to_version + 1, version + 1):
-            for ordinal in self.made_of.pop(made):
-                assert self.ledger.groups[ordinal].target_step == (
+            for prompt_index in self.made_of.pop(made):
+                assert self.ledger.groups[prompt_index].target_step == (
                     made if self.stamping else ANY_STEP
                 )
             self.batch_deficits[made] += self.went_without.pop(made)
@@ -363,10 +368,10 @@ class LedgerMoves(RuleBasedStateMachine):
     # --- what holds after each of them -----------------------------------------------------------
 
     @invariant()
-    def every_ordinal_is_in_one_place_the_one_it_was_moved_to(self) -> None:
+    def every_prompt_index_is_in_one_place_the_one_it_was_moved_to(self) -> None:
         places, counts = Counter(self.place), self.ledger.counts()
         assert {o: str(group.place) for o, group in self.ledger.groups.items()} == {
-            ordinal: at for ordinal, at in enumerate(self.place) if at not in ENDED
+            prompt_index: at for prompt_index, at in enumerate(self.place) if at not in ENDED
         }
         assert counts.pop("drawn") == len(self.place)
         assert counts == {name: places[name] for name in counts}
@@ -390,7 +395,7 @@ class LedgerMoves(RuleBasedStateMachine):
     @invariant()
     def the_journal_knows_what_each_step_that_stands_was_made_of(self) -> None:
         known = steps_after(0, reversed(self.events)).undone
-        assert {step.version: list(step.ordinals) for step in known} == self.made_of
+        assert {step.version: list(step.prompt_indices) for step in known} == self.made_of
 
     @invariant()
     def the_fold_of_the_events_is_the_ledger(self) -> None:

@@ -27,7 +27,7 @@ class Bereft(FakeTrainer):
     lost: Counter[int] = field(default_factory=Counter[int])
 
     def _check(self, chunk: Chunk, during: str) -> None:
-        gone = tuple(each for each in chunk.ordinals if self.lost[each])
+        gone = tuple(each for each in chunk.prompt_indices if self.lost[each])
         self.lost.subtract(gone)
         if gone:
             raise PayloadLost(gone, during, DIED)
@@ -50,9 +50,9 @@ class Spool:
     read: list[int] = field(default_factory=list[int])
 
     def readable(self, receipt: Receipt) -> object | None:
-        if receipt.ordinal not in self.copies:
+        if receipt.prompt_index not in self.copies:
             return None
-        self.read.append(receipt.ordinal)
+        self.read.append(receipt.prompt_index)
         return object()
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:

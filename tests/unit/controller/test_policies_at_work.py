@@ -18,8 +18,8 @@ def test_weight_fifo_trains_every_step_in_order_of_weight_version() -> None:
     world.rollouts.slow = {5: 9.0, 17: 12.0}
     world.run()
     world.assert_books_agree()
-    first_dispatch = {event.ordinal: event.version for event in world.events(Dispatched)}
-    trained = [first_dispatch[ordinal] for ordinal in world.trained]
+    first_dispatch = {event.prompt_index: event.version for event in world.events(Dispatched)}
+    trained = [first_dispatch[prompt_index] for prompt_index in world.trained]
     assert trained == sorted(trained)
     assert world.built.state.ledger.counts()["drawn"] == 40
 
@@ -31,7 +31,7 @@ def test_windowed_cancels_what_is_too_late_and_rolls_its_prompt_out_again() -> N
     world.run()
     world.assert_books_agree()
     cancelled = [event for event in world.events(Returned) if event.kind == "cancelled"]
-    assert [(event.ordinal, event.reason) for event in cancelled][:1] == [(2, "stale")]
+    assert [(event.prompt_index, event.reason) for event in cancelled][:1] == [(2, "stale")]
     assert world.worst_staleness() <= 1
     assert world.rollouts.running == 0
 
@@ -122,7 +122,7 @@ def test_shrunk_steps_train_fewer_groups_but_never_less_than_the_fraction(name: 
             },
         }
     )
-    world.rollouts.faults = {ordinal: [bad_data(ordinal)] for ordinal in (0, 1, 2)}
+    world.rollouts.faults = {prompt_index: [bad_data(prompt_index)] for prompt_index in (0, 1, 2)}
     world.run()
     world.assert_books_agree()
     sizes = [len(step) for step in world.trainer.steps]
@@ -140,7 +140,7 @@ def test_a_step_whose_prompts_are_all_gone_ends_the_run_by_name() -> None:
         }
     )
     world.prompts.count = 8
-    world.rollouts.faults = {ordinal: [bad_data(ordinal)] for ordinal in range(4)}
+    world.rollouts.faults = {prompt_index: [bad_data(prompt_index)] for prompt_index in range(4)}
     failure = world.fail()
     assert isinstance(failure.causes[0], EmptyBatch)
     assert "step 1" in str(failure)
@@ -160,7 +160,7 @@ def test_an_engine_whose_probes_answer_but_whose_requests_never_do_is_replaced()
             if task.engine == deaf.name and deaf.life == 1:
                 raise RolloutFailed(
                     FailureKind.INFRASTRUCTURE,
-                    task.ordinal,
+                    task.prompt_index,
                     task.attempt,
                     "engine_unavailable",
                     "it serves nothing",

@@ -8,7 +8,7 @@ from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 
 TASK = RolloutTask(Prompt(7, 0, 7, {}), 2, 2, "generator-0", 0, 60.0)
 HONEST = Receipt(
-    ordinal=7,
+    prompt_index=7,
     attempt=2,
     engine="generator-0",
     engine_incarnation="life-1",
@@ -35,8 +35,11 @@ def test_an_honest_receipt_may_enter() -> None:
 @pytest.mark.parametrize(
     ("forged", "reason"),
     [
-        ({"ordinal": 8}, "answer for ordinal 8 attempt 2, asked for ordinal 7 attempt 2"),
-        ({"attempt": 1}, "answer for ordinal 7 attempt 1"),
+        (
+            {"prompt_index": 8},
+            "answer for prompt 8 attempt 2, asked for prompt 7 attempt 2",
+        ),
+        ({"attempt": 1}, "answer for prompt 7 attempt 1"),
         ({"rewards": (1.0,)}, "group of [1, 2] samples, asked for 2"),
         ({"prompt_tokens": (3, 3, 3)}, "group of [2, 3] samples"),
         ({"valid_tokens": ()}, "group of [0, 2] samples"),

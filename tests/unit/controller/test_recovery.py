@@ -28,7 +28,7 @@ class Spool(NoPayloads):
     kept: set[int] = field(default_factory=set[int])
 
     def readable(self, receipt: Receipt) -> object | None:
-        return object() if receipt.ordinal in self.kept else None
+        return object() if receipt.prompt_index in self.kept else None
 
 
 def former_life(steps: int = 4) -> World:
@@ -62,7 +62,9 @@ def test_a_stop_applies_no_fragment_of_a_batch_and_the_resumed_run_trains_the_wh
 ) -> None:
     """An update over a part of its batch, at the full learning rate, is noisier than all others."""
     before = World({"sampler": sampler})
-    before.rollouts.slow = {ordinal: 3.0 * (ordinal % 4) + 1 for ordinal in range(40)}
+    before.rollouts.slow = {
+        prompt_index: 3.0 * (prompt_index % 4) + 1 for prompt_index in range(40)
+    }
 
     async def main() -> None:
         controller = before.controller()
@@ -70,7 +72,9 @@ def test_a_stop_applies_no_fragment_of_a_batch_and_the_resumed_run_trains_the_wh
         await controller.run()
 
     run(main())
-    claimed = [len(each.ordinals) for each in before.journal.events if isinstance(each, Claimed)]
+    claimed = [
+        len(each.prompt_indices) for each in before.journal.events if isinstance(each, Claimed)
+    ]
     assert 0 < sum(claimed) < 4, "the stop came within the step"
     assert before.trainer.steps == []
     assert before.built.state.ledger.training == {}
@@ -225,7 +229,7 @@ def test_ready_groups_stay_only_if_their_payload_can_be_read(kept: bool) -> None
     world = next_life(before, cut, spool=Spool(ready if kept else set()))
     world.run()
     world.assert_books_agree()
-    lost = {e.ordinal for e in world.events(Returned) if e.reason == "payload_lost"}
+    lost = {e.prompt_index for e in world.events(Returned) if e.reason == "payload_lost"}
     assert lost == (set() if kept else ready)
     assert len(world.trained) == 40
 
@@ -237,6 +241,6 @@ def test_groups_in_flight_are_rolled_out_again_and_none_is_lost() -> None:
     world = next_life(before, cut)
     world.run()
     world.assert_books_agree()
-    returned = {e.ordinal for e in world.events(Returned) if e.reason == "controller_lost"}
+    returned = {e.prompt_index for e in world.events(Returned) if e.reason == "controller_lost"}
     assert returned == {0, 1, 2, 3}
     assert sorted(world.trained) == list(range(40))

@@ -37,7 +37,7 @@ def test_a_call_that_was_cancelled_before_it_was_sent_leaves_the_queue_as_it_was
     trainer = Untimely()
     retries = {"step_retries": 3, "min_tokens_per_chunk": 1}
     world = World({"steps": 1, "trainer": retries}, trainer=trainer, reached=trainer.reached)
-    world.rollouts.slow = {ordinal: 7.3 * (ordinal + 1) for ordinal in range(4)}
+    world.rollouts.slow = {prompt_index: 7.3 * (prompt_index + 1) for prompt_index in range(4)}
     world.run()
     assert trainer.aborted == [1, 1, 1]
     world.assert_books_agree()
@@ -49,7 +49,9 @@ class Scorer(FakeTrainer):
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         assert all(len(payloads) == 1 for payloads in chunk.payloads)
         made = await super().prepare_logprobs(fence, chunk, loss)
-        return msgspec.structs.replace(made, payloads=(len(self.steps),) * len(chunk.ordinals))
+        return msgspec.structs.replace(
+            made, payloads=(len(self.steps),) * len(chunk.prompt_indices)
+        )
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
         assert all(added == [len(self.steps)] for _, *added in chunk.payloads)

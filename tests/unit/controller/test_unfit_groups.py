@@ -25,10 +25,10 @@ class Picky(FakeTrainer):
     cannot_read: Counter[int] = field(default_factory=Counter[int])
 
     def _accumulate(self, key: StepKey, chunk: Chunk) -> ChunkResult:
-        for ordinal in chunk.ordinals:
-            if self.cannot_read[ordinal]:
-                self.cannot_read[ordinal] -= 1
-                raise UnfitGroup(0, ordinal, PROBLEM)
+        for prompt_index in chunk.prompt_indices:
+            if self.cannot_read[prompt_index]:
+                self.cannot_read[prompt_index] -= 1
+                raise UnfitGroup(0, prompt_index, PROBLEM)
         return super()._accumulate(key, chunk)
 
 
@@ -57,7 +57,7 @@ def test_a_group_that_can_never_be_read_is_dropped_by_name_and_replaced(
     world.run()
     world.assert_books_agree()
     assert world.built.state.ledger.totals.dropped == {"unfit_for_trainer": 1}
-    assert [event.ordinal for event in world.events(Dropped)] == [5]
+    assert [event.prompt_index for event in world.events(Dropped)] == [5]
     assert [len(step) for step in world.trainer.steps] == [4] * 10
     assert 5 not in world.trained
 

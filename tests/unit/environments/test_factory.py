@@ -115,7 +115,7 @@ def test_a_failed_reward_fails_the_group_as_data() -> None:
         scored(made(name="function", target="user_rewards:raises"), "bad")
     error = caught.value
     assert (error.kind, error.reason) == (FailureKind.DATA, "reward_raised")
-    assert (error.ordinal, error.attempt) == (7, 1)
+    assert (error.prompt_index, error.attempt) == (7, 1)
 
 
 def test_a_function_that_cannot_be_imported_is_told_when_the_worker_starts() -> None:

@@ -132,7 +132,7 @@ def test_rows_are_questions_in_training_and_evaluation(tmp_path: Path) -> None:
     config = run_config(tmp_path)
     for source in (make_prompts(config), make_evaluation_prompts(config)):
         assert source is not None
-        prompts = [source.prompt(ordinal) for ordinal in range(source.rows)]
+        prompts = [source.prompt(prompt_index) for prompt_index in range(source.rows)]
         assert [prompt.data for prompt in prompts if prompt] == rows
 
 

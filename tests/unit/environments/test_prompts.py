@@ -47,17 +47,17 @@ def test_epochs_are_ordered_differently_and_seeds_too() -> None:
     assert len(orders) == 9
 
 
-def test_a_prompt_depends_on_its_ordinal_alone() -> None:
+def test_a_prompt_depends_on_its_prompt_index_alone() -> None:
     source = ArithmeticPrompts(0, 5, seed=4)
     again = ArithmeticPrompts(0, 5, seed=4)
-    forwards = [source.prompt(ordinal) for ordinal in range(60)]
-    assert [again.prompt(ordinal) for ordinal in reversed(range(60))] == forwards[::-1]
+    forwards = [source.prompt(prompt_index) for prompt_index in range(60)]
+    assert [again.prompt(prompt_index) for prompt_index in reversed(range(60))] == forwards[::-1]
     assert [prompt.epoch for prompt in forwards if prompt] == [0] * 25 + [1] * 25 + [2] * 10
 
 
 def test_arithmetic_rows_are_all_pairs() -> None:
     source = ArithmeticPrompts(2, 5, seed=0, epochs=1)
-    prompts = [source.prompt(ordinal) for ordinal in range(source.rows)]
+    prompts = [source.prompt(prompt_index) for prompt_index in range(source.rows)]
     assert {prompt.data["prompt"] for prompt in prompts if prompt} == {
         f"{a}+{b}=" for a in (2, 3, 4) for b in (2, 3, 4)
     }
@@ -83,7 +83,7 @@ def test_an_empty_range_is_refused(low: int, high: int) -> None:
 def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> None:
     file = jsonl(tmp_path, '\ufeff{"prompt": "a", "n": 1}\n\n{"prompt": "b"}\r\n')
     source = JsonlPrompts(file, shuffle=False, seed=0, epochs=None)
-    rows = [source.prompt(ordinal) for ordinal in range(3)]
+    rows = [source.prompt(prompt_index) for prompt_index in range(3)]
     assert [prompt.data for prompt in rows if prompt] == [
         {"prompt": "a", "n": 1},
         {"prompt": "b"},

@@ -10,12 +10,12 @@ from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.rollout_log import RolloutLog
 
 
-def finished(ordinal: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
+def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
     """Two samples, [7] and [8, 9], the second across a weight update."""
-    prompt = Prompt(ordinal, 0, 5, {"prompt": "1+1="})
+    prompt = Prompt(prompt_index, 0, 5, {"prompt": "1+1="})
     task = RolloutTask(prompt, 1, 2, "generator-0", 0, 1.0)
     receipt = Receipt(
-        ordinal=ordinal,
+        prompt_index=prompt_index,
         attempt=1,
         engine="generator-0",
         engine_incarnation="x",
@@ -42,13 +42,13 @@ def logged(
 ) -> list[dict[str, object]]:
     async def main() -> None:
         log = RolloutLog(directory, life, groups_per_file=2)
-        for ordinal in range(groups):
-            log.add(*finished(ordinal))
+        for prompt_index in range(groups):
+            log.add(*finished(prompt_index))
         await log.close()
 
     asyncio.run(main())
     rows = [row for path in directory.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    return sorted(rows, key=lambda row: (row["ordinal"], row["sample"]))
+    return sorted(rows, key=lambda row: (row["prompt_index"], row["sample"]))
 
 
 def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_later_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path
     assert len(logged(tmp_path, 1, life="environment-0-7-b")) == 4
 
 
-def large(ordinal: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
+def large(prompt_index: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndarray]]:
     """A group of two samples with so many response tokens."""
-    task, receipt, columns = finished(ordinal)
+    task, receipt, columns = finished(prompt_index)
     columns["response_ids"] = np.zeros(tokens, np.int32)
     columns["response_offsets"] = np.array([0, 1, tokens], np.int64)
     return task, receipt, columns
@@ -87,8 +87,8 @@ def large(ordinal: int, tokens: int) -> tuple[RolloutTask, Receipt, dict[str, np
 def test_a_file_ends_with_its_bytes_however_few_groups_it_has(tmp_path: Path) -> None:
     async def main() -> None:
         log = RolloutLog(tmp_path, "life", file_bytes=4000)
-        for ordinal in range(6):
-            log.add(*large(ordinal, 600))
+        for prompt_index in range(6):
+            log.add(*large(prompt_index, 600))
         await log.close()
         assert log.not_logged == 0
 
@@ -100,8 +100,8 @@ def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -
     async def main() -> None:
         log = RolloutLog(tmp_path, "life", file_bytes=4000, held_bytes=8000)
         with capture_logs() as lines:
-            for ordinal in range(20):  # within one turn of the loop: no file can end meanwhile
-                log.add(*large(ordinal, 600))
+            for prompt_index in range(20):  # within one turn of the loop: no file can end meanwhile
+                log.add(*large(prompt_index, 600))
                 assert log.held_bytes <= 8000
             await log.close()
         assert log.not_logged == 17
@@ -117,8 +117,8 @@ def test_groups_beyond_the_bound_of_bytes_are_counted_and_said(tmp_path: Path) -
 def test_a_log_whose_disk_is_free_again_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         log = RolloutLog(tmp_path, "life", groups_per_file=1, held_bytes=5000)
-        for ordinal in range(3):
-            log.add(*large(ordinal, 600))
+        for prompt_index in range(3):
+            log.add(*large(prompt_index, 600))
         assert log.not_logged == 1
         await log.close()
         assert log.held_bytes == 0
@@ -154,8 +154,8 @@ def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
 
     async def main() -> None:
         log = RolloutLog(taken, "life", groups_per_file=2)
-        for ordinal in range(3):
-            log.add(*finished(ordinal))
+        for prompt_index in range(3):
+            log.add(*finished(prompt_index))
         await log.close()
         assert log.not_logged == 3
 

@@ -45,7 +45,7 @@ def rolled_out(
 def failure(*args: Any, **options: Any) -> RolloutFailed:
     with pytest.raises(RolloutFailed) as caught:
         rolled_out(*args, **options)
-    assert (caught.value.ordinal, caught.value.attempt) == (7, 1)
+    assert (caught.value.prompt_index, caught.value.attempt) == (7, 1)
     return caught.value
 
 

@@ -22,8 +22,8 @@ from tests.support.ledger_model import receipt as made
 Columns = dict[str, np.ndarray[Any, Any]]
 
 
-def columns(ordinal: int) -> Columns:
-    return {"response_ids": np.arange(ordinal, ordinal + 5, dtype=np.int32)}
+def columns(prompt_index: int) -> Columns:
+    return {"response_ids": np.arange(prompt_index, prompt_index + 5, dtype=np.int32)}
 
 
 def spooling(directory: Path, work: Callable[[Spooling], Awaitable[Any]]) -> Any:
@@ -48,12 +48,12 @@ def spooled(directory: Path, groups: int) -> list[Receipt]:
 
 
 def test_a_group_can_be_read_by_its_receipt_once_it_is_answered(tmp_path: Path) -> None:
-    for ordinal, receipt in enumerate(spooled(tmp_path, 4)):
-        assert receipt.ordinal == ordinal and receipt.spooled is not None
+    for prompt_index, receipt in enumerate(spooled(tmp_path, 4)):
+        assert receipt.prompt_index == prompt_index and receipt.spooled is not None
         found = read(tmp_path, receipt.spooled)
         ids = found["response_ids"]
         assert isinstance(ids, np.ndarray)
-        assert np.array_equal(ids, columns(ordinal)["response_ids"])
+        assert np.array_equal(ids, columns(prompt_index)["response_ids"])
 
 
 def test_a_disk_that_refuses_costs_the_copy_and_is_told_once(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_cancelled_rollout_does_not_hold_up_the_others(tmp_path: Path) -> None
 def test_another_life_of_the_controller_has_segments_of_its_own(tmp_path: Path) -> None:
     async def work(spool: Spooling) -> list[Receipt]:
         written = list[Receipt]()
-        for ordinal, life in enumerate(("run/1", "run/1", "run/2")):
+        for prompt_index, life in enumerate(("run/1", "run/1", "run/2")):
             spool.begin(life)
-            written.append(await spool.spooled(made(ordinal, 1), columns(ordinal)))
+            written.append(await spool.spooled(made(prompt_index, 1), columns(prompt_index)))
         return written
 
     places = [receipt.spooled for receipt in spooling(tmp_path, work)]
@@ -208,9 +208,9 @@ def test_segments_whose_groups_were_all_cancelled_go_when_their_producer_writes_
 
 
 def test_a_replaced_producers_segments_go_once_its_next_life_is_heard_of(tmp_path: Path) -> None:
-    def write(life: str, ordinal: int) -> Receipt:
-        place = SpoolWriter(tmp_path, "environment-0", life).write(columns(ordinal))
-        return msgspec.structs.replace(made(ordinal, 1), spooled=place)
+    def write(life: str, prompt_index: int) -> Receipt:
+        place = SpoolWriter(tmp_path, "environment-0", life).write(columns(prompt_index))
+        return msgspec.structs.replace(made(prompt_index, 1), spooled=place)
 
     spool = RaySpool(tmp_path)
     first = write("7-a", 0)

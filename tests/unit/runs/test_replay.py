@@ -196,8 +196,10 @@ def test_both_folds_agree_wherever_the_snapshots_were_made(
                 run.train(ready[:1])
             elif move == "w":
                 run.rewind(max(0, run.ledger.trainer_version - 1), "lost")
-                for ordinal in [o for o, g in run.ledger.groups.items() if g.place == "admitted"]:
-                    run.rolled_out(ordinal, run.ledger.trainer_version)
+                for prompt_index in [
+                    o for o, g in run.ledger.groups.items() if g.place == "admitted"
+                ]:
+                    run.rolled_out(prompt_index, run.ledger.trainer_version)
             elif move == "d" and ready:
                 run.ledger.drop(ready[-1], "flat", filtered=True)
             elif move == "c" and ready:
@@ -223,11 +225,11 @@ def test_a_snapshot_that_lies_is_found_out(tmp_path: Path) -> None:
 
 def test_a_snapshot_that_misses_a_group_is_found_out(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
-    ordinal = run.ledger.admit(-1)
-    hidden = run.ledger.groups.pop(ordinal)
+    prompt_index = run.ledger.admit(-1)
+    hidden = run.ledger.groups.pop(prompt_index)
     run.journal.snapshot()
-    run.ledger.groups[ordinal] = hidden
-    run.rolled_out(ordinal, 0)
+    run.ledger.groups[prompt_index] = hidden
+    run.rolled_out(prompt_index, 0)
     run.close()
     assert replay(tmp_path).differences == [
         (

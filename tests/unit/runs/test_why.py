@@ -28,11 +28,11 @@ def story(run: RecordedRun, group: str) -> list[str]:
 
 def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
     ledger = run.ledger
-    ordinal = ledger.admit(1)
-    ledger.dispatch(ordinal, "generator-3", 0)
-    ledger.retry(ordinal, "infrastructure", "engine_lost")
-    run.rolled_out(ordinal, 0)
-    run.train([ordinal])
+    prompt_index = ledger.admit(1)
+    ledger.dispatch(prompt_index, "generator-3", 0)
+    ledger.retry(prompt_index, "infrastructure", "engine_lost")
+    run.rolled_out(prompt_index, 0)
+    run.train([prompt_index])
     ledger.checkpointed(1, "aa")
     ledger.checkpointed(1, "bb")
     run.close()
@@ -75,10 +75,10 @@ def test_every_moment_has_its_time_and_the_head_says_how_far_the_journal_goes(
 
 
 def test_a_rewind_brings_a_trained_group_back(run: RecordedRun) -> None:
-    (ordinal,) = run.ready(1)
-    run.train([ordinal])
+    (prompt_index,) = run.ready(1)
+    run.train([prompt_index])
     run.rewind(0, "rank 0 was lost")
-    life = story(run, str(ordinal))
+    life = story(run, str(prompt_index))
     assert life[-3:] == ["to be applied", "trained", "rewound"]
     again = why(run.run_dir, "0")
     assert "lineage 1: rank 0 was lost" in again.moments[-1].detail
@@ -99,8 +99,8 @@ def test_a_rewind_sends_back_ready_groups_with_abandoned_tokens_only(run: Record
 
 
 def test_an_aborted_step_leaves_its_groups_ready(run: RecordedRun) -> None:
-    (ordinal,) = run.ready(1)
-    run.ledger.claim([ordinal], 1, 1)
+    (prompt_index,) = run.ready(1)
+    run.ledger.claim([prompt_index], 1, 1)
     run.ledger.unclaim(1, 1)
     assert story(run, "0")[-2:] == ["claimed", "ready again"]
     assert why(run.run_dir, "0").now == "ready, waits for the trainer; oldest token of version 0"
@@ -122,8 +122,8 @@ def test_a_rewind_while_its_step_is_open_is_told(run: RecordedRun) -> None:
 def test_a_dropped_group_says_why_and_which_step_goes_without_it(
     run: RecordedRun, filtered: bool, what: str
 ) -> None:
-    (ordinal,) = run.ready(1)
-    run.ledger.drop(ordinal, "zero_variance", shrinks=1, filtered=filtered)
+    (prompt_index,) = run.ready(1)
+    run.ledger.drop(prompt_index, "zero_variance", shrinks=1, filtered=filtered)
     assert story(run, "0")[-1] == what
     life = why(run.run_dir, "0")
     assert life.moments[-1].detail == "zero_variance; step 1 goes without it"
@@ -131,8 +131,8 @@ def test_a_dropped_group_says_why_and_which_step_goes_without_it(
 
 
 def test_a_step_that_was_not_applied_drops_its_groups(run: RecordedRun) -> None:
-    ordinals = run.ready(2)
-    run.ledger.claim(ordinals[:1], 1, 1)
+    prompt_indices = run.ready(2)
+    run.ledger.claim(prompt_indices[:1], 1, 1)
     run.ledger.refused(1, 1, "gradient norm is nan")
     assert story(run, "0")[-1] == "dropped"
     assert why(run.run_dir, "0").now == "dropped: step 1 was not applied (gradient norm is nan)"

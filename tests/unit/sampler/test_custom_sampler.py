@@ -160,13 +160,13 @@ def watched(answer: Any) -> SampledRun:
 
     def dispatched(version: int) -> GroupRecord:
         group = ledger.groups[ledger.admit(ANY_STEP)]
-        ledger.dispatch(group.ordinal, "generator-0", version)
+        ledger.dispatch(group.prompt_index, "generator-0", version)
         return group
 
     for step in (1, 2):
         group = dispatched(step - 1)
         run.commit(group)
-        ledger.claim([group.ordinal], step, 1)
+        ledger.claim([group.prompt_index], step, 1)
         ledger.applied(step, 1)
     groups = [dispatched(2) for _ in range(4)]
     for group in (groups[0], groups[1], dispatched(0)):
@@ -184,14 +184,14 @@ def test_a_selection_that_can_be_trained_passes(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "allowed"),
     [
-        (None, "a list of ordinals"),
-        ({2}, "a list of ordinals"),
-        ([2, 2], "each ordinal once"),
-        ([IN_FLIGHT], "ordinals of groups that are ready"),
-        ([WAITING], "ordinals of groups that are ready"),
-        ([0], "ordinals of groups that are ready"),
-        ([2.0], "ordinals of groups that are ready"),
-        ([[2]], "ordinals of groups that are ready"),
+        (None, "a list of prompt indices"),
+        ({2}, "a list of prompt indices"),
+        ([2, 2], "each prompt index once"),
+        ([IN_FLIGHT], "prompt indices of groups that are ready"),
+        ([WAITING], "prompt indices of groups that are ready"),
+        ([0], "prompt indices of groups that are ready"),
+        ([2.0], "prompt indices of groups that are ready"),
+        ([[2]], "prompt indices of groups that are ready"),
         ([2, 3, OLD], "at most the 2 groups that the step needs"),
         ([2, OLD], "groups of version 1 or later (max_staleness=1)"),
     ],
@@ -216,11 +216,11 @@ def test_nothing_is_selected_beyond_what_the_step_still_needs() -> None:
 def test_only_groups_in_their_place_are_evicted_or_cancelled() -> None:
     run = watched([OLD])
     assert run.sampler.stale(run) == [OLD]
-    with pytest.raises(SamplerBroken, match="allowed: ordinals of groups that are in flight"):
+    with pytest.raises(SamplerBroken, match="allowed: prompt indices of groups that are in flight"):
         run.sampler.in_flight_to_cancel(run, predictive=True)
     run = watched([IN_FLIGHT])
     assert run.sampler.in_flight_to_cancel(run, predictive=True) == [IN_FLIGHT]
-    with pytest.raises(SamplerBroken, match="allowed: ordinals of groups that are ready"):
+    with pytest.raises(SamplerBroken, match="allowed: prompt indices of groups that are ready"):
         run.sampler.stale(run)
 
 

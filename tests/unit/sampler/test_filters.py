@@ -12,7 +12,7 @@ from offbeat.sampler.filters import GroupFilter
 def finished(rewards: tuple[float, ...], reasons: tuple[str, ...] = ()) -> Receipt:
     samples = len(rewards)
     return Receipt(
-        ordinal=0,
+        prompt_index=0,
         attempt=1,
         engine="generator-0",
         engine_incarnation="life-1",

@@ -87,17 +87,17 @@ def test_in_order_admits_the_nearest_step_that_is_not_full() -> None:
     assert [group.target_step for group in groups] == [1, 1, 2, 2, 3, 3], (
         "the look-ahead is two batches"
     )
-    run.ledger.retry(groups[2].ordinal, "data", "reward_raised")
+    run.ledger.retry(groups[2].prompt_index, "data", "reward_raised")
     run.drop(groups[2])
     assert run.sampler.admit(run) == 2
 
 
-def test_in_order_claims_by_ordinal_whatever_came_first() -> None:
+def test_in_order_claims_by_prompt_index_whatever_came_first() -> None:
     run = SampledRun(InOrder(G, max_staleness=1, max_lookahead=1), G)
     first, second, third, _ = admitted(run, 4)
     for group in (third, second, first):
         run.commit(group)
-    assert run.sampler.select(run) == [first.ordinal, second.ordinal]
+    assert run.sampler.select(run) == [first.prompt_index, second.prompt_index]
 
 
 def test_in_order_trains_first_what_a_stopped_step_left_behind() -> None:
@@ -109,7 +109,7 @@ def test_in_order_trains_first_what_a_stopped_step_left_behind() -> None:
     for group in (fourth, third, second):
         run.commit(group)
     assert (second.target_step, third.target_step, fourth.target_step) == (1, 2, 2)
-    assert run.sampler.select(run) == [second.ordinal, third.ordinal]
+    assert run.sampler.select(run) == [second.prompt_index, third.prompt_index]
     run.serve(0)
     run.serve(1)
     assert [group.target_step for group in admitted(run, 9)] == [3], (
@@ -150,7 +150,7 @@ def test_ready_first_keeps_a_place_for_the_oldest_in_flight() -> None:
     assert old.oldest_version == 0
     assert run.sampler.select(run) == [], "both places belong to the two groups of version 0"
     run.commit(rest[-1])
-    assert run.sampler.select(run) == [rest[-1].ordinal]
+    assert run.sampler.select(run) == [rest[-1].prompt_index]
 
 
 def test_ready_first_takes_what_came_first_when_there_is_room_for_all() -> None:
@@ -172,7 +172,7 @@ def test_a_dropped_prompt_shortens_the_last_step_it_could_have_been_in_or_somebo
     run.claim()
     run.engines = [1, 1]
     dropped = admitted(run, 2)[0]
-    run.ledger.retry(dropped.ordinal, "data", "reward_raised")
+    run.ledger.retry(dropped.prompt_index, "data", "reward_raised")
     run.drop(dropped, short)  # step 2 is in progress, and two groups can be trained in no other
     for group in old[G:]:
         run.commit(group)
@@ -196,10 +196,10 @@ def test_weight_fifo_waits_for_the_oldest_version_in_flight() -> None:
         run.commit(group)
     assert run.sampler.select(run) == []
     run.commit(others[3])
-    assert run.sampler.select(run) == [others[3].ordinal], "of the oldest version itself"
+    assert run.sampler.select(run) == [others[3].prompt_index], "of the oldest version itself"
     for group in (others[2], others[4], old):
         run.commit(group)
-    assert run.sampler.select(run) == [others[3].ordinal, others[2].ordinal]
+    assert run.sampler.select(run) == [others[3].prompt_index, others[2].prompt_index]
 
 
 # --- windowed ------------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ class Counted(OrderedDict[int, GroupRecord]):
     walked = 0
 
     def __iter__(self) -> Iterator[int]:
-        for ordinal in super().__iter__():
+        for prompt_index in super().__iter__():
             self.walked += 1
-            yield ordinal
+            yield prompt_index
 
     def values(self) -> Any:
-        return (self[ordinal] for ordinal in self)
+        return (self[prompt_index] for prompt_index in self)
 
 
 @pytest.mark.parametrize("make", [*POLICIES, freshest])
@@ -275,11 +275,11 @@ def test_what_a_policy_looks_at_does_not_grow_with_the_groups_outstanding(
     for groups in (20, 2000):
         run = SampledRun(make(3), G)
         ledger = run.ledger
-        for ordinal in range(groups):
-            group = ledger.groups[ledger.admit(1 + ordinal // G)]
-            run.engines[0] = ordinal * 2 // groups  # the older half of version 0
+        for prompt_index in range(groups):
+            group = ledger.groups[ledger.admit(1 + prompt_index // G)]
+            run.engines[0] = prompt_index * 2 // groups  # the older half of version 0
             run.dispatch(group)
-            if ordinal % 2 == 0:
+            if prompt_index % 2 == 0:
                 run.commit(group)
         ledger.ready = Counted(ledger.ready)
         for index in (ledger.ready_at, ledger.ready_for, ledger.in_flight_at):

@@ -86,19 +86,19 @@ class Moves(RuleBasedStateMachine):
     @precondition(lambda self: self.run.in_flight)
     @rule()
     def commit_the_newest(self) -> None:
-        self.run.commit(max(self.run.in_flight, key=lambda group: group.ordinal))
+        self.run.commit(max(self.run.in_flight, key=lambda group: group.prompt_index))
 
     @precondition(lambda self: self.run.in_flight)
     @rule(pick=PICK)
     def retry(self, pick: int) -> None:
         group = self.picked(self.run.in_flight, pick)
-        self.run.ledger.retry(group.ordinal, "infrastructure", "engine_lost")
+        self.run.ledger.retry(group.prompt_index, "infrastructure", "engine_lost")
 
     @precondition(lambda self: self.run.in_flight)
     @rule(pick=PICK, shrink=st.booleans())
     def drop(self, pick: int, shrink: bool) -> None:
         run, group = self.run, self.picked(self.run.in_flight, pick)
-        run.ledger.retry(group.ordinal, "data", "reward_raised")
+        run.ledger.retry(group.prompt_index, "data", "reward_raised")
         step = step_of(group, run, self.staleness)
         shrink &= run.groups_per_step - run.batch_deficits.get(step, 0) > 1
         run.drop(group, step if shrink else 0)
@@ -190,8 +190,8 @@ class InOrderMoves(Moves):
         self.step = self.run.trainer_version + 1
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
-        ordinals = [group.ordinal for group in claimed]
-        assert ordinals == sorted(ordinals)
+        prompt_indices = [group.prompt_index for group in claimed]
+        assert prompt_indices == sorted(prompt_indices)
         assert all(group.target_step == self.step for group in claimed)
 
 
@@ -242,12 +242,12 @@ class ReadyFirstMoves(PacedMoves):
     def before_claim(self) -> None:
         """By hand: in arrival order, whoever leaves all the others a place."""
         run, want, expiries = self.run, list[int](), self.expiries()
-        for ordinal, group in run.ready.items():
+        for prompt_index, group in run.ready.items():
             rest = list(expiries)
             rest.remove(group.oldest_version + self.staleness)
             later = [run.trainer_version] * (len(want) + 1)  # taken now: they hold places
             if len(want) < run.groups_needed and all_can_be_trained(run, rest + later):
-                want.append(ordinal)
+                want.append(prompt_index)
                 expiries = rest
         assert self.policy.select(run) == want
 
@@ -296,7 +296,7 @@ class WindowedMoves(Moves):
     def is_trained_in_time(self, group: GroupRecord) -> bool:
         """It commits now, nothing else ever does, and steps are trained one after the other."""
         last = max((g.arrival for g in self.window()), default=0) + 1
-        committed = GroupRecord(group.ordinal, group.target_step, arrival=last)
+        committed = GroupRecord(group.prompt_index, group.target_step, arrival=last)
         committed.oldest_version = group.oldest_version
         left = [*self.window(), committed]
         for version, places in step_sizes(self.run):
@@ -315,8 +315,8 @@ class WindowedMoves(Moves):
         assert set(surely) <= set(predictive)
         for group in self.run.in_flight:
             late = group.oldest_version + self.staleness < self.run.trainer_version
-            assert late == (group.ordinal in surely)
-            if group.ordinal in predictive:
+            assert late == (group.prompt_index in surely)
+            if group.prompt_index in predictive:
                 assert not self.is_trained_in_time(group)
             elif self.freshest_first:
                 assert self.is_trained_in_time(group), "nobody else is cancelled"
@@ -324,7 +324,7 @@ class WindowedMoves(Moves):
     @invariant()
     def what_is_stale_is_past_the_bound_and_all_that_is_past_it_is_stale(self) -> None:
         stale = set(self.run.sampler.stale(self.run))
-        window = {group.ordinal for group in self.window()}
+        window = {group.prompt_index for group in self.window()}
         assert stale == set(self.run.ready) - window
 
 

@@ -39,7 +39,7 @@ def runs(draw: st.DrawFn) -> SampledRun:
     versions = st.integers(NOW - staleness - 1, run.serving_version)
     for version, is_ready in draw(st.lists(st.tuples(versions, st.booleans()), max_size=12)):
         group = ledger.groups[ledger.admit(ANY_STEP)]
-        ledger.dispatch(group.ordinal, "generator-0", version)
+        ledger.dispatch(group.prompt_index, "generator-0", version)
         if is_ready:
             run.commit(group)
     for _ in range(draw(st.integers(0, 2))):
@@ -75,7 +75,7 @@ def test_a_ready_group_is_taken_if_and_only_if_all_others_can_still_be_trained(
         rest = list(left)
         rest.remove(expiry)
         if schedulable(rest, sizes(run, len(want) + 1)):
-            want.append(group.ordinal)
+            want.append(group.prompt_index)
             left = rest
     assert run.sampler.select(run) == want
 
@@ -97,7 +97,7 @@ def test_when_not_all_can_be_trained_the_oldest_go_first() -> None:
     run.ledger.trainer_version = 1
     for version in (1, 0, 0, 0):
         group: GroupRecord = run.ledger.groups[run.ledger.admit(ANY_STEP)]
-        run.ledger.dispatch(group.ordinal, "generator-0", version)
+        run.ledger.dispatch(group.prompt_index, "generator-0", version)
         run.commit(group)
     assert run.sampler.select(run) == [1, 2]
 
@@ -107,7 +107,7 @@ def test_the_last_free_place_may_go_to_an_older_group_than_it_was_free_for() -> 
     run.ledger.trainer_version = 2
     for version in (0, 1, 2):
         group = run.ledger.groups[run.ledger.admit(ANY_STEP)]
-        run.ledger.dispatch(group.ordinal, "generator-0", version)
+        run.ledger.dispatch(group.prompt_index, "generator-0", version)
         if version:
             run.commit(group)
     assert run.sampler.select(run) == [1], "one place is kept for the group of version 0"

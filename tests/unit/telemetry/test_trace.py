@@ -157,8 +157,13 @@ def test_it_is_the_trace_that_the_controller_asks_for(tmp_path: Path) -> None:
 
 def test_thousands_of_groups_make_no_rows(tmp_path: Path) -> None:
     trace = trace_at(tmp_path / "trace.json")
-    for ordinal in range(5000):
-        trace.span(("group", f"g-{ordinal:06d}"), "rollout", 50 + ordinal / 100, 60 + ordinal / 100)
+    for prompt_index in range(5000):
+        trace.span(
+            ("group", f"g-{prompt_index:06d}"),
+            "rollout",
+            50 + prompt_index / 100,
+            60 + prompt_index / 100,
+        )
     trace.close(30)
     events = read(tmp_path / "trace.json")
     check(events)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from offbeat.transfer_queue.errors import StaleHandle
 from offbeat.transfer_queue.index import QueueIndex
 
-ORDINAL = st.integers(0, 3)
+PROMPT_INDEX = st.integers(0, 3)
 COLUMNS = st.sets(st.sampled_from(["response_ids", "rewards", "logprobs"]), min_size=1)
 SIZE = st.integers(0, 1000)
 
@@ -37,59 +37,61 @@ class IndexMoves(RuleBasedStateMachine):
         self.writes += 1
         return f"payload-{self.writes}"
 
-    @rule(ordinal=ORDINAL, attempt=st.integers(1, 4), columns=COLUMNS, size=SIZE)
-    def put(self, ordinal: int, attempt: int, columns: set[str], size: int) -> None:
+    @rule(prompt_index=PROMPT_INDEX, attempt=st.integers(1, 4), columns=COLUMNS, size=SIZE)
+    def put(self, prompt_index: int, attempt: int, columns: set[str], size: int) -> None:
         """Only a newer attempt than the one held; what a cleared group had is forgotten."""
-        held, payload = self.model.get(ordinal), self._payload()
+        held, payload = self.model.get(prompt_index), self._payload()
         if held is not None and attempt <= held.attempt:
             with pytest.raises(StaleHandle) as refused:
-                self.index.put(ordinal, attempt, columns, size, payload)
+                self.index.put(prompt_index, attempt, columns, size, payload)
             assert refused.value.held == held.attempt
             return
-        self.index.put(ordinal, attempt, columns, size, payload)
-        self.model[ordinal] = Held(attempt, set(columns), payloads=[(size, payload)])
+        self.index.put(prompt_index, attempt, columns, size, payload)
+        self.model[prompt_index] = Held(attempt, set(columns), payloads=[(size, payload)])
 
     @rule(
-        ordinal=ORDINAL, off=st.sampled_from([0, 0, 0, -1, 1]), columns=COLUMNS, size=SIZE,
+        prompt_index=PROMPT_INDEX, off=st.sampled_from([0, 0, 0, -1, 1]), columns=COLUMNS, size=SIZE,
         times=st.integers(1, 2),
     )  # fmt: skip
-    def add_columns(self, ordinal: int, off: int, columns: set[str], size: int, times: int) -> None:
+    def add_columns(
+        self, prompt_index: int, off: int, columns: set[str], size: int, times: int
+    ) -> None:
         """Only to the very attempt held; once, however often it is asked."""
-        held, payload = self.model.get(ordinal), self._payload()
+        held, payload = self.model.get(prompt_index), self._payload()
         attempt = (held.attempt if held else 1) + off
         for _ in range(times):
             if held is None or off:
                 with pytest.raises(StaleHandle) as refused:
-                    self.index.add_columns(ordinal, attempt, columns, size, payload)
+                    self.index.add_columns(prompt_index, attempt, columns, size, payload)
                 assert refused.value.held == (held.attempt if held else None)
             else:
-                self.index.add_columns(ordinal, attempt, columns, size, payload)
+                self.index.add_columns(prompt_index, attempt, columns, size, payload)
                 if columns - held.columns:
                     held.added |= columns
                     held.payloads.append((size, payload))
 
-    @rule(ordinals=st.lists(ORDINAL))
-    def drop_added(self, ordinals: list[int]) -> None:
-        held = [ordinal for ordinal in ordinals if ordinal in self.model]
+    @rule(prompt_indices=st.lists(PROMPT_INDEX))
+    def drop_added(self, prompt_indices: list[int]) -> None:
+        held = [prompt_index for prompt_index in prompt_indices if prompt_index in self.model]
         self.index.drop_added(held)
-        for ordinal in held:
-            self.model[ordinal].added = set()
-            del self.model[ordinal].payloads[1:]
+        for prompt_index in held:
+            self.model[prompt_index].added = set()
+            del self.model[prompt_index].payloads[1:]
 
-    @rule(ordinals=st.lists(ORDINAL))
-    def clear(self, ordinals: list[int]) -> None:
+    @rule(prompt_indices=st.lists(PROMPT_INDEX))
+    def clear(self, prompt_indices: list[int]) -> None:
         """Also what is not there, and the same one twice."""
-        self.index.clear(ordinals)
-        for ordinal in ordinals:
-            self.model.pop(ordinal, None)
+        self.index.clear(prompt_indices)
+        for prompt_index in prompt_indices:
+            self.model.pop(prompt_index, None)
 
     @invariant()
     def it_holds_what_was_written_last(self) -> None:
-        for ordinal in range(4):
-            held = self.model.get(ordinal)
-            assert (ordinal in self.index) == (held is not None)
+        for prompt_index in range(4):
+            held = self.model.get(prompt_index)
+            assert (prompt_index in self.index) == (held is not None)
             if held is not None:
-                assert self.index.payloads(ordinal) == tuple(p for _, p in held.payloads)
+                assert self.index.payloads(prompt_index) == tuple(p for _, p in held.payloads)
 
     @invariant()
     def bytes_held_are_those_of_the_groups_held(self) -> None:
