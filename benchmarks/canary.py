@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.training import LossSpec

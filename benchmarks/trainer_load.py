@@ -25,8 +25,8 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.peers import SingleRank

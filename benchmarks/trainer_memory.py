@@ -34,7 +34,7 @@ from benchmarks.trainer_cases import (
     sampled_with,
 )
 from benchmarks.trainer_sides import LOSS, Plain, Setting, Split
-from offbeat.config.training import SyncConfig
+from offbeat.config.sections.sync import SyncConfig
 from offbeat.trainers.backend import LogprobColumns
 from offbeat.trainers.memory import CudaMeter, ResidentMeter
 from offbeat.weight_sync.source import ModuleSource

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.trainer_cases import Advantages, Groups
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
 from offbeat.trainers.torch import TorchTrainer

@@ -20,7 +20,7 @@ import ray
 from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import (

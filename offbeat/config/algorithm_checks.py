@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
-from offbeat.config.training import LossConfig
+from offbeat.config.sections.loss import LossConfig
 
 _LOSS = "algorithm.loss"
 

@@ -13,14 +13,10 @@ from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.limits import max_group_bytes, max_outstanding_groups
-from offbeat.config.rollouts import (
-    CustomSamplerConfig,
-    GeneratorConfig,
-    InOrderConfig,
-    WindowedConfig,
-)
 from offbeat.config.run import RunConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig, InOrderConfig, WindowedConfig
+from offbeat.config.sections.trainer import TrainerConfig
 
 __all__ = ["Clash", "clashes"]
 

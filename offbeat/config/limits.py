@@ -3,8 +3,8 @@
 import math
 from typing import Final
 
-from offbeat.config.rollouts import InOrderConfig, WindowedConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
 
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
 _LOGPROB_BYTES: Final = 4  # float32

@@ -2,7 +2,7 @@
 
 import math
 
-from offbeat.config.rollouts import RolloutConfig
+from offbeat.config.sections.rollout import RolloutConfig
 
 
 class OutageBreaker:

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, NoReturn
 
 import structlog
 
-from offbeat.config.rollouts import WindowedConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.config.sections.sampler import WindowedConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.lifecycle import RunPhase

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from offbeat.config.rollouts import EnvironmentConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from offbeat.config.rollouts import GeneratorConfig
-from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.run_files.sharing import Sharing
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from offbeat.config.run import StubConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans

@@ -19,7 +19,8 @@ from offbeat.actors.environment_worker_actor import EnvironmentActor, Environmen
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_run_files import RunFilesActor
 from offbeat.config.limits import trainer_ranks
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.launch.backends import engine_class, trainer_class
 from offbeat.launch.bounded_call import bounded

@@ -11,8 +11,8 @@ from typing import Final
 
 import yaml
 
-from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER, digest_of, source_digest
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.telemetry.summary import write_atomically

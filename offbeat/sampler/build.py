@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import assert_never
 
-from offbeat.config.rollouts import (
+from offbeat.config.sections.sampler import (
     CustomSamplerConfig,
     InOrderConfig,
     ReadyFirstConfig,

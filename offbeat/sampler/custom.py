@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.config.rollouts import CustomSamplerConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.messages.failures import OffbeatError
 from offbeat.sampler.checked_sampler import CheckedSampler
 

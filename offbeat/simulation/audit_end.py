@@ -4,8 +4,8 @@ import builtins
 import re
 from typing import Final
 
-from offbeat.config.rollouts import CustomSamplerConfig, WindowedConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig, WindowedConfig
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_groups import (
     ADMITTED,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from offbeat.config.limits import max_outstanding_groups
-from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.controller.events import (
     Admitted,
     Committed,

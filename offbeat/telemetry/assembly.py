@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.config.run import WandbConfig
+from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.jsonl_sink import JsonlSink
 from offbeat.telemetry.sinks import Sink

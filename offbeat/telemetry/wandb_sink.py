@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from offbeat.config.run import WandbConfig
+from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import SinkUnusable
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.training import StepResult
 
 _METRIC: Final = "memory/peak_{}_bytes"

@@ -2,7 +2,7 @@
 
 import math
 
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, applied: int, total: int) -> float:

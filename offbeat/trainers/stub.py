@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from offbeat.config.run import StubConfig
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.trainers.backend import (
     Advantages,

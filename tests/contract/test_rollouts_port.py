@@ -15,8 +15,9 @@ from offbeat.actors.environment_worker_actor import EnvironmentActor, Environmen
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator, RayRollouts
 from offbeat.actors.stub_engine_actor import StubEngineActor
-from offbeat.config.run import RunConfig, StubConfig
+from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.config.sections.stub import StubConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import FailureKind, RolloutFailed

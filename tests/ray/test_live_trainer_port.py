@@ -11,7 +11,8 @@ import ray
 
 from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.actors.stub_trainer_actor import StubTrainerActor
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
 from offbeat.messages.failures import ActorLost
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import TrainerState

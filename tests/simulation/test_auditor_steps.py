@@ -3,7 +3,7 @@
 import pytest
 from audit_history import ENGINE, History, broken, run_config, whole_run
 
-from offbeat.config.run import CheckpointConfig
+from offbeat.config.sections.checkpoint import CheckpointConfig
 from offbeat.controller.events import (
     Checkpointed,
     Claimed,

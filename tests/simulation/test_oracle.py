@@ -13,7 +13,8 @@ import structlog
 from oracle import Step, data_failures, reference, steps_of
 from planted.planting import become
 
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Dropped
 from offbeat.controller.fleet import EngineRecord

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from shared_engine import spec_in
 
-from offbeat.config.rollouts import GeneratorConfig
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.generators.vllm.arguments import (
     check_engine_args,
     engine_arguments,

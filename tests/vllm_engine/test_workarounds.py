@@ -128,7 +128,7 @@ def test_tied_head(tied: Shared, tmp_path: Path) -> None:
 ORPHAN = """
 import os, pathlib, signal, sys
 from offbeat.generators.vllm.process_environment import prepare_environment
-from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.sections.generator import GeneratorConfig
 
 def main():
     prepare_environment(GeneratorConfig(backend="vllm"))

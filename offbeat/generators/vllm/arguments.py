@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.sections.generator import GeneratorConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.errors import EngineArgsRefused
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from offbeat.config.rollouts import VllmConfig
+from offbeat.config.sections.vllm import VllmConfig
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.vllm.lazy_import import Library

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, MutableMapping
 
-from offbeat.config.rollouts import GeneratorConfig
+from offbeat.config.sections.generator import GeneratorConfig
 
 
 def environment(config: GeneratorConfig) -> Mapping[str, str]:

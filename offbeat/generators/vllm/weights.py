@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from offbeat.config.rollouts import VllmConfig
+from offbeat.config.sections.vllm import VllmConfig
 from offbeat.generators.vllm.calls import Calls
 from offbeat.generators.vllm.coverage import Coverage
 from offbeat.generators.vllm.engine import VllmEngine

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from offbeat.config.rollouts import CustomSamplerConfig
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
+from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import find_module
 from offbeat.launch.checks.finding import Finding, error, ok
 

@@ -7,7 +7,7 @@ from megatron.core import parallel_state as megatron_groups
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.ranks.peers import Peers

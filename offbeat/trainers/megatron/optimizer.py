@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor, nn
 
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.megatron.hf_files import view_of
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.movement import Movement, MovementProbe

@@ -18,7 +18,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig as LibraryConfig
 from torch import Tensor, nn
 
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.megatron.mapping import TensorBox
 from offbeat.trainers.megatron.optimizer import MASTER, MOMENTS, RankOptimizer
 from offbeat.trainers.movement import Movement, MovementProbe

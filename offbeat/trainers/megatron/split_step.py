@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offbeat.algorithms.losses import LOSSES, LossTokens
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.model_proof.loading import check_files
 from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs, TrainerBackend

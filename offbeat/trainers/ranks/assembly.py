@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.trainers.expert_names import Meta, Named
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.receiver_names import names_for_files, names_for_module

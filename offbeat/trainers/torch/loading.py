@@ -7,8 +7,8 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.trainers.backend import TrainerBackend

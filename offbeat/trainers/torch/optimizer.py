@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.movement import NOT_UPDATED, Movement, MovementProbe
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.sharding import HALF, cut_like, own

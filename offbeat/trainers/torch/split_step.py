@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
 from offbeat.trainers.batches.inputs import loss_tokens, padding_tokens

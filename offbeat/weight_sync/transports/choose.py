@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from offbeat.config.training import SyncConfig
+from offbeat.config.sections.sync import SyncConfig
 from offbeat.weight_sync.transport import Sender, Source
 from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 

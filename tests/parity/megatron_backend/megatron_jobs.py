@@ -26,8 +26,10 @@ from parity_cases import Arrays, chunked
 from parity_cases import MegatronCut as Cut
 from torch import Tensor
 
-from offbeat.config.run import ModelConfig, RunConfig
-from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in

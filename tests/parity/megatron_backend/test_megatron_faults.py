@@ -13,7 +13,7 @@ from megatron_world import MegatronWorld
 from parity_cases import TOKENS, Step, worst_relative_error
 from parity_cases import MegatronCut as Cut
 
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.trainers.schedule import learning_rate
 
 Models = Callable[[str], Path]

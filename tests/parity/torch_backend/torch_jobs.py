@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.failpoints import Failpoint
 from offbeat.simulation.draws import EpisodePlan, draw_plan

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.config.rollouts import GeneratorConfig
-from offbeat.config.run import ModelConfig, StubConfig
-from offbeat.config.training import SyncConfig, TrainerConfig
+from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
+from offbeat.config.sections.sync import SyncConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.fences import Fence

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.config.rollouts import GeneratorConfig
-from offbeat.config.run import ModelConfig, StubConfig
+from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.stub import StubEngine

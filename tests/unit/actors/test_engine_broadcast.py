@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
-from offbeat.config.training import SyncConfig
+from offbeat.config.sections.sync import SyncConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.fences import Fence

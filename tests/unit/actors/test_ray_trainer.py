@@ -9,7 +9,7 @@ import pytest
 from offbeat.actors.call import ArgumentLost
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
     PayloadLost,

@@ -11,7 +11,8 @@ import pytest
 
 from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import Advantages, TrainerActor
-from offbeat.config.run import RunConfig, StubConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult

@@ -12,7 +12,7 @@ from offbeat.algorithms.advantages import estimator
 from offbeat.algorithms.divisors import denominator
 from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.presets import PRESETS
-from offbeat.config.training import AlgorithmConfig
+from offbeat.config.sections.algorithm import AlgorithmConfig
 from offbeat.messages.training import LossSpec
 
 PROMPTS, SAMPLES, BUDGET = 3, 4, 9

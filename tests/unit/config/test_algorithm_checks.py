@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
-from offbeat.config.training import LossConfig
+from offbeat.config.sections.loss import LossConfig
 from offbeat.messages.training import LossSpec
 
 

@@ -12,7 +12,7 @@ from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.presets import PRESETS, PresetName, with_preset
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
-from offbeat.config.training import AlgorithmConfig
+from offbeat.config.sections.algorithm import AlgorithmConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.loader import load_recipe, resolve_run_dir
-from offbeat.config.rollouts import InOrderConfig, ReadyFirstConfig
+from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
 SMALL = "steps: 2\nmodel: {path: ../models/tiny}\n"

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from offbeat.config.rollouts import DataConfig, EnvironmentConfig
-from offbeat.config.run import EvalConfig, ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.data import DataConfig
+from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.config.sections.eval import EvalConfig
+from offbeat.config.sections.model import ModelConfig
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.factory import (
     BadEnvironment,

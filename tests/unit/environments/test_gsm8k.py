@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.config.rollouts import DataConfig, EnvironmentConfig
-from offbeat.config.run import EvalConfig, ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.data import DataConfig
+from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.config.sections.eval import EvalConfig
+from offbeat.config.sections.model import ModelConfig
 from offbeat.environments.factory import (
     BadEnvironment,
     make_environment,

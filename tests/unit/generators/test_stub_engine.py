@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from generator_fixtures import MakeRequest, RunAsync
 
-from offbeat.config.run import StubConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.generators.stub import StubEngine
 

@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.generators.embedded import load_model
 from offbeat.model_proof.loading import (
     WeightsMismatch,

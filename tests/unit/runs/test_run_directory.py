@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from offbeat.config.loader import load_recipe
-from offbeat.config.run import ModelConfig, RunConfig
+from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED
+from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.journal import recover
 from offbeat.runs.directory import (
     CONFIG,

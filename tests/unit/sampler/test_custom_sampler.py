@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.config.rollouts import CustomSamplerConfig
+from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.build import build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken

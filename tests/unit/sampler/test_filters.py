@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.config.rollouts import FilterConfig
+from offbeat.config.sections.filters import FilterConfig
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.filters import GroupFilter
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sink_fakes import CountedPauses, FailsBySchedule, FakeSink, HeldPause
 from structlog.testing import capture_logs
 
-from offbeat.config.run import WandbConfig
+from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.assembly import run_telemetry
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.metrics import METRICS

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from offbeat.config.run import WandbConfig
+from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.records import read_metrics
 from offbeat.telemetry.wandb_sink import resolved_mode
 
@@ -70,7 +70,7 @@ from pathlib import Path
 import psutil
 from structlog.testing import capture_logs
 
-from offbeat.config.run import WandbConfig
+from offbeat.config.sections.wandb import WandbConfig
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.jsonl_sink import JsonlSink
 from offbeat.telemetry.records import MetricRecord

@@ -20,8 +20,9 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from offbeat.config.run import ModelConfig
-from offbeat.config.training import OptimizerConfig, TrainerConfig
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.trainers.torch import TorchTrainer
 
 SIZES: dict[str, Any] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.training import TrainerConfig
+from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.metrics import METRICS
 from offbeat.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.config.training import OptimizerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.failures import WeightsUnmoved
 from offbeat.messages.training import LossSpec
 from offbeat.trainers.movement import Movement, MovementProbe, check_moved

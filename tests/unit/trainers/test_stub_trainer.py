@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offbeat.config.run import StubConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.failures import StepAlreadyOpen
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec

@@ -1,4 +1,4 @@
-"""The section about finished groups that wait to be trained."""
+"""Defines section ``transfer_queue`` of a recipe."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Defines the environment of a run's processes."""
+"""Defines section ``runtime`` of a recipe."""
 
 import re
 from typing import Annotated, Any, Final, cast

@@ -1,0 +1,33 @@
+"""Defines section ``algorithm`` of a recipe."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from offbeat.config.base import Config
+from offbeat.config.presets import PresetName, with_preset
+from offbeat.config.sections.loss import LossConfig
+
+
+class AlgorithmConfig(Config):
+    """Algorithm, from rewards to a gradient."""
+
+    preset: PresetName | None = None
+    """A published algorithm by its name: it fills in the keys of this section that are not given.
+
+    A recipe
+    or override that names another preset starts the section afresh."""
+
+    advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "pass_at_k"] = "grpo"
+    """Comparison of a sample's reward with its group's."""
+
+    pass_k: Annotated[int, Field(ge=1)] = 2
+    """advantage=pass_at_k: how many samples may try, the best of which counts."""
+
+    loss: LossConfig = LossConfig()
+    """The policy-gradient loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_the_preset(cls, given: object) -> object:
+        return with_preset(given)

@@ -1,0 +1,25 @@
+"""Defines section ``checkpoint`` of a recipe."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from offbeat.config.base import Config
+
+
+class CheckpointConfig(Config):
+    """Checkpoints: the model that is kept, and the state that a lost trainer goes back to."""
+
+    interval: Annotated[int, Field(ge=0)] = 100
+    """Steps between two checkpoints of the trainer's whole state; 0: none, a lost trainer starts
+    over. What is trained since the last one is lost with the trainer, and trained again. A run
+    that ends in order keeps one of its last step."""
+
+    keep: Annotated[int, Field(ge=2)] = 2
+    """Checkpoints kept on disk, newest first."""
+
+    final: bool = True
+    """Write the trained model to ``checkpoints/step_N`` at the end, as a Hugging Face directory."""
+
+    deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time writing it may take."""

@@ -1,0 +1,18 @@
+"""Defines section ``model`` of a recipe."""
+
+from typing import Literal
+
+from offbeat.config.base import Config, RecipePath
+
+
+class ModelConfig(Config):
+    """The language model."""
+
+    path: RecipePath
+    """Hugging Face directory with config, weights and tokenizer; relative to the recipe."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of the weights in trainer and generators."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""

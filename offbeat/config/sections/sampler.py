@@ -1,0 +1,86 @@
+"""Defines section ``sampler`` of a recipe."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from offbeat.config.base import Config, Options
+
+
+class InOrderConfig(Config):
+    """Train exactly the prompts of each batch, in order; reproducible."""
+
+    name: Literal["in_order"]
+    """Name of the policy."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+
+    max_lookahead: Annotated[int, Field(ge=0)] | None = None
+    """Batches generated ahead of the one in training. None: ``max_staleness``."""
+
+
+class ReadyFirstConfig(Config):
+    """Trains ready groups in arrival order, paced so that nothing is ever discarded."""
+
+    name: Literal["ready_first"]
+    """Name of the policy."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+
+
+class WeightFifoConfig(Config):
+    """Train in order of weight version: no group is overtaken by one of newer weights."""
+
+    name: Literal["weight_fifo"]
+    """Name of the policy."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+
+
+class WindowedConfig(Config):
+    """Train any ready group within the window, generate more than is needed, discard what is late."""
+
+    name: Literal["windowed"]
+    """Name of the policy."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it: the window."""
+
+    over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.0
+    """Groups admitted at once, as a multiple of those the window can train."""
+
+    freshest_first: bool = False
+    """Train the newest weight versions first; off: arrival order."""
+
+    on_evicted: Literal["readmit", "drop"] = "readmit"
+    """A group that grew too old, ready or in flight: roll its prompt out again, or drop it as
+    ``stale``. Rollouts longer than the window cost time when they are rolled out again."""
+
+
+class CustomSamplerConfig(Config):
+    """A staleness policy of your own.
+
+    A class with the methods of ``offbeat.sampler.policy.Sampler``.
+    """
+
+    name: Literal["custom"]
+    """Name of the policy."""
+
+    target: str
+    """``module:Class``, importable from the working directory; called with ``groups_per_step``,
+    ``max_staleness`` and ``options`` as keyword arguments."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Most weight versions between a sample's oldest token and training on it; enforced at use."""
+
+    options: Options = {}
+    """Further keyword arguments of the class."""
+
+
+SamplerConfig = Annotated[
+    InOrderConfig | ReadyFirstConfig | WeightFifoConfig | WindowedConfig | CustomSamplerConfig,
+    Field(discriminator="name"),
+]

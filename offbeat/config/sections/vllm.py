@@ -1,0 +1,39 @@
+"""Defines section ``generator.vllm`` of a recipe."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from offbeat.config.base import Config
+
+
+class VllmConfig(Config):
+    """The vLLM engines, with ``generator.backend: vllm``."""
+
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Devices each layer of an engine is split over."""
+
+    pipeline_parallel: Annotated[int, Field(ge=1)] = 1
+    """Stages the layers of an engine are split into."""
+
+    expert_parallel: bool = False
+    """Split experts, not each expert's matrices, over the devices of an engine."""
+
+    pause: Literal["keep", "wait", "abort"] = "keep"
+    """What a weight sync does to running samples. keep: they go on afterwards; wait.
+
+    They end first,
+    on the old weights; abort: they start anew on the new ones."""
+
+    kv: Literal["recompute", "keep"] = "recompute"
+    """Keys and values at a weight sync. recompute: made anew by the new weights, as a fresh prompt
+    would be; keep: those of the old weights stay, which costs nothing and shifts the logprobs."""
+
+    call_deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time each call of a weight sync into the engine may take; then the engine is STALE."""
+
+    heartbeat_deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time the engine's process may take to answer between two decode steps before it counts as hung."""
+
+    engine_args: dict[str, Any] = {}
+    """Further arguments of vLLM's ``AsyncEngineArgs``, by their Python names."""
