@@ -1,6 +1,8 @@
 """What every test runs under: one compute thread, no model hub, property tests without a time limit."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -48,3 +50,18 @@ def pytest_configure(config: pytest.Config) -> None:
     # A change is judged by the same examples every time; fresh ones are looked for by hand.
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("ci" if "CI" in os.environ else "offbeat")
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Give SIGINT and SIGHUP their default handlers here and in the processes a test starts.
+
+    A background job of a shell script ignores SIGINT, ``nohup`` ignores SIGHUP, and both are inherited.
+    """
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -8,6 +8,8 @@ import pytest
 from tests.ray.conftest import STUB, Start
 from tests.support.run_records import RunRecords
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 @pytest.mark.parametrize(
     ("number", "whole_group", "code"),

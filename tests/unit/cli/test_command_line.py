@@ -193,6 +193,7 @@ def test_a_campaign_tells_its_first_seed_and_what_was_struck() -> None:
     assert "violations in 0 episodes" in result.stdout
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_campaign_that_is_interrupted_says_how_far_it_came_and_leaves_no_traceback() -> None:
     command = [sys.executable, "-m", "offbeat", "simulate", QUICKSTART, "--seeds", "100000"]
     with subprocess.Popen(

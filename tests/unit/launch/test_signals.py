@@ -6,6 +6,8 @@ import pytest
 
 from offbeat.launch.driver import Interrupted, Signals
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 def test_while_nobody_watches_a_signal_strikes_where_the_process_is() -> None:
     signals = Signals()
