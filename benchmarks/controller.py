@@ -90,7 +90,7 @@ async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
             "samples_per_group": SAMPLES,
             "model": {"path": "none"},
             "sampler": {"name": case.sampler, "max_staleness": case.max_staleness},
-            "buffer": {"capacity_mb": 1e9},
+            "buffer": {"capacity_mib": 1e9},
             "checkpoint": {"final": False, "interval": 0},
         }
     )

@@ -65,7 +65,7 @@ def run_config(steps: int, groups_per_step: int) -> RunConfig:
             "samples_per_group": SAMPLES,
             "model": {"path": "none"},
             "sampler": {"name": "ready_first", "max_staleness": 1},
-            "buffer": {"capacity_mb": 1e9},
+            "buffer": {"capacity_mib": 1e9},
             "checkpoint": {"final": False, "interval": 0},
         }
     )

@@ -181,7 +181,7 @@ def _config(case: Case) -> RunConfig:
             },
             "sync": {"mode": case.sync},
             "rollout": {"max_in_flight": case.max_in_flight},
-            "buffer": {"capacity_mb": 1e9},
+            "buffer": {"capacity_mib": 1e9},
             "trainer": {"min_tokens_per_chunk": 1},
             "checkpoint": {"final": False, "interval": 0},
         }

@@ -46,7 +46,7 @@ class Sizes:
     groups_a_call: int = 16
     batched_calls: int = 20
     width: int = 8
-    large_mb: int = 64
+    large_mib: int = 64
     large_calls: int = 5
     column_counts: tuple[int, ...] = (1, 8, 32)
     held: int = 500
@@ -120,7 +120,7 @@ def stream(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
 
 def large(pair: Pair, sizes: Sizes, partition: str) -> dict[str, float]:
     """A round's best: pages are cold the first time, for every side."""
-    held_bytes: int = ray.get(pair.producer.prepare_large.remote(sizes.large_mb))
+    held_bytes: int = ray.get(pair.producer.prepare_large.remote(sizes.large_mib))
     ray.get(pair.producer.declare.remote(partition))
     puts, takes, reads = list[float](), list[float](), list[float]()
     for _ in range(sizes.large_calls):

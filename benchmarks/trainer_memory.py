@@ -104,7 +104,7 @@ def _phases(side: str, case: Case, setting: Setting) -> Phases:
         ]
     split = Split(setting, shared_prompt=side == "shared")
     groups = _resampled(split, groups)
-    chunk_bytes = int(SyncConfig().chunk_mb * _MIB)
+    chunk_bytes = int(SyncConfig().chunk_mib * _MIB)
     source = ModuleSource(split.trainer.module, chunk_bytes)
     return [
         ("begin", split.begin),

@@ -1,6 +1,6 @@
 """Measures bytes per second of each weight transport, beside what the machine can do at best.
 
-    python benchmarks/weight_sync.py                          # 1 MB to 256 MB, 1 to 4 receivers
+    python benchmarks/weight_sync.py                          # 1 MiB to 256 MiB, 1 to 4 receivers
     python benchmarks/weight_sync.py --sizes 1024 --receivers 1 4
     python benchmarks/weight_sync.py --tensors                # cost of many small tensors
 
@@ -43,30 +43,30 @@ Rounds = list[tuple[float, float, float]]
 """``(publish, receive, commit)`` in seconds, of each round."""
 
 HOST = "127.0.0.1"
-MB = 1 << 20
+MIB = 1 << 20
 LIMITS = TransferLimits(slowest_bytes_per_s=2e6, slack_s=60.0)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Seconds, medians over the rounds after the first; MB/s of one copy of the weights."""
+    """Seconds, medians over the rounds after the first; MiB/s of one copy of the weights."""
 
     transport: str
-    mb: float
+    mib: float
     tensors: int
     receivers: int
     publish_s: float
     receive_s: float
     commit_s: float
     first_receive_s: float
-    receive_mb_s: float
+    receive_mib_s: float
     of_memcpy: float
     of_broadcast: float | None
 
 
-def model(mb: float, tensors: int) -> nn.ParameterDict:
+def model(mib: float, tensors: int) -> nn.ParameterDict:
     """Generated weights: bfloat16 matrices of one size."""
-    elements = max(int(mb * MB / 2 / tensors), 1)
+    elements = max(int(mib * MIB / 2 / tensors), 1)
     torch.manual_seed(0)
     return nn.ParameterDict(
         {f"w{i}": nn.Parameter(torch.randn(elements).bfloat16(), requires_grad=False)
@@ -74,11 +74,11 @@ def model(mb: float, tensors: int) -> nn.ParameterDict:
     )  # fmt: skip
 
 
-def memcpy_mb_s(mb: float) -> float:
+def memcpy_mib_s(mib: float) -> float:
     """Copy warm memory in one thread; return the rate."""
-    a, b = np.ones(int(mb * MB), np.uint8), np.zeros(int(mb * MB), np.uint8)
+    a, b = np.ones(int(mib * MIB), np.uint8), np.zeros(int(mib * MIB), np.uint8)
     times = [_timed(lambda: np.copyto(b, a))[0] for _ in range(7)]
-    return mb / statistics.median(times[1:])
+    return mib / statistics.median(times[1:])
 
 
 def _timed(work: Callable[[], T]) -> tuple[float, T]:
@@ -93,9 +93,9 @@ def _timed(work: Callable[[], T]) -> tuple[float, T]:
 class Receiver:
     """One engine's end, on every transport."""
 
-    def __init__(self, name: str, mb: float, tensors: int) -> None:
+    def __init__(self, name: str, mib: float, tensors: int) -> None:
         torch.set_num_threads(1)
-        self._receiver = ModuleReceiver(model(mb, tensors), name)
+        self._receiver = ModuleReceiver(model(mib, tensors), name)
         self._gloo = GlooReceiver(name)
         self._name = name
 
@@ -137,8 +137,8 @@ class Receiver:
             return time.perf_counter() - since
 
 
-def _serve(channel: Connection, name: str, mb: float, tensors: int) -> None:
-    receiver = Receiver(name, mb, tensors)
+def _serve(channel: Connection, name: str, mib: float, tensors: int) -> None:
+    receiver = Receiver(name, mib, tensors)
     channel.send("ready")
     while (call := channel.recv()) is not None:
         method, arguments = call
@@ -148,14 +148,14 @@ def _serve(channel: Connection, name: str, mb: float, tensors: int) -> None:
 class Processes:
     """Receivers in processes of their own."""
 
-    def __init__(self, count: int, mb: float, tensors: int) -> None:
+    def __init__(self, count: int, mib: float, tensors: int) -> None:
         context = mp.get_context("spawn")
         self.names = tuple(f"g{index}" for index in range(count))
         self._pipes = list[Connection]()
         self._processes = list[Any]()
         for name in self.names:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, name, mb, tensors), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, name, mib, tensors), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -180,12 +180,12 @@ class Processes:
 
 
 def gloo(
-    mb: float, tensors: int, receivers: int, chunk_mb: int, rounds: int
+    mib: float, tensors: int, receivers: int, chunk_mib: int, rounds: int
 ) -> tuple[Rounds, float]:
     """Rounds of ``(publish, receive, commit)``, and the seconds of a bare broadcast."""
-    source = ModuleSource(model(mb, tensors), chunk_mb * MB)
+    source = ModuleSource(model(mib, tensors), chunk_mib * MIB)
     sender = GlooSender(source, host=HOST, life="bench", limits=LIMITS)
-    group = Processes(receivers, mb, tensors)
+    group = Processes(receivers, mib, tensors)
     timings: Rounds = []
     for epoch in range(1, rounds + 1):
         publish_s, (manifest, digest, (route,)) = _timed(lambda: sender.publish(1))
@@ -215,9 +215,9 @@ def gloo(
 class StoreTrainer:
     """The sender's process on Ray."""
 
-    def __init__(self, mb: float, tensors: int, chunk_mb: int) -> None:
+    def __init__(self, mib: float, tensors: int, chunk_mib: int) -> None:
         torch.set_num_threads(1)
-        source = ModuleSource(model(mb, tensors), chunk_mb * MB)
+        source = ModuleSource(model(mib, tensors), chunk_mib * MIB)
         self._sender = ObjectStoreSender(source)
 
     def handles(self) -> int:
@@ -228,12 +228,12 @@ class StoreTrainer:
         return (published.manifest, published.digest), *published.handles
 
 
-def object_store(mb: float, tensors: int, receivers: int, chunk_mb: int, rounds: int) -> Rounds:
+def object_store(mib: float, tensors: int, receivers: int, chunk_mib: int, rounds: int) -> Rounds:
     """Rounds of ``(publish, receive, commit)``."""
     options: dict[str, Any] = {"num_cpus": 0}
-    trainer: Any = ray.remote(StoreTrainer).options(**options).remote(mb, tensors, chunk_mb)
+    trainer: Any = ray.remote(StoreTrainer).options(**options).remote(mib, tensors, chunk_mib)
     engines: list[Any] = [
-        ray.remote(Receiver).options(**options).remote(f"g{i}", mb, tensors)
+        ray.remote(Receiver).options(**options).remote(f"g{i}", mib, tensors)
         for i in range(receivers)
     ]
     count: int = ray.get(trainer.handles.remote())
@@ -258,14 +258,14 @@ def figure(
     name: str, shape: tuple[float, int, int], timings: Rounds, memcpy: float, bare_s: float | None
 ) -> Figure:
     """Medians of what was measured."""
-    mb, tensors, receivers = shape
+    mib, tensors, receivers = shape
     publish_s, receive_s, commit_s = (
         statistics.median(each) for each in zip(*timings[1:], strict=True)
     )
     receive_s -= commit_s  # the answer comes after the commit
-    rate = mb / receive_s
+    rate = mib / receive_s
     return Figure(
-        *(name, mb, tensors, receivers, publish_s, receive_s, commit_s, timings[0][1], rate),
+        *(name, mib, tensors, receivers, publish_s, receive_s, commit_s, timings[0][1], rate),
         of_memcpy=rate / memcpy,
         of_broadcast=None if bare_s is None else bare_s / receive_s,
     )
@@ -274,11 +274,11 @@ def figure(
 def main() -> None:
     """Print a line each; write all of them where asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1, 16, 64, 256], help="MB")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[1, 16, 64, 256], help="MiB")
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--transports", nargs="+", default=["object_store", "gloo"])
-    parser.add_argument("--tensors", action="store_true", help="64 MB in 10 to 10,000 tensors")
-    parser.add_argument("--chunk-mb", type=int, default=64)
+    parser.add_argument("--tensors", action="store_true", help="64 MiB in 10 to 10,000 tensors")
+    parser.add_argument("--chunk-mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -287,28 +287,28 @@ def main() -> None:
     shapes = (
         [(64.0, count, 1) for count in (10, 100, 1_000, 10_000)]
         if asked.tensors
-        else [(mb, 64, n) for mb in asked.sizes for n in asked.receivers]
+        else [(mib, 64, n) for mib in asked.sizes for n in asked.receivers]
     )
     if "object_store" in asked.transports:
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     figures = list[Figure]()
     for shape in shapes:
-        memcpy = memcpy_mb_s(shape[0])
+        memcpy = memcpy_mib_s(shape[0])
         print(
-            f"\n{shape[0]:g} MB, {shape[1]} tensors, {shape[2]} receivers; memcpy {memcpy:,.0f} MB/s"
+            f"\n{shape[0]:g} MiB, {shape[1]} tensors, {shape[2]} receivers; memcpy {memcpy:,.0f} MiB/s"
         )
         for name in asked.transports:
             if name == "gloo":
-                timings, bare_s = gloo(*shape, asked.chunk_mb, asked.rounds)
+                timings, bare_s = gloo(*shape, asked.chunk_mib, asked.rounds)
             else:
-                timings, bare_s = object_store(*shape, asked.chunk_mb, asked.rounds), None
+                timings, bare_s = object_store(*shape, asked.chunk_mib, asked.rounds), None
             one = figure(name, shape, timings, memcpy, bare_s)
             figures.append(one)
             of = "" if one.of_broadcast is None else f", {one.of_broadcast:.2f} of a bare broadcast"
             print(
                 f"  {name:13} publish {one.publish_s * 1e3:8.1f} ms  receive "
                 f"{one.receive_s * 1e3:8.1f} ms  commit {one.commit_s * 1e3:7.1f} ms  "
-                f"(first {one.first_receive_s * 1e3:.0f} ms)  {one.receive_mb_s:,.0f} MB/s each, "
+                f"(first {one.first_receive_s * 1e3:.0f} ms)  {one.receive_mib_s:,.0f} MiB/s each, "
                 f"{one.of_memcpy:.2f} of memcpy{of}"
             )
     if asked.out:

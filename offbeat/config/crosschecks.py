@@ -141,18 +141,18 @@ def _names_an_object(target: str) -> bool:
 def _buffer_holds_the_bytes_of_a_step(config: RunConfig) -> Iterator[Clash]:
     group = max_group_bytes(config)
     needed = config.groups_per_step * group
-    if config.buffer.capacity_mb * _MIB < needed:
+    if config.buffer.capacity_mib * _MIB < needed:
         yield Clash(
             (
-                "buffer.capacity_mb",
+                "buffer.capacity_mib",
                 "groups_per_step",
                 "samples_per_group",
                 "generator.max_model_len",
                 "generator.sampling.max_new_tokens",
             ),
-            f"buffer.capacity_mb={config.buffer.capacity_mb:g} holds no step of the largest groups: "
+            f"buffer.capacity_mib={config.buffer.capacity_mib:g} holds no step of the largest groups: "
             f"{config.groups_per_step} groups of up to {group / _MIB:.3g} MiB need {needed / _MIB:.4g} MiB",
-            f"Set buffer.capacity_mb to {-(-needed // _MIB)} or more, or lower groups_per_step, "
+            f"Set buffer.capacity_mib to {-(-needed // _MIB)} or more, or lower groups_per_step, "
             "samples_per_group, generator.max_model_len or generator.sampling.max_new_tokens.",
         )
 

@@ -79,7 +79,7 @@ class RolloutPump:
         self._capacity_groups = (
             config.buffer.capacity_groups or state.sampler.max_outstanding_groups
         )
-        self._capacity_bytes = int(config.buffer.capacity_mb * 2**20)
+        self._capacity_bytes = int(config.buffer.capacity_mib * 2**20)
         sampler = config.sampler
         self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
 

@@ -178,7 +178,7 @@ def _reward_target(
         target=target,
         working_dir=working_dir,
         options=config.options,
-        memory_mb=config.reward_memory_mb,
+        memory_mib=config.reward_memory_mib,
         deadline_s=config.reward_deadline_s,
         start_s=config.reward_start_s,
         source=source,

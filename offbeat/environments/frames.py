@@ -15,7 +15,7 @@ class Hello(msgspec.Struct, frozen=True):
     target: str
     working_dir: str
     options: dict[str, Any]
-    memory_mb: int
+    memory_mib: int
     source: str = ""  # digest that the target's source has to have; empty: any
 
 

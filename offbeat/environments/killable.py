@@ -57,7 +57,7 @@ class RewardTarget:
     target: str  # module:name
     working_dir: Path
     options: dict[str, Any]  # keyword arguments of every call
-    memory_mb: int  # address space
+    memory_mib: int  # address space
     deadline_s: float  # of one sample's call
     start_s: float = 120.0  # to start the process and import the target in it
     source: str = ""  # digest of the target's source when the run began; empty: not known
@@ -150,7 +150,7 @@ class RewardChild:
             target.target,
             str(target.working_dir),
             target.options,
-            target.memory_mb,
+            target.memory_mib,
             target.source,
         )
         try:

@@ -49,7 +49,7 @@ def main() -> None:
     hello = _receive(frames, Hello)
     if hello is None:
         return
-    _limit_memory(hello.memory_mb)
+    _limit_memory(hello.memory_mib)
     _serve(hello, frames, lambda message: channel.sendall(framed(message)))
 
 
@@ -148,8 +148,8 @@ def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
     return msgspec.json.decode(frames.read(int.from_bytes(prefix)), type=kind)
 
 
-def _limit_memory(memory_mb: int) -> None:
-    limit = memory_mb << 20
+def _limit_memory(memory_mib: int) -> None:
+    limit = memory_mib << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -379,7 +379,7 @@ class World:
                 record.held_groups - config.groups_per_step,
                 config.buffer.capacity_groups or reach,
             ),
-            ("bytes held", record.held_bytes, int(config.buffer.capacity_mb * _MIB)),
+            ("bytes held", record.held_bytes, int(config.buffer.capacity_mib * _MIB)),
         )
         for what, used, limit in limits:
             if used > limit:

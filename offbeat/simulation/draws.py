@@ -124,7 +124,7 @@ def _changes(rng: random.Random) -> dict[str, Any]:
             "deadline_s": 8.0,
             "canary_interval": 1,  # what a release without one lets pass is no bug
         },
-        "buffer": {"capacity_groups": None, "capacity_mb": 1024.0},
+        "buffer": {"capacity_groups": None, "capacity_mib": 1024.0},
         "rollout": {
             "max_in_flight": None,
             "deadline_s": 15.0,

@@ -208,7 +208,7 @@ _MEMORY: Final[tuple[_Row, ...]] = (
      "Weights, gradients and moments: more data_parallel ranks hold less each."),
     ("memory/peak_publish_bytes", "bytes", "max",
      "The same, in the weight sync before the step.",
-     "The highest of all: lower sync.chunk_mb."),
+     "The highest of all: lower sync.chunk_mib."),
     ("memory/peak_checkpoint_bytes", "bytes", "max",
      "The same, in the checkpoint before the step, if there was one.",
      "It should be near memory/peak_finish_bytes: a rank writes what it holds."),

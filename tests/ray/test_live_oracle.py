@@ -69,7 +69,7 @@ class Synchronous:
             seed=config.seed,
             device="cpu",
         )
-        self._source = ModuleSource(self._trainer.module, int(config.sync.chunk_mb * 2**20))
+        self._source = ModuleSource(self._trainer.module, int(config.sync.chunk_mib * 2**20))
 
     def run(self) -> Told:
         config, told = self._config, Told(releases=[self._digest()])

@@ -13,5 +13,5 @@ class BufferConfig(Config):
     capacity_groups: Annotated[int, Field(ge=1)] | None = None
     """Prompt groups admitted and not yet trained. None: what the sampler can use."""
 
-    capacity_mb: Annotated[float, Field(gt=0)] = 1024.0
+    capacity_mib: Annotated[float, Field(gt=0)] = 1024.0
     """Payload held and promised, in MiB. A group in flight counts at its largest possible size."""

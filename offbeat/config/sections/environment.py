@@ -31,7 +31,7 @@ class EnvironmentConfig(Config):
     reward_workers: Annotated[int, Field(ge=1)] = 1
     """Killable child processes that run user reward code, for each environment worker."""
 
-    reward_memory_mb: Annotated[int, Field(ge=64)] = 2048
+    reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
     """Address space a reward process may use before the operating system refuses it more."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1

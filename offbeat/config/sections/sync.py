@@ -25,13 +25,13 @@ class SyncConfig(Config):
     The trainer
     broadcasts to all engines at once, over TCP."""
 
-    chunk_mb: Annotated[float, Field(gt=0)] = 64.0
+    chunk_mib: Annotated[float, Field(gt=0)] = 64.0
     """Size of one transfer chunk in MiB; one tensor larger than this is a chunk of its own."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
     """Time an engine gets to take the weights before it is left behind as STALE."""
 
-    slowest_mb_s: Annotated[float, Field(gt=0)] = 100.0
+    slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
     """gloo: MiB/s below which a link counts as broken. A chunk may take its size over this, and
     ``slack_s``."""
 

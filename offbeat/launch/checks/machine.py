@@ -96,7 +96,7 @@ def check_shared_memory(
 ) -> Iterator[Finding]:
     """Payloads and published weights travel through Ray's object store."""
     weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
-    wanted = int(config.buffer.capacity_mb * 2**20) + 2 * weights
+    wanted = int(config.buffer.capacity_mib * 2**20) + 2 * weights
     if machine.shared_memory_bytes is None:
         return
     seen = (
@@ -104,7 +104,7 @@ def check_shared_memory(
         f"of the weights take {size(wanted)}"
     )
     if wanted > machine.shared_memory_bytes:
-        fix = "Lower buffer.capacity_mb, or enlarge it (in a container: --shm-size). Ray spills to disk otherwise."
+        fix = "Lower buffer.capacity_mib, or enlarge it (in a container: --shm-size). Ray spills to disk otherwise."
         yield warning("shared memory", seen, fix)
     else:
         yield ok("shared memory", seen)

@@ -66,6 +66,6 @@ def source_of(
     return GatheredSource(
         names.metas(held),
         lambda: names.named(named()),
-        int(sync.chunk_mb * 2**20),
+        int(sync.chunk_mib * 2**20),
         WirePolicy(sync.wire_dtype, sync.keep_float32),
     )

@@ -23,5 +23,5 @@ def make_sender(config: SyncConfig, source: Source, host: Callable[[], str], lif
     from offbeat.weight_sync.transports.gloo_sender import GlooSender  # noqa: PLC0415
     from offbeat.weight_sync.transports.messages import TransferLimits  # noqa: PLC0415 -- see above
 
-    limits = TransferLimits(config.slowest_mb_s * _MIB, config.slack_s)
+    limits = TransferLimits(config.slowest_mib_s * _MIB, config.slack_s)
     return GlooSender(source, host=host(), life=life, limits=limits)

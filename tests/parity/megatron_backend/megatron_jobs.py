@@ -315,7 +315,7 @@ def released(
             "steps": 1,
             "model": {"path": str(path), "dtype": cut.dtype},
             "generator": {"backend": generator},
-            "sync": {"chunk_mb": 0.02},
+            "sync": {"chunk_mib": 0.02},
         }
     )
     spec = TrainerSpec(config, str(path), run_dir="")

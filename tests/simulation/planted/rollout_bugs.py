@@ -119,7 +119,7 @@ class BytesAreNeverReleased(Planted):
     """The buffer fills up with groups that are long gone: the run stands still."""
 
     breaks = frozenset({"I9"})
-    settings: ClassVar = {"buffer": {"capacity_mb": 0.03}}
+    settings: ClassVar = {"buffer": {"capacity_mib": 0.03}}
 
     class Queue(QueueIndex):
         def clear(self, prompt_indices: Any) -> None:

@@ -76,7 +76,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.options": OPTIONS,
     "sampler": st.composite(sampler)(),
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits
-    "buffer.capacity_mb": st.floats(4096, 9999),
+    "buffer.capacity_mib": st.floats(4096, 9999),
     "rollout.max_in_flight": st.none() | st.just(1),
     "rollout.backoff_s": st.floats(0.01, 1),
     "rollout.backoff_max_s": st.floats(1, 9),
@@ -97,8 +97,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "runtime.env": st.fixed_dictionaries({"HF_HOME": TEXT.filter(lambda text: "\0" not in text)}),
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),
-    "sync.chunk_mb": st.floats(1, 64),
-    "sync.slowest_mb_s": st.floats(1, 99),
+    "sync.chunk_mib": st.floats(1, 64),
+    "sync.slowest_mib_s": st.floats(1, 99),
     "sync.slack_s": st.floats(0.1, 9),
     "sync.wire_dtype": st.none(),
 }

@@ -114,10 +114,10 @@ def test_a_buffer_of_fewer_bytes_than_a_step_says_how_many_it_takes() -> None:
         "samples_per_group": 16,
         "generator": {"max_model_len": 32768, "sampling": {"max_new_tokens": 30000}},
     }
-    text = only(large, {"buffer": {"capacity_mb": 50}})
+    text = only(large, {"buffer": {"capacity_mib": 50}})
     assert "16 groups of up to 6.08 MiB need 97.22 MiB" in text
-    assert "Set buffer.capacity_mb to 98 or more" in text
-    assert not messages(large, {"buffer": {"capacity_mb": 98}})
+    assert "Set buffer.capacity_mib to 98 or more" in text
+    assert not messages(large, {"buffer": {"capacity_mib": 98}})
 
 
 def test_a_first_wait_longer_than_the_longest() -> None:

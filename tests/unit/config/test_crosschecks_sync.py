@@ -19,7 +19,7 @@ def test_the_defaults_go_together_on_every_transport() -> None:
 
 
 def test_a_sync_that_ends_before_a_broken_broadcast_can_be_tried_again() -> None:
-    slow = {"chunk_mb": 64, "slowest_mb_s": 4, "slack_s": 4, "deadline_s": 79}
+    slow = {"chunk_mib": 64, "slowest_mib_s": 4, "slack_s": 4, "deadline_s": 79}
     (text,) = messages({"transport": "gloo"} | slow)
     assert "sync.deadline_s=79 would be over" in text
     assert "four times the 20 s a chunk may take" in text

@@ -60,6 +60,23 @@ def test_a_misspelt_key_is_given_its_nearest_name_with_type_and_default(report: 
     assert "Did you mean `max_staleness`? (integer, at least 0; default" in text
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("buffer.capacity_mb", "capacity_mib"),
+        ("sync.chunk_mb", "chunk_mib"),
+        ("sync.slowest_mb_s", "slowest_mib_s"),
+        ("environment.reward_memory_mb", "reward_memory_mib"),
+    ],
+)
+def test_a_size_under_its_old_unit_is_given_the_new_name(
+    report: Report, old: str, new: str
+) -> None:
+    text = report(SMALL, f"{old}=64")
+    assert f"{old} = 64: unknown key" in text
+    assert f"Did you mean `{new}`?" in text
+
+
 def test_a_key_in_the_wrong_section_is_told_its_own(report: Report) -> None:
     assert "`max_staleness` belongs in `sampler`" in report(f"{SMALL}max_staleness: 2")
 
@@ -75,7 +92,7 @@ def test_a_key_of_several_sections_names_them_all(report: Report) -> None:
 
 def test_a_key_like_no_other_gets_the_list(report: Report) -> None:
     text = report(f"{SMALL}sync: {{zzz: 1}}")
-    assert "`sync` has: canary_interval, chunk_mb, deadline_s, interval" in text
+    assert "`sync` has: canary_interval, chunk_mib, deadline_s, interval" in text
 
 
 def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
@@ -148,12 +165,12 @@ def test_a_section_cannot_be_a_plain_value(report: Report) -> None:
     text = report(f"{SMALL}sampler: in_order\nbuffer: 3")
     assert "sampler = 'in_order': has to be a section" in text
     assert "as in sampler: {name: in_order}" in text
-    assert "It holds: capacity_groups, capacity_mb." in text
+    assert "It holds: capacity_groups, capacity_mib." in text
 
 
 def test_a_bad_value_hides_no_clash_elsewhere_and_causes_none(report: Report) -> None:
     text = report(
-        f"{SMALL}samples_per_group: 1\nsync: {{interval: -3}}\nbuffer: {{capacity_mb: x}}"
+        f"{SMALL}samples_per_group: 1\nsync: {{interval: -3}}\nbuffer: {{capacity_mib: x}}"
     )
     assert text.startswith("3 problems")
     assert "samples_per_group=1 gives" in text

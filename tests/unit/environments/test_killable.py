@@ -18,9 +18,9 @@ HERE = Path(__file__).parent
 
 @asynccontextmanager
 async def pool_of(
-    name: str, *, size: int = 1, deadline_s: float = 20.0, memory_mb: int = 2048, **options: Any
+    name: str, *, size: int = 1, deadline_s: float = 20.0, memory_mib: int = 2048, **options: Any
 ) -> AsyncIterator[RewardPool]:
-    pool = RewardPool(RewardTarget(name, HERE, options, memory_mb, deadline_s), size)
+    pool = RewardPool(RewardTarget(name, HERE, options, memory_mib, deadline_s), size)
     await pool.start()
     try:
         yield pool
@@ -132,7 +132,7 @@ def test_an_async_function_scores_its_samples_at_once_under_one_deadline() -> No
 
 
 def test_memory_beyond_the_cap_is_refused() -> None:
-    told = failure("eats_memory", "a", memory_mb=512)
+    told = failure("eats_memory", "a", memory_mib=512)
     assert told.startswith("reward_raised: sample 0: MemoryError")
 
 
