@@ -9,7 +9,7 @@ from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import find_module
-from offbeat.launch.checks.finding import Finding, error, ok
+from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
@@ -34,6 +34,24 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             yield error(section, f"{section}.target={target}: {problem}", f"Fix {source}.")
         else:
             yield ok(section, f"module {module} is found")
+            if section == "environment" and config.environment.max_turns == 1:
+                yield from _one_turn(source, name)
+
+
+def _one_turn(source: Path, name: str) -> Iterator[Finding]:
+    """Warn of a class that is written as ``MultiTurn`` where every episode ends after one turn."""
+    if source.suffix != ".py":
+        return
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+            if "MultiTurn" in bases:
+                yield warning(
+                    "environment",
+                    f"{name} is a MultiTurn environment and environment.max_turns is 1: each "
+                    "episode ends after its first response",
+                    "Set environment.max_turns to the number of model calls an episode may take.",
+                )
 
 
 def check_secrets(config: RunConfig) -> Iterator[Finding]:

@@ -487,6 +487,21 @@ def test_code_that_cannot_hold_its_target_is_told_without_being_run(
 
 
 @pytest.mark.parametrize(
+    ("base", "max_turns", "is_warned"),
+    [("MultiTurn", 1, True), ("protocol.MultiTurn", 1, True), ("MultiTurn", 4, False),
+     ("SingleTurn", 1, False)],
+)  # fmt: skip
+def test_a_multi_turn_environment_whose_episodes_end_after_one_turn_is_warned_of(
+    tmp_path: Path, base: str, max_turns: int, *, is_warned: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(f"class Game({base}): ...\n")
+    section = {"name": "custom", "target": "mine:Game", "max_turns": max_turns}
+    findings = list(check_targets(config(environment=section), tmp_path))
+    assert [each.level for each in findings] == [Level.OK, *[Level.WARNING] * is_warned]
+    assert not is_warned or "environment.max_turns is 1" in findings[-1].message
+
+
+@pytest.mark.parametrize(
     ("code", "problem"),
     [
         (
