@@ -10,6 +10,7 @@ from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
 from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.engine_loop import EngineLoop
 from offbeat.generators.spec import EngineSpec
@@ -45,6 +46,7 @@ class EmbeddedEngineActor(EngineActor):
             deterministic=config.deterministic,
             seed=spec.seed,
             device=config.device,
+            decode=Detokenizer(spec.model_path, trust_remote_code=spec.model.trust_remote_code),
         )
         self._loop = EngineLoop(engine)
         self._module = engine.model

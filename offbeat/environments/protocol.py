@@ -52,7 +52,7 @@ class Response:
     """The model's output in one turn."""
 
     token_ids: tuple[int, ...]  # the stop token that ended it is kept
-    finish_reason: str  # stop | length
+    finish_reason: str  # stop | stop_string | length
 
     @property
     def content_ids(self) -> tuple[int, ...]:

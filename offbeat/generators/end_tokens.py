@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import structlog
 
 _NAMED_IN: Final = ("generation_config.json", "config.json")
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 _log = structlog.stdlib.get_logger()
 
 
@@ -54,6 +55,11 @@ def warn_of_end_ids(model_path: str | Path, stop_token_ids: Sequence[int]) -> No
     """Log what ``end_ids_problem`` says, if anything."""
     if problem := end_ids_problem(model_path, stop_token_ids):
         _log.warning("model.no_end", problem=problem, fix="generator.sampling.stop_token_ids")
+
+
+def has_tokenizer(model_path: str | Path) -> bool:
+    """Say whether a model directory holds a tokenizer."""
+    return any((Path(model_path) / name).is_file() for name in _TOKENIZERS)
 
 
 def tokenizer_end(folder: Path) -> tuple[str, int | None]:

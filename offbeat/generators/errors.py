@@ -1,8 +1,15 @@
 """Errors of engines: refused requests, and the loss of an engine."""
 
+from typing import Final
+
 from offbeat.messages.failures import EngineUnavailable, OffbeatError
 
-__all__ = ["EngineUnavailable", "InvalidRequest", "UndecodableModel"]
+__all__ = ["NO_TOKENIZER_FIX", "EngineUnavailable", "InvalidRequest", "UndecodableModel"]
+
+NO_TOKENIZER_FIX: Final = (
+    "Put the tokenizer's files into the model directory, or end samples with stop_token_ids"
+)
+"""Way out for a request with stop strings where no tokenizer is."""
 
 
 class InvalidRequest(OffbeatError):

@@ -6,7 +6,8 @@ Legend: G samples of a request.
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine
+import string
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,10 +15,16 @@ import numpy as np
 
 from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
-from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.generators.stop_strings import StopMatcher
+from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 
-_VOCABULARY: Final = 64
+_VOCABULARY: Final = string.ascii_letters + string.digits + " \n"
+
+
+def stub_text(token_ids: Sequence[int]) -> str:
+    """Return the text of a stub's tokens: one character for each of its 64 tokens."""
+    return "".join(_VOCABULARY[token] for token in token_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +74,8 @@ class StubEngine:
         """Random samples, once the time is up."""
         self.check_usable("generate")
         id_ = request.request_id
+        if "" in request.sampling.stop:
+            raise InvalidRequest(id_, "stop holds an empty string", "Leave it out")
         if id_ in self._open:
             raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
         dice = random.Random(f"{self._seed}/{id_}/{request.sampling.seed}")
@@ -103,18 +112,27 @@ class StubEngine:
         self, request: GenerateRequest, rollout: _Rollout, dice: random.Random
     ) -> GenerateResult:
         most = request.sampling.max_new_tokens
-        lengths = [dice.randint(1, most) for _ in range(request.samples)]
+        drawn = [dice.randint(1, most) for _ in range(request.samples)]
+        noise = np.random.default_rng(dice.getrandbits(64))
+        token_ids = noise.integers(0, len(_VOCABULARY), sum(drawn), dtype=np.int32)
+        logprobs = -noise.exponential(1.0, sum(drawn)).astype(np.float32) - np.float32(1e-3)
+        ends = [
+            _end_of(ids.tolist(), most, request.sampling.stop)
+            for ids in np.split(token_ids, np.cumsum(drawn[:-1]))
+        ]
+        lengths = [length for length, _ in ends]
+        kept = np.concatenate(
+            [np.arange(count) < length for count, length in zip(drawn, lengths, strict=True)]
+        )
         offsets = np.zeros(request.samples + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        noise = np.random.default_rng(dice.getrandbits(64))
-        total = int(offsets[-1])
-        self.tokens += total
+        self.tokens += int(offsets[-1])
         return GenerateResult(
             request_id=request.request_id,
-            token_ids=noise.integers(0, _VOCABULARY, total, dtype=np.int32),
-            logprobs=-noise.exponential(1.0, total).astype(np.float32) - np.float32(1e-3),
+            token_ids=token_ids[kept],
+            logprobs=logprobs[kept],
             offsets=offsets,
-            finish_reasons=tuple("length" if length == most else "stop" for length in lengths),
+            finish_reasons=tuple(reason for _, reason in ends),
             version_spans=tuple(_even_spans(rollout.versions, length) for length in lengths),
             engine=self.name,
             incarnation=self.incarnation,
@@ -123,6 +141,16 @@ class StubEngine:
     def check_usable(self, during: str) -> None:
         if self._closed:
             raise EngineUnavailable(self.name, during, "it was closed", "Start another engine")
+
+
+def _end_of(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[int, str]:
+    """Return the length of a sample that drew these tokens, and why it ends there."""
+    if stop:
+        matcher = StopMatcher(stub_text, stop)
+        for length, token in enumerate(token_ids, 1):
+            if matcher.push(token):
+                return length, STOPPED_AT_STRING
+    return len(token_ids), "length" if len(token_ids) == most else "stop"
 
 
 def _even_spans(versions: list[int], tokens: int) -> VersionSpans:

@@ -3,7 +3,7 @@
 Legend: G samples of the request, N generated tokens over all of them.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+STOPPED_AT_STRING: Final = "stop_string"
+"""The finish reason of a sample whose text completed a stop string."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True):
     """Parameters by which tokens are sampled."""
 
@@ -22,6 +26,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     max_new_tokens: int = 16
     stop_token_ids: tuple[int, ...] = ()  # a sample ends with the first of these; it is kept
     seed: int | None = None  # None: drawn from the engine's own generator
+    stop: tuple[str, ...] = ()
+    """A sample ends with the first token whose text completes one of these; every token is kept."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -44,7 +50,7 @@ class GenerateResult(msgspec.Struct, frozen=True):
     token_ids: "NDArray[np.int32]"  # [N]
     logprobs: "NDArray[np.float32]"  # [N]
     offsets: "NDArray[np.int64]"  # [G + 1]; sample i owns [offsets[i], offsets[i + 1])
-    finish_reasons: tuple[str, ...]  # [G] stop | length | abort
+    finish_reasons: tuple[str, ...]  # [G] stop | stop_string | length | abort
     version_spans: tuple[VersionSpans, ...]  # [G], recorded by the engine
     engine: str
     incarnation: str

@@ -8,7 +8,11 @@ import ray
 from tests.support.own_logging import own_logging
 
 pytest.register_assert_rewrite(
-    "trainer_bench", "trainer_contract", "generator_contract", "rollouts_contract"
+    "trainer_bench",
+    "trainer_contract",
+    "generator_contract",
+    "rollouts_contract",
+    "stop_string_contract",
 )
 
 

@@ -13,7 +13,9 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "contract"))
-pytest.register_assert_rewrite("generator_contract", "shared_engine", "outcomes")
+pytest.register_assert_rewrite(
+    "generator_contract", "stop_string_contract", "shared_engine", "outcomes"
+)
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -3,15 +3,19 @@
 # pyright: reportMissingImports=false
 # The contract is found beside this folder when the tests run (conftest.py).
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from generator_contract import Bench, GeneratorContract, Play, Story
 from in_process import InProcessGenerator
-from releases import released, weights
-from shared_engine import NAME, Shared
+from releases import TINY, released, weights
+from shared_engine import NAME, Shared, TakenOver, serve
+from stop_string_contract import PlayStops, StopBench, StopStory, StopStringContract
 
+from offbeat.generators.embedded.detokenizer import Detokenizer
+from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.weights import WeightRelease
 
 
@@ -42,5 +46,30 @@ class TestVllmGenerator(GeneratorContract):
                     await engine.close()
 
             shared.runner.run(told())
+
+        return play
+
+
+class VllmStopBench(StopBench):
+    def __init__(self, actor: TakenOver) -> None:
+        self._actor = actor
+        self._decode = Detokenizer(str(TINY), trust_remote_code=False)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return await self._actor.generate(request)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._decode(token_ids)
+
+
+class TestVllmStopStrings(StopStringContract):
+    @pytest.fixture
+    def play_stops(self, shared: Shared) -> PlayStops:
+        def play(story: StopStory) -> None:
+            async def told(actor: TakenOver) -> None:
+                await serve(actor, 1, 0)
+                await story(VllmStopBench(actor))
+
+            shared.play(told)
 
         return play

@@ -20,9 +20,10 @@ from offbeat.generators.embedded.proof import prepare_model
 from offbeat.generators.embedded.request import OpenRequest, RequestLimits, Sample
 from offbeat.generators.embedded.rows import RunningRows
 from offbeat.generators.embedded.versions import VersionLog
-from offbeat.generators.errors import InvalidRequest
+from offbeat.generators.errors import NO_TOKENIZER_FIX, InvalidRequest
+from offbeat.generators.stop_strings import Decode, StopMatcher
 from offbeat.messages.failures import EngineUnavailable
-from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.weights import CanaryAnswer
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
@@ -53,8 +54,10 @@ class EmbeddedEngine:
         deterministic: bool,
         seed: int,
         device: torch.device | str,
+        decode: Decode | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``decode``: the text of tokens, for stop strings; without it they are refused."""
         self.name, self.incarnation = name, incarnation
         self.tokens = 0
         """Generated since start."""
@@ -66,6 +69,7 @@ class EmbeddedEngine:
         self._deterministic = deterministic
         self._seed = seed
         self._seeds = random.Random(seed)
+        self._decode = decode
         self._clock = clock
         self._waiting: deque[OpenRequest] = deque()
         self._open: dict[str, OpenRequest] = {}  # waiting and running
@@ -145,7 +149,8 @@ class EmbeddedEngine:
             )
         room = self._limits.max_model_len - len(request.prompt_ids)
         new_tokens = min(request.sampling.max_new_tokens, room)
-        opened = OpenRequest(request, self._seed_of(request), new_tokens)
+        matchers = self._matchers(request)
+        opened = OpenRequest(request, self._seed_of(request), new_tokens, matchers=matchers)
         self._open[request.request_id] = opened
         self._waiting.append(opened)
 
@@ -180,6 +185,19 @@ class EmbeddedEngine:
         finished = self._draw(torch.cat(logits) if len(logits) > 1 else logits[0]) if logits else []
         self.busy_s += self._clock() - began_s
         return finished
+
+    def _matchers(self, request: GenerateRequest) -> list[StopMatcher]:
+        stop, problem = request.sampling.stop, "stop strings need the text of tokens"
+        if not stop:
+            return []
+        if self._decode is None:
+            raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX)
+        try:
+            self._decode(())  # loads the tokenizer
+        except (OSError, ValueError) as error:
+            problem = f"{problem}, and the model has no tokenizer ({str(error).splitlines()[0]})"
+            raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX) from error
+        return [StopMatcher(self._decode, stop) for _ in range(request.samples)]
 
     def _seed_of(self, request: GenerateRequest) -> int:
         if request.sampling.seed is not None:
@@ -244,6 +262,7 @@ class EmbeddedEngine:
         self._cache.record(tokens_R, logprobs_R)
         self.tokens += len(self._rows)
         ended = dict.fromkeys(self._rows_at_their_limit(now), "length")
+        ended |= dict.fromkeys(self._rows_at_a_stop_string(tokens_R), STOPPED_AT_STRING)
         ended |= dict.fromkeys(self._rows.stopped(tokens_R), "stop")
         return self._retire(ended)
 
@@ -251,6 +270,16 @@ class EmbeddedEngine:
         if all(request.last_new > now for request in self._running):
             return []
         return [row for row, (owner, _) in enumerate(self._rows.owners) if owner.last_new <= now]
+
+    def _rows_at_a_stop_string(self, tokens_R: Tensor) -> list[int]:
+        if not any(request.matchers for request in self._running):
+            return []
+        drawn = zip(self._rows.owners, tokens_R.tolist(), strict=True)
+        return [
+            row
+            for row, ((owner, sample), token) in enumerate(drawn)
+            if owner.matchers and owner.matchers[sample].push(token)
+        ]
 
     def _retire(self, ended: dict[int, str]) -> list[GenerateResult]:
         """Take these rows (row -> finish reason) out; the requests that thereby finished."""

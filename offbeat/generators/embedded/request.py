@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.generators.errors import InvalidRequest
+from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 
@@ -57,6 +58,8 @@ class RequestLimits:
         if outside := [each for each in sampling.stop_token_ids if not 0 <= each < self.vocabulary]:
             problem = f"stop_token_ids={outside} are outside the vocabulary of {self.vocabulary}"
             yield problem, "Take ids of the model's tokenizer"
+        if "" in sampling.stop:
+            yield "stop holds an empty string", "Leave it out"
         if not 0 < sampling.top_p <= 1:
             yield f"top_p={sampling.top_p:g} is not in (0, 1]", "Use 1 to keep every token"
 
@@ -79,6 +82,7 @@ class OpenRequest:
     seed: int
     new_tokens: int  # most a sample may get, max_model_len included
     samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
+    matchers: list[StopMatcher] = field(default_factory=list[StopMatcher])  # by sample, or none
     start: int = -1  # tick of the first prompt token, once running
     first_new: int = -1  # tick of the first generated token, once running
 

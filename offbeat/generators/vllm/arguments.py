@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.generators.end_tokens import has_tokenizer
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.errors import EngineArgsRefused
 
@@ -31,7 +32,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "pipeline_parallel_size": vllm.pipeline_parallel,
         "enable_expert_parallel": vllm.expert_parallel,
         "distributed_executor_backend": "mp",
-        "skip_tokenizer_init": True,  # token ids in, token ids out
+        # token ids in, token ids out; text is looked at for stop strings alone
+        "skip_tokenizer_init": not has_tokenizer(spec.model_path),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
         "logprobs_mode": logprobs_mode(config),

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from offbeat.config.sections.vllm import VllmConfig
 from offbeat.generators.embedded.request import RequestLimits
-from offbeat.generators.errors import EngineUnavailable, InvalidRequest
+from offbeat.generators.errors import NO_TOKENIZER_FIX, EngineUnavailable, InvalidRequest
 from offbeat.generators.vllm.lazy_import import Library
 from offbeat.generators.vllm.outputs import label_of, result_of, sampling_arguments
 from offbeat.messages.generation import GenerateRequest, GenerateResult
@@ -183,6 +183,7 @@ class VllmEngine:
             EngineUnavailable: It has no weights of a version, or its processes are gone.
         """
         self._limits.check(request)
+        self._check_text(request)
         id_ = request.request_id
         if id_ in self._open:
             raise InvalidRequest(id_, "a request of this id is open", "Use each id once")
@@ -294,6 +295,12 @@ class VllmEngine:
         await asyncio.to_thread(self.llm.shutdown)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _check_text(self, request: GenerateRequest) -> None:
+        """Refuse stop strings without a tokenizer: vLLM would pass over them without a word."""
+        if request.sampling.stop and self.llm.tokenizer is None:
+            problem = "stop strings need the text of tokens, and the model has no tokenizer"
+            raise InvalidRequest(request.request_id, problem, NO_TOKENIZER_FIX)
 
     def _check_serving(self) -> None:
         if self._not_serving:

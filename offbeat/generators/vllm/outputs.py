@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from offbeat.generators.errors import EngineUnavailable
-from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, GenerateResult
 from offbeat.messages.groups import VersionSpans
 
 NO_VERSION: Final = "default"
@@ -43,11 +43,13 @@ def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict
         "temperature": asked.temperature,
         "top_p": asked.top_p,
         "max_tokens": asked.max_new_tokens,
+        "ignore_eos": True,  # the tokenizer's end is not the model's: ``end_ids`` says what ends
         "stop_token_ids": [*dict.fromkeys((*end_ids, *asked.stop_token_ids))],
         "seed": seed,
         "logprobs": 0,  # of the drawn token alone
         "flat_logprobs": True,
-        "detokenize": False,
+        "stop": list(asked.stop),
+        "detokenize": bool(asked.stop),
         "skip_reading_prefix_cache": False,
     }
 
@@ -79,12 +81,18 @@ def result_of(
         token_ids=np.array([id_ for each in samples for id_ in each.token_ids], np.int32),
         logprobs=np.array([p for each in samples for p in each.logprobs.logprobs], np.float32),
         offsets=offsets,
-        finish_reasons=tuple(_FINISHED.get(each.finish_reason, "abort") for each in samples),
+        finish_reasons=tuple(map(_finish_reason, samples)),
         version_spans=tuple(each or () for each in spans),
         engine=engine,
         incarnation=incarnation,
         kept_kv=_after_the_first(spans) if kv_kept else (),
     )
+
+
+def _finish_reason(completion: Any) -> str:  # noqa: ANN401 - vLLM may not be installed
+    if isinstance(completion.stop_reason, str):
+        return STOPPED_AT_STRING
+    return _FINISHED.get(completion.finish_reason, "abort")
 
 
 def _after_the_first(spans: Sequence[VersionSpans | None]) -> tuple[int, ...]:
