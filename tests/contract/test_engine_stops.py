@@ -8,7 +8,7 @@ import pytest
 import torch
 from stop_string_contract import PlayStops, StopBench, StopStory, StopStringContract
 
-from offbeat.config.run import StubConfig
+from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.generators.engine_loop import EngineLoop
