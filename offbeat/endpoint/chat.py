@@ -1,0 +1,56 @@
+"""Messages of a chat in one canonical form: two that say the same are equal."""
+
+from typing import Any
+
+import msgspec
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call of a tool by the model."""
+
+    id: str
+    name: str
+    arguments: str  # canonical where it is JSON: see ``canonical_json``
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message; a content that is null or missing is empty, parts of text are joined."""
+
+    role: str
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates expect it: arguments of tools as objects."""
+        fields: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            fields["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        if self.tool_call_id:
+            fields["tool_call_id"] = self.tool_call_id
+        if self.name:
+            fields["name"] = self.name
+        return fields
+
+
+Tools = tuple[str, ...]
+"""Definitions of tools, each as canonical JSON."""
+
+
+def canonical_json(text: str) -> str:
+    """Return JSON without spaces and with sorted keys; text that is no JSON as it is."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments: Any = msgspec.json.decode(call.arguments)
+    except (msgspec.DecodeError, RecursionError):
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

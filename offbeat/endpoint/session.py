@@ -1,0 +1,307 @@
+"""One sample of an agent: its turns as they come, and what is trained of them in the end.
+
+Turns form a tree. A request that continues an earlier answer is the child of that turn, and its
+prompt begins with the tokens of that turn exactly as drawn. Any other request is a root, with the
+reason why. Every leaf is a *branch* of the sample; a token that was drawn is trained once, in the
+first branch that holds it.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import msgspec
+
+from offbeat.endpoint.chat import ChatMessage, ToolCall, Tools, canonical_json
+from offbeat.endpoint.errors import LimitExceeded, SessionFinished
+from offbeat.endpoint.template_bridge import (
+    AnsweredChat,
+    BranchReason,
+    ChatTemplate,
+    RenderedPrompt,
+    TemplateBridge,
+)
+from offbeat.endpoint.tool_calls import parse_tool_calls
+from offbeat.generators.stop_strings import text_before_stop
+from offbeat.messages.generation import STOPPED_AT_STRING, GenerateResult
+from offbeat.rollouts.calls import EngineClient
+from offbeat.rollouts.multi_turn import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Bounds of one sample; a request beyond one of them is refused by its name."""
+
+    max_requests: int = 1000  # turns, those that failed included
+    max_open_requests: int = 16
+    max_branches: int = 64
+    max_sample_tokens: int = 1 << 20  # tokens of all branches, prompts included
+    max_request_bytes: int = 64 << 20
+
+
+class ChatTurn(msgspec.Struct, frozen=True):
+    """Request for the next answer of a conversation."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: Tools = ()
+    stop: tuple[str, ...] = ()
+    max_new_tokens: int | None = None  # None: as the recipe says
+    parses_tool_calls: bool = True
+    parallel_tool_calls: bool = True
+    seed: int | None = None  # mixed into the sample's own: equal seeds must not make equal samples
+
+
+class TokenTurn(msgspec.Struct, frozen=True):
+    """Request for a continuation of these tokens."""
+
+    token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One request that was answered."""
+
+    number: int
+    parent: "Turn | None"
+    reason: BranchReason | None  # None: it continues its parent
+    prompt: RenderedPrompt
+    result: GenerateResult
+    history: AnsweredChat  # without messages if it was asked for by tokens
+    text: str  # of the answer, cut before a stop string
+    finish_reason: str  # stop | length | tool_calls
+
+    @property
+    def answer(self) -> ChatMessage:
+        return self.history.messages[-1]
+
+    @property
+    def completion_ids(self) -> list[int]:
+        return self.result.token_ids.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One line of turns, from the first prompt to the last answer."""
+
+    reason: BranchReason  # why it is not part of another one
+    prompt_ids: tuple[int, ...]
+    transcript: Transcript
+
+
+@dataclass(slots=True, eq=False)
+class SampleSession:
+    """The turns of one sample. All methods belong to one event loop."""
+
+    engine: EngineClient
+    template: ChatTemplate
+    end_texts: Mapping[int, str]
+    sample: int = 0
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
+    failure: Exception | None = None  # the first one of the engine
+    is_finished: bool = False
+    open_requests: int = 0
+    _numbers: "count[int]" = field(default_factory=count)
+    _bridge: TemplateBridge = field(init=False)
+    _by_conversation: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
+    _parents: set[int] = field(default_factory=set[int])  # numbers of turns that were continued
+    _tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._bridge = TemplateBridge(self.template, self.end_texts)
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatTurn) -> Turn:
+        """Return the model's next answer.
+
+        Raises:
+            SessionFinished: The sample is over.
+            LimitExceeded: One of the sample's limits.
+            TemplateRefused: The chat template does not take the messages.
+            RolloutFailed: As ``EngineClient.ask`` says; what the engine raises passes through.
+        """
+        parent, reason, prompt = await self._prompt(request)
+        number, result = await self._generated(prompt, parent, request)
+        text = self._text(result, request.stop)
+        content, calls = parse_tool_calls(text) if request.parses_tool_calls else (text, ())
+        if not request.parallel_tool_calls:
+            calls = calls[:1]
+        answer = ChatMessage(
+            "assistant",
+            content,
+            tuple(
+                ToolCall(
+                    f"call_{number}_{index}",
+                    call.name,
+                    canonical_json(msgspec.json.encode(call.arguments).decode()),
+                )
+                for index, call in enumerate(calls)
+            ),
+        )
+        ended = "length" if result.finish_reasons[0] == "length" else "stop"
+        return self._record(
+            Turn(
+                number,
+                parent,
+                reason,
+                prompt,
+                result,
+                AnsweredChat(
+                    (*request.messages, answer),
+                    request.tools,
+                    prompt.text,
+                    (*prompt.token_ids, *result.token_ids.tolist()),
+                ),
+                content,
+                "tool_calls" if calls else ended,
+            )
+        )
+
+    async def continue_tokens(self, request: TokenTurn) -> Turn:
+        """Return a continuation of tokens; they continue the longest turn that they begin with.
+
+        Raises:
+            SessionFinished: The sample is over.
+            LimitExceeded: One of the sample's limits.
+            RolloutFailed: As ``EngineClient.ask`` says; what the engine raises passes through.
+        """
+        ids = request.token_ids
+        held = [turn for turn in self.turns if turn.history.token_ids == ids[: _length(turn)]]
+        parent = max(held, key=_length, default=None)
+        reason = None
+        if parent is None:
+            reason = BranchReason.HISTORY_EDITED if self.turns else BranchReason.OPENING
+        prompt = RenderedPrompt("", ids, ids if parent is None else ids[_length(parent) :])
+        number, result = await self._generated(prompt, parent, request)
+        history = AnsweredChat((), (), "", (*ids, *result.token_ids.tolist()))
+        ended = "length" if result.finish_reasons[0] == "length" else "stop"
+        text = self._text(result, request.stop)
+        return self._record(Turn(number, parent, reason, prompt, result, history, text, ended))
+
+    def was_continued(self, turn: Turn) -> bool:
+        """Say whether a later turn continues this one: its answer has arrived."""
+        return turn.number in self._parents
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def finish(self) -> tuple[Branch, ...]:
+        """End the sample; return its branches in the order in which they were opened."""
+        self.is_finished = True
+        trained = set[int]()
+        branches = list[Branch]()
+        for leaf in self.turns:
+            if not self.was_continued(leaf):
+                branches.append(_branch(leaf, trained))
+        return tuple(branches)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _prompt(
+        self, request: ChatTurn
+    ) -> tuple[Turn | None, BranchReason | None, RenderedPrompt]:
+        reason = BranchReason.OPENING
+        if any(message.role == "assistant" for message in request.messages):
+            reason = BranchReason.HISTORY_EDITED
+        for parent in self._continued_by(request.messages):
+            prompt = self._bridge.extend(parent.history, request.messages, request.tools)
+            if isinstance(prompt, RenderedPrompt):
+                return parent, None, prompt
+            reason = prompt
+        return None, reason, self._bridge.opening(request.messages, request.tools)
+
+    def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
+        """Return the turns whose whole conversation these messages begin with; the longest only."""
+        chain, found = 0, list[Turn]()
+        for length, message in enumerate(messages, 1):
+            chain = hash((chain, message))
+            ended_here = self._by_conversation.get(chain, ())
+            same = [turn for turn in ended_here if turn.history.messages == messages[:length]]
+            found = same or found
+        return found[::-1]  # of equal ones the newest
+
+    async def _generated(
+        self, prompt: RenderedPrompt, parent: Turn | None, request: ChatTurn | TokenTurn
+    ) -> tuple[int, GenerateResult]:
+        number = self._admit(prompt, parent)
+        task, sampling = self.engine.task, self.engine.sampling
+        room = self.limits.max_sample_tokens - self._tokens - len(prompt.new_ids)
+        most, ends = min(sampling.max_new_tokens, room), sampling.stop_token_ids
+        if request.max_new_tokens is not None:
+            most = min(most, request.max_new_tokens)
+        if isinstance(request, TokenTurn):
+            ends = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
+        sampling = msgspec.structs.replace(
+            sampling, max_new_tokens=most, stop_token_ids=ends, stop=request.stop
+        )
+        dice = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}")
+        engine = replace(self.engine, sampling=sampling)
+        id_ = f"{task.request_prefix}-{self.sample}-{number}"
+        self.open_requests += 1
+        try:
+            result = await engine.ask(id_, prompt.token_ids, 1, dice.getrandbits(31))
+        finally:
+            self.open_requests -= 1
+        if self.is_finished:
+            raise SessionFinished
+        return number, result
+
+    def _admit(self, prompt: RenderedPrompt, parent: Turn | None) -> int:
+        limits = self.limits
+        if self.is_finished:
+            raise SessionFinished
+        if self.open_requests >= limits.max_open_requests:
+            raise LimitExceeded("max_open_requests", limits.max_open_requests)
+        branches = sum(not self.was_continued(turn) for turn in self.turns)
+        opens_branch = parent is None or self.was_continued(parent)
+        if opens_branch and branches >= limits.max_branches:
+            raise LimitExceeded("max_branches", limits.max_branches)
+        if self._tokens + len(prompt.new_ids) >= limits.max_sample_tokens:
+            raise LimitExceeded("max_sample_tokens", limits.max_sample_tokens)
+        number = next(self._numbers)
+        if number >= limits.max_requests:
+            raise LimitExceeded("max_requests", limits.max_requests)
+        return number
+
+    def _text(self, result: GenerateResult, stop: Sequence[str]) -> str:
+        reason, ids = result.finish_reasons[0], result.token_ids.tolist()
+        text = self.template.decode(ids[:-1] if reason == "stop" else ids)
+        return text_before_stop(text, stop) if reason == STOPPED_AT_STRING else text
+
+    def _record(self, turn: Turn) -> Turn:
+        self.turns.append(turn)
+        self._tokens += len(turn.prompt.new_ids) + len(turn.result.token_ids)
+        if turn.parent is not None:
+            self._parents.add(turn.parent.number)
+        chain = 0
+        for message in turn.history.messages:
+            chain = hash((chain, message))
+        if turn.history.messages:
+            self._by_conversation.setdefault(chain, []).append(turn)
+        return turn
+
+
+def _length(turn: Turn) -> int:
+    return len(turn.history.token_ids)
+
+
+def _branch(leaf: Turn, trained: set[int]) -> Branch:
+    """Return the branch that ends with ``leaf``; what is in ``trained`` is context, the rest joins it."""
+    line = [leaf]
+    while (parent := line[-1].parent) is not None:
+        line.append(parent)
+    root, transcript = line[-1], Transcript()
+    for turn in reversed(line):
+        transcript.add_turn(() if turn is root else turn.prompt.new_ids, turn.result)
+        if turn.number in trained:
+            drawn = len(turn.result.token_ids)
+            transcript.mask[-drawn:] = [False] * drawn
+            transcript.logprobs[-drawn:] = [0.0] * drawn
+        trained.add(turn.number)
+    assert root.reason is not None  # noqa: S101 - a turn without a parent has one
+    return Branch(root.reason, root.prompt.token_ids, transcript)

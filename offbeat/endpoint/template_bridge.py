@@ -1,0 +1,131 @@
+"""Joins the turns of a conversation without encoding again what the model drew.
+
+A chat template knows messages, not tokens. Rendered anew and encoded, the history of a conversation
+may be other tokens than those that were drawn, and the model would be trained on what it never saw.
+Here the prompt of the next turn is the history as drawn, and behind it only what the template writes
+*after* it: the difference of two renderings, of which the shorter must be a prefix of the longer.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from offbeat.endpoint.chat import ChatMessage, Tools
+
+
+class ChatTemplate(Protocol):
+    """The chat template and the tokenizer of a model."""
+
+    def render(self, messages: Sequence[ChatMessage], tools: Tools, *, opens_answer: bool) -> str:
+        """Return the text of a conversation.
+
+        Raises:
+            TemplateRefused: The template does not take these messages.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return tokens of text in which special tokens are written out; none are added."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return text without special tokens."""
+        ...
+
+
+class TemplateRefused(Exception):
+    """A chat template does not take these messages."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"the model's chat template refused the messages: {self.problem}"
+
+
+class BranchReason(enum.StrEnum):
+    """Reason why a request does not continue the tokens of an earlier turn."""
+
+    OPENING = "opening"  # the first request, or a conversation beside the others
+    HISTORY_EDITED = "history_edited"  # no earlier turn ends with the answers it contains
+    TOOLS_CHANGED = "tools_changed"
+    TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"  # it drops reasoning, for example
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """Prompt of one turn."""
+
+    text: str  # the whole conversation as the template writes it, the answer opened
+    token_ids: tuple[int, ...]  # from the first token of the sample
+    new_ids: tuple[int, ...]  # those behind the history
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredChat:
+    """A conversation up to an answer of the model."""
+
+    messages: tuple[ChatMessage, ...]  # the last one is the answer
+    tools: Tools
+    prompt_text: str  # ``RenderedPrompt.text`` of the turn
+    token_ids: tuple[int, ...]  # prompt and completion, as drawn
+
+
+class TemplateBridge:
+    """Prompts by a chat template; pure."""
+
+    def __init__(self, template: ChatTemplate, end_texts: Mapping[int, str]) -> None:
+        """``end_texts``: the tokens that end a turn, as the template writes them."""
+        self._template, self._ends = template, dict(end_texts)
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedPrompt:
+        """Return the prompt of a conversation without a history.
+
+        Raises:
+            TemplateRefused: The template does not take these messages.
+        """
+        text = self._template.render(messages, tools, opens_answer=True)
+        token_ids = tuple(self._template.encode(text))
+        return RenderedPrompt(text, token_ids, token_ids)
+
+    def extend(
+        self, history: AnsweredChat, messages: Sequence[ChatMessage], tools: Tools
+    ) -> RenderedPrompt | BranchReason:
+        """Return the prompt that continues ``history``, or why there is none.
+
+        The prompt begins with ``history.token_ids``. A turn that was cut is closed with the token
+        by which the template ends it.
+
+        Raises:
+            TemplateRefused: The template does not take these messages.
+        """
+        if tuple(messages[: len(history.messages)]) != history.messages:
+            return BranchReason.HISTORY_EDITED
+        if tools != history.tools:
+            return BranchReason.TOOLS_CHANGED
+        render = self._template.render
+        asked = render(history.messages[:-1], tools, opens_answer=False)
+        answered = render(history.messages, tools, opens_answer=False)
+        following = render(messages, tools, opens_answer=True)
+        answer, content = answered[len(asked) :], history.messages[-1].content.strip()
+        if not (
+            history.prompt_text.startswith(asked)
+            and answered.startswith(asked)
+            and content in answer
+            and following.startswith(answered)
+        ):
+            return BranchReason.TEMPLATE_REWRITES_HISTORY
+        behind = self._behind(answer, content, last=history.token_ids[-1])
+        new_ids = tuple(self._template.encode(behind + following[len(answered) :]))
+        return RenderedPrompt(following, (*history.token_ids, *new_ids), new_ids)
+
+    def _behind(self, answer: str, content: str, *, last: int) -> str:
+        """Return what the template writes behind the last token that was drawn of an answer."""
+        found = [(answer.rfind(text), text, id_) for id_, text in self._ends.items()]
+        at, end, end_id = max(found, default=(-1, "", -1))
+        if at < 0:  # the template ends no turn with a token
+            return answer[answer.rfind(content) + len(content) :] if content else ""
+        closing = answer[at + len(end) :]
+        return closing if last == end_id else end + closing

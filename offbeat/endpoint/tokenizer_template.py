@@ -1,0 +1,63 @@
+"""The chat template of a Hugging Face tokenizer."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jinja2
+import msgspec
+
+from offbeat.endpoint.chat import ChatMessage, Tools
+from offbeat.endpoint.template_bridge import TemplateRefused
+
+
+class BackendTokenizer(Protocol):
+    """The part of ``tokenizers.Tokenizer`` in use; unlike its wrapper, it changes nothing of itself."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool) -> Any: ...  # noqa: ANN401
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class TemplatedTokenizer(Protocol):
+    """The part of a fast Hugging Face tokenizer in use."""
+
+    @property
+    def backend_tokenizer(self) -> Any: ...  # noqa: ANN401
+
+    def apply_chat_template(
+        self,
+        conversation: Any,  # noqa: ANN401
+        *,
+        tools: Any,  # noqa: ANN401
+        add_generation_prompt: bool,
+        tokenize: bool,
+    ) -> Any: ...  # noqa: ANN401
+
+
+class TokenizerTemplate:
+    """``ChatTemplate`` of a tokenizer's own template."""
+
+    def __init__(self, tokenizer: TemplatedTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._backend: BackendTokenizer = tokenizer.backend_tokenizer
+
+    def render(self, messages: Sequence[ChatMessage], tools: Tools, *, opens_answer: bool) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(
+                [message.for_template() for message in messages],
+                tools=[msgspec.json.decode(tool) for tool in tools] or None,
+                add_generation_prompt=opens_answer,
+                tokenize=False,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise TemplateRefused(str(error)) from error
+
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=True)
+
+    def end_texts(self, end_ids: Sequence[int]) -> dict[int, str]:
+        """Return the text of the tokens that end a turn."""
+        return {id_: self._backend.decode([id_], skip_special_tokens=False) for id_ in end_ids}

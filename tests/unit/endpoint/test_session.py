@@ -1,0 +1,285 @@
+"""Turns of a sample are joined token by token, or are branches with a reason."""
+
+import asyncio
+from itertools import groupby
+from typing import Any
+
+import pytest
+from endpoint_fixtures import (
+    END,
+    NO_END_TOKENS,
+    STRIPS_ALL_THINKING,
+    STRIPS_EARLIER_THINKING,
+    DrawnBytes,
+    encode,
+    session,
+    template,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.endpoint.chat import ChatMessage
+from offbeat.endpoint.errors import LimitExceeded, SessionFinished
+from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, SessionLimits, TokenTurn
+from offbeat.endpoint.template_bridge import BranchReason
+
+TOOL = '{"function":{"name":"add","parameters":{}},"type":"function"}'
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage("user", text)
+
+
+async def talk(on: SampleSession, *later: str, **request: Any) -> list[ChatMessage]:
+    """A user who says these things one after another; the whole conversation."""
+    messages = list[ChatMessage]()
+    for text in ("hello", *later):
+        messages.append(user(text))
+        messages.append((await on.chat(ChatTurn(tuple(messages), **request))).answer)
+    return messages
+
+
+def sampled(branch: Branch) -> list[list[int]]:
+    """The runs of tokens that are trained."""
+    transcript = branch.transcript
+    runs = groupby(zip(transcript.mask, transcript.token_ids, strict=True), lambda each: each[0])
+    return [[token for _, token in run] for is_trained, run in runs if is_trained]
+
+
+def text_of(branch: Branch) -> str:
+    return _whole().decode([*branch.prompt_ids, *branch.transcript.token_ids])
+
+
+def _whole() -> Any:
+    return template()._tokenizer  # noqa: SLF001 -- special tokens are to be seen
+
+
+# --- token by token -------------------------------------------------------------------------------
+
+
+def test_the_next_prompt_begins_with_what_was_drawn_and_goes_on_as_the_template_does() -> None:
+    engine = DrawnBytes(['hi  there {"a":1}<|im_end|>', "fine<|im_end|>"])
+    on = session(engine)
+    asyncio.run(talk(on, "how are you?"))
+    (branch,) = on.finish()
+    assert text_of(branch) == (
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+        'hi  there {"a":1}<|im_end|>\n'
+        "<|im_start|>user\nhow are you?<|im_end|>\n<|im_start|>assistant\nfine<|im_end|>"
+    )
+    assert sampled(branch) == [encode('hi  there {"a":1}<|im_end|>'), encode("fine<|im_end|>")]
+    assert branch.reason is BranchReason.OPENING
+
+
+def test_a_turn_that_was_cut_is_closed_by_the_template_and_not_by_the_model() -> None:
+    on = session(DrawnBytes(["never ends", "fine<|im_end|>"]), max_new_tokens=5)
+    asyncio.run(talk(on, "more"))
+    (branch,) = on.finish()
+    assert "assistant\nnever<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n" in text_of(branch)
+    assert sampled(branch) == [encode("never"), encode("fine<|im_end|>")]
+
+
+def test_a_stop_string_is_kept_in_the_tokens_and_not_in_the_text() -> None:
+    on = session(DrawnBytes(["think\nObservation: 5", "done<|im_end|>"]))
+    messages = asyncio.run(talk(on, "go on", stop=("Observation:",)))
+    assert messages[1].content == "think\n"
+    (branch,) = on.finish()
+    assert sampled(branch)[0] == encode("think\nObservation:")
+    assert "Observation:<|im_end|>\n<|im_start|>user\ngo on" in text_of(branch)
+
+
+def test_a_tool_call_is_not_written_anew_however_the_model_spaced_it() -> None:
+    call = '<tool_call>{"name":   "add", "arguments": {"b": 1,"a":2}}</tool_call><|im_end|>'
+    on = session(DrawnBytes(["Let me see. " + call, "3<|im_end|>"]))
+
+    async def main() -> None:
+        first = await on.chat(ChatTurn((user("1+2"),), (TOOL,)))
+        assert first.finish_reason == "tool_calls"
+        assert first.answer.content == "Let me see."
+        (made,) = first.answer.tool_calls
+        assert (made.name, made.arguments) == ("add", '{"a":2,"b":1}')
+        result = ChatMessage("tool", "3", tool_call_id=made.id)
+        await on.chat(ChatTurn((user("1+2"), first.answer, result), (TOOL,)))
+
+    asyncio.run(main())
+    (branch,) = on.finish()
+    assert call + "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n" in text_of(branch)
+
+
+def test_a_template_without_end_tokens_is_bridged_as_well() -> None:
+    on = session(DrawnBytes(["one", "two"]), NO_END_TOKENS, end_ids=())
+    asyncio.run(talk(on, "more"))
+    (branch,) = on.finish()
+    assert text_of(branch) == "user: hello\nassistant: one\nuser: more\nassistant: two"
+
+
+# --- branches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rewriting", [STRIPS_EARLIER_THINKING, STRIPS_ALL_THINKING])
+def test_a_template_that_drops_what_the_model_thought_opens_a_branch(rewriting: str) -> None:
+    on = session(DrawnBytes(["<think>hm</think>5<|im_end|>", "6<|im_end|>"]), rewriting)
+    asyncio.run(talk(on, "and one more?"))
+    first, second = on.finish()
+    assert second.reason is BranchReason.TEMPLATE_REWRITES_HISTORY
+    assert sampled(first) == [encode("<think>hm</think>5<|im_end|>")]
+    assert sampled(second) == [encode("6<|im_end|>")]
+    assert "<think>" not in text_of(second)
+
+
+def test_an_agent_that_edits_its_history_opens_a_branch() -> None:
+    on = session(DrawnBytes())
+
+    async def main() -> BranchReason | None:
+        await on.chat(ChatTurn((user("hello"),)))
+        edited = (user("hello"), ChatMessage("assistant", "I said something else"), user("so?"))
+        return (await on.chat(ChatTurn(edited))).reason
+
+    assert asyncio.run(main()) is BranchReason.HISTORY_EDITED
+    assert len(on.finish()) == 2
+
+
+def test_other_tools_open_a_branch() -> None:
+    on = session(DrawnBytes())
+
+    async def main() -> BranchReason | None:
+        first = await on.chat(ChatTurn((user("hello"),)))
+        messages = (user("hello"), first.answer, user("so?"))
+        return (await on.chat(ChatTurn(messages, (TOOL,)))).reason
+
+    assert asyncio.run(main()) is BranchReason.TOOLS_CHANGED
+
+
+def test_two_continuations_of_one_turn_share_its_tokens_and_train_them_once() -> None:
+    on = session(DrawnBytes(["root<|im_end|>", "left<|im_end|>", "right<|im_end|>"]))
+
+    async def main() -> None:
+        root = await on.chat(ChatTurn((user("hello"),)))
+        for way in ("left?", "right?"):
+            turn = await on.chat(ChatTurn((user("hello"), root.answer, user(way))))
+            assert (turn.parent, turn.reason) == (root, None)
+
+    asyncio.run(main())
+    left, right = on.finish()
+    assert sampled(left) == [encode("root<|im_end|>"), encode("left<|im_end|>")]
+    assert sampled(right) == [encode("right<|im_end|>")]
+    assert "root<|im_end|>\n<|im_start|>user\nright?" in text_of(right)
+
+
+def test_tokens_continue_the_longest_turn_that_they_begin_with() -> None:
+    on = session(DrawnBytes(["one", "two", "three"]))
+
+    async def main() -> None:
+        first = await on.continue_tokens(TokenTurn((5, 6)))
+        both = await on.continue_tokens(TokenTurn((5, 6, *first.completion_ids, 9)))
+        assert (both.parent, both.prompt.new_ids) == (first, (9,))
+        other = await on.continue_tokens(TokenTurn((5, 7)))
+        assert (other.parent, other.reason) == (None, BranchReason.HISTORY_EDITED)
+
+    asyncio.run(main())
+    assert [sampled(branch) for branch in on.finish()] == [
+        [encode("one"), encode("two")],
+        [encode("three")],
+    ]
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (SessionLimits(max_requests=2), "max_requests"),
+        (SessionLimits(max_branches=2), "max_branches"),
+        (SessionLimits(max_sample_tokens=100), "max_sample_tokens"),
+    ],
+)
+def test_a_sample_is_bounded(limits: SessionLimits, name: str) -> None:
+    engine = DrawnBytes(["1234567890" * 4] * 9)
+    on = session(engine, limits=limits)
+
+    async def main() -> None:
+        for number in range(9):
+            await on.chat(ChatTurn((user(f"question {number}"),)))
+
+    with pytest.raises(LimitExceeded) as exceeded:
+        asyncio.run(main())
+    assert exceeded.value.limit == name
+    assert sum(len(ids) for _, ids, _ in engine.calls) <= 100
+
+
+def test_a_finished_sample_samples_no_more() -> None:
+    on = session(DrawnBytes())
+    asyncio.run(talk(on))
+    on.finish()
+    with pytest.raises(SessionFinished):
+        asyncio.run(talk(on))
+
+
+def test_equal_seeds_of_an_agent_do_not_make_equal_turns() -> None:
+    engine = DrawnBytes()
+    on = session(engine)
+    asyncio.run(talk(on, "again", seed=1))
+    one, two = (request.sampling.seed for request, _, _ in engine.calls)
+    assert one != two
+
+
+# --- any conversation -----------------------------------------------------------------------------
+
+STEPS = st.sampled_from(["user", "tool", "edit", "fork", "tools", "restart"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=8), st.integers(1, 200), st.booleans(), st.integers(0))
+def test_every_drawn_token_is_trained_once_with_its_logprob_and_nothing_else_is(
+    steps: list[str], most: int, stops: bool, seed: int
+) -> None:
+    engine = DrawnBytes()
+    on = session(engine, max_new_tokens=most, seed=seed)
+    asyncio.run(_wander(on, steps, ("b}",) if stops else ()))
+    branches = on.finish()
+    trained = list[float]()
+    for branch in branches:
+        transcript = branch.transcript
+        assert sum(number for _, number in transcript.spans) == len(transcript.token_ids)
+        drawn = zip(transcript.mask, transcript.token_ids, transcript.logprobs, strict=True)
+        for is_trained, token, logprob in drawn:
+            assert is_trained == (logprob < 0)
+            if is_trained:
+                trained.append(logprob)
+                assert token == _token_of(engine, logprob)
+    assert sorted(trained) == sorted(logprob for _, _, each in engine.calls for logprob in each)
+    lines = [(*branch.prompt_ids, *branch.transcript.token_ids) for branch in branches]
+    for request, ids, _ in engine.calls:
+        seen = (*request.prompt_ids, *ids)
+        assert any(line[: len(seen)] == seen for line in lines)
+
+
+async def _wander(on: SampleSession, steps: list[str], stop: tuple[str, ...]) -> None:
+    messages, tools = (user("hello"),), (TOOL,)
+    seen = list[tuple[ChatMessage, ...]]()
+    for step in ("user", *steps):
+        turn = await on.chat(ChatTurn(messages, tools, stop))
+        said = (*messages, turn.answer)
+        seen.append(said)
+        match step:
+            case "user":
+                messages = (*said, user("go on"))
+            case "tool":
+                messages = (*said, ChatMessage("tool", "3€", tool_call_id="x"))
+            case "edit":
+                messages = (*messages, ChatMessage("assistant", "edited"), user("so?"))
+            case "fork":
+                messages = (*seen[len(seen) // 2], user("or else?"))
+            case "tools":
+                messages, tools = (*said, user("other tools")), (*tools, TOOL)
+            case _:
+                messages = (user("anew"),)
+
+
+def _token_of(engine: DrawnBytes, logprob: float) -> int:
+    return next(ids[each.index(logprob)] for _, ids, each in engine.calls if logprob in each)
+
+
+def test_the_end_token_is_the_templates() -> None:
+    assert template().end_texts([END]) == {END: "<|im_end|>"}
