@@ -16,14 +16,14 @@ from in_process import InProcessGenerator
 from simulated import simulate
 from transformers import AutoModelForCausalLM
 
-from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import RayGenerator
 from offbeat.actors.stub_engine_actor import StubEngineActor
 from offbeat.config.run import RunConfig
 from offbeat.controller.failpoints import Failpoint
+from offbeat.controller.ports import Generator
 from offbeat.generators.spec import EngineSpec
-from offbeat.messages.weights import WeightRelease
+from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import Caller, SimulatedGenerator
 from offbeat.simulation.engine import FakeEngine
@@ -31,11 +31,13 @@ from offbeat.simulation.schedule import Strike
 from offbeat.weight_sync.manifest import plan, release_digest
 from offbeat.weight_sync.source import ModuleSource
 from tests.support.fakes import FakeGenerator
+from tests.support.holding_engines import HoldingEmbedded, HoldingEngine, HoldingStub
 from tests.support.virtual_time import run
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-addition"
+SYNC_S = 0.3
 CONFIG = RunConfig.model_validate(
-    {"steps": 1, "model": {"path": str(TINY)}, "stub": {"sync_s": 0.3}}
+    {"steps": 1, "model": {"path": str(TINY)}, "stub": {"sync_s": SYNC_S}}
 )
 NAME = "generator-0"
 
@@ -45,10 +47,22 @@ def named(version: int) -> WeightRelease:
     return WeightRelease(version, f"digest-{version}", None, (), 10)
 
 
+# --- halfway through a transfer -------------------------------------------------------------------
+
+
+class VirtualBench(Bench):
+    """An engine on a virtual clock, where half of a transfer's time is exactly that."""
+
+    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
+        transfer = asyncio.ensure_future(self.load(epoch, version))
+        await asyncio.sleep(SYNC_S / 2)
+        return transfer
+
+
 # --- the fake of the unit tests -------------------------------------------------------------------
 
 
-class FakeBench(Bench):
+class FakeBench(VirtualBench):
     generator: FakeGenerator
 
     def release(self, version: int) -> WeightRelease:
@@ -61,7 +75,9 @@ class FakeBench(Bench):
 
 def play_on_fake(story: Story) -> None:
     async def main() -> None:
-        await story(FakeBench(FakeGenerator(NAME)))
+        generator = FakeGenerator(NAME)
+        generator.load_s = SYNC_S
+        await story(FakeBench(generator))
 
     run(main())
 
@@ -72,7 +88,7 @@ TORN = Strike("load_torn", NAME, failpoint=Failpoint.PUBLISHED)
 TORN_AGAIN = msgspec.structs.replace(TORN, nth=2)
 
 
-class SimulatedBench(Bench):
+class SimulatedBench(VirtualBench):
     def __init__(self, around: SimulationContext, caller: Caller) -> None:
         super().__init__(SimulatedGenerator(caller, FakeEngine(NAME, around)))
         self._faults = around.faults
@@ -114,12 +130,31 @@ class StubBench(Bench):
         digest = release_digest(manifest, [xxhash.xxh3_128_hexdigest(chunk.data)])
         return WeightRelease(version, digest, manifest, (chunk,), 16)
 
+    def torn(self, version: int) -> WeightRelease:
+        del version
+        pytest.skip("a stub engine takes whatever it is sent")
+
+
+class InProcessStubBench(StubBench, VirtualBench): ...
+
+
+class RayBench(StubBench):
+    def __init__(self, generator: Generator, engine: Handle) -> None:
+        super().__init__(generator)
+        self._engine = engine
+
+    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
+        await self._engine.hold.remote()
+        transfer = asyncio.ensure_future(self.load(epoch, version))
+        await self._engine.until_held.remote()
+        return transfer
+
 
 def play_on_stub(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         async def main() -> None:
             engine = InProcessGenerator(NAME, lambda: StubEngineActor(spec_in(run_dir)))
-            await story(StubBench(engine))
+            await story(InProcessStubBench(engine))
             await engine.close()
 
         run(main())
@@ -134,6 +169,8 @@ def source() -> ModuleSource:
 
 
 class EmbeddedBench(Bench):
+    generator: InProcessGenerator
+
     def release(self, version: int) -> WeightRelease:
         """The model of the repository, its last weights flipped a bit differently a version."""
         manifest = source().manifest
@@ -146,14 +183,19 @@ class EmbeddedBench(Bench):
         whole = self.release(version)
         return msgspec.structs.replace(whole, chunks=whole.chunks[:-1])
 
-    async def on_its_way(self) -> None:
-        await asyncio.sleep(0)  # what it does on its own thread cannot have been heard of yet
+    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
+        engine = self.generator.engine
+        assert isinstance(engine, HoldingEngine)
+        await engine.hold()
+        transfer = asyncio.ensure_future(self.load(epoch, version))
+        await engine.until_held()
+        return transfer
 
 
 def play_on_embedded(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
         async def main() -> None:
-            engine = InProcessGenerator(NAME, lambda: EmbeddedEngineActor(spec_in(run_dir)))
+            engine = InProcessGenerator(NAME, lambda: HoldingEmbedded(spec_in(run_dir)))
             try:
                 await story(EmbeddedBench(engine))
             finally:
@@ -166,11 +208,11 @@ def play_on_embedded(run_dir: Path) -> Callable[[Story], None]:
 
 def play_over_ray(run_dir: Path) -> Callable[[Story], None]:
     def play(story: Story) -> None:
-        actor = ray.remote(StubEngineActor).options(num_cpus=0, max_restarts=-1)
+        actor = ray.remote(HoldingStub).options(num_cpus=0, max_restarts=-1)
         engine: Handle = actor.remote(spec_in(run_dir))
 
         async def main() -> None:
-            await story(StubBench(RayGenerator(NAME, engine)))
+            await story(RayBench(RayGenerator(NAME, engine), engine))
 
         try:
             asyncio.run(main())

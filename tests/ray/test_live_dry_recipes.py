@@ -17,11 +17,11 @@ def test_a_recipe_runs_dry_without_its_model_data_and_devices(start: Start, name
         RunRecords.read(run.run_dir).agree()
 
 
-def test_a_dry_run_takes_half_a_minute_at_most(
+def test_a_dry_run_takes_a_minute_at_most(
     start: Start, record_property: Callable[[str, object], None]
 ) -> None:
     with start("dry", ROOT / "recipes" / "quickstart.yaml", command="dry-run") as run:
         assert run.exit_code() == 0
         record_property("dry_run_s", run.wall_s)
-        assert run.wall_s < 60  # half of it on a machine that does nothing else
+        assert run.wall_s < 60
         RunRecords.read(run.run_dir).agree()

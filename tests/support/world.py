@@ -12,7 +12,7 @@ from offbeat.controller.errors import RunFailed
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
-from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports
+from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
@@ -47,6 +47,7 @@ class World:
     incarnation: int = 1
     past: History | None = None  # what the journal says of the former controllers
     payloads: Payloads = field(default_factory=NoPayloads)
+    trace: Trace = field(default_factory=NoTrace)
     scored: FakePrompts | None = None  # prompts of evaluations
     reached: Failpoints = no_failpoints
     groups_per_turn: int = GROUPS_PER_TURN
@@ -79,7 +80,7 @@ class World:
                 trainer=self.trainer,
                 journal=self.journal,
                 telemetry=self.telemetry,
-                trace=NoTrace(),
+                trace=self.trace,
                 payloads=self.payloads,
                 failpoints=self.reached,
                 evaluation=self.scored,

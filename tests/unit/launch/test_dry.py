@@ -5,9 +5,12 @@ import pytest
 from offbeat.config.limits import trainer_ranks
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
-from offbeat.launch.dry_run import ENGINES, STEPS, TOKENS, dry
+from offbeat.launch.dry_run import dry
 
 ROOT = Path(__file__).parents[3]
+STEPS, ENGINES, TOKENS = 10, 4, 64
+"""What a laptop bears; written down here, not read from the code under test."""
+
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 
 
@@ -63,6 +66,7 @@ def test_a_small_recipe_stays_small() -> None:
     recipe = ROOT / "recipes" / "quickstart.yaml"
     small = load_recipe(recipe, ("steps=2", "wandb.mode=disabled"), dry_run=True).config
     dried = dry(small)
+    check(dried)
     assert (dried.steps, dried.generator.engines) == (2, small.generator.engines)
     assert dried.generator.sampling == small.generator.sampling
     assert dried.wandb.mode == "disabled"

@@ -33,5 +33,6 @@ def test_what_is_told_arrives(tmp_path: Path) -> None:
         assert (tmp_path / "out").read_text() == "step 1/1000\n"
 
 
-def test_without_a_stream_nothing_is_told() -> None:
+def test_without_a_stream_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     screen(None).print("step 1/1000")
+    assert capsys.readouterr() == ("", "")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.controller.ports import Trace
 from offbeat.telemetry.trace import TraceFile
 from offbeat.telemetry.trace_json import TraceJson
+from tests.support.world import World
 
 Event = dict[str, Any]
 
@@ -150,9 +150,20 @@ def test_a_kind_is_a_process_a_lane_a_thread_and_a_group_an_id(tmp_path: Path) -
     assert (lost["ph"], dropped["ph"], dropped["id"]) == ("i", "n", "412")
 
 
-def test_it_is_the_trace_that_the_controller_asks_for(tmp_path: Path) -> None:
-    trace: Trace = trace_at(tmp_path / "trace.json")
-    trace.span(("rank", "0"), "finish", 50.0, 51.0, step=3, engine="generator-0")
+def test_a_controllers_run_is_on_it_with_every_trained_group_and_every_engine(
+    tmp_path: Path,
+) -> None:
+    trace = TraceFile(tmp_path / "trace.json", Clock(0.0), unix_s=lambda: 1000.0)
+    world = World({"steps": 3}, trace=trace)
+    world.run()
+    assert trace.close(30).left_out == 0
+    events = read(tmp_path / "trace.json")
+    check(events)
+    rollouts = {int(event["id"]) for event in timed(events) if event["ph"] == "b"}
+    assert len(world.trained) == 12
+    assert rollouts >= set(world.trained)
+    lanes = {"train pump", "generator-0", "generator-1", "0"}
+    assert lanes <= {*names(events, "thread_name").values()}
 
 
 def test_thousands_of_groups_make_no_rows(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 
 SENT = Model(1)
 CHUNK_BYTES = 200
-CHUNKS = len(ModuleSource(SENT, CHUNK_BYTES).manifest.chunk_nbytes)
+CHUNK_SIZES = ModuleSource(SENT, CHUNK_BYTES).manifest.chunk_nbytes
+CHUNKS = len(CHUNK_SIZES)
+CHUNKS_WITH_BYTES = [at for at, nbytes in enumerate(CHUNK_SIZES) if nbytes]
 
 
 class Died(Exception):
@@ -170,7 +172,7 @@ def test_a_tensor_has_another_shape(on: Replica) -> None:
     on.heals(2)
 
 
-@pytest.mark.parametrize("at", range(CHUNKS))
+@pytest.mark.parametrize("at", CHUNKS_WITH_BYTES)
 def test_a_bit_is_flipped_on_the_way(on: Replica, at: int) -> None:
     before = weights(on.model)
 
@@ -179,8 +181,6 @@ def test_a_bit_is_flipped_on_the_way(on: Replica, at: int) -> None:
         data[:1] ^= index == at
         return data
 
-    if not release().handles[at].nbytes:
-        pytest.skip("a chunk without bytes")
     with pytest.raises(TransferRefused, match=rf"digest of chunk {at} \("):
         on.take(1, release(), flipped)
     on.serves_nothing_mixed(before, touched=at > 0)

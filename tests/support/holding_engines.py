@@ -1,0 +1,35 @@
+"""Engine actors that can be made to hold a transfer; a module that Ray's workers can import."""
+
+import asyncio
+
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.engine_actor import EngineActor, TakenRelease
+from offbeat.actors.stub_engine_actor import StubEngineActor
+from offbeat.weight_sync.manifest import Bytes, Manifest
+
+
+class HoldingEngine(EngineActor):
+    """An engine that can be made to hold the next release it receives and never to take it."""
+
+    _release_received: asyncio.Event | None = None
+
+    async def hold(self) -> None:
+        self._release_received = asyncio.Event()
+
+    async def until_held(self) -> None:
+        assert self._release_received is not None
+        await self._release_received.wait()
+
+    async def _take(
+        self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
+    ) -> TakenRelease:
+        if self._release_received is not None:
+            self._release_received.set()
+            await asyncio.Event().wait()
+        return await super()._take(epoch, version, digest, manifest, chunks)
+
+
+class HoldingStub(HoldingEngine, StubEngineActor): ...
+
+
+class HoldingEmbedded(HoldingEngine, EmbeddedEngineActor): ...
