@@ -1,7 +1,9 @@
 """``custom``: a staleness policy of the user's own, by name."""
 
+import difflib
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,10 +12,13 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
 METHODS: Final = ("admit", "may_dispatch", "select", "stale", "in_flight_to_cancel")
-"""Methods that a policy must have. ``max_outstanding_groups`` is optional.
+"""Methods that a policy must have."""
 
-Its default is what the bound can train.
-"""
+BOUND: Final = "max_outstanding_groups"
+"""The attribute that a policy must have."""
+
+_MISSPELT: Final = 0.87
+"""Similarity of two names from which one is taken for the other, misspelt: one letter of six."""
 
 
 class SamplerNotLoaded(OffbeatError):
@@ -48,21 +53,51 @@ def load_custom(
     except BaseException as error:  # the user's class may raise anything, SystemExit too
         problem = f"calling it with {', '.join(arguments)} raised {_words(error)}"
         raise SamplerNotLoaded(config.target, problem, _CALL_FIX) from error
-    missing = [name for name in METHODS if not callable(getattr(policy, name, None))]
-    if missing:
-        problem = f"a {type(policy).__name__} has no method {', '.join(missing)}"
-        raise SamplerNotLoaded(config.target, problem, _SHAPE_FIX)
-    reach = getattr(policy, "max_outstanding_groups", (config.max_staleness + 1) * groups_per_step)
-    if type(reach) is not int or reach < groups_per_step:
-        problem = f"its max_outstanding_groups is {reach!r}: with fewer than groups_per_step={groups_per_step} groups admitted no step is ever full"
-        raise SamplerNotLoaded(config.target, problem, _REACH_FIX)
-    return CheckedSampler(policy, config.target, config.max_staleness, reach)
+    _check_names(config, policy, groups_per_step)
+    bound = policy.max_outstanding_groups
+    if type(bound) is not int or bound < groups_per_step:
+        problem = f"its {BOUND} is {bound!r}: with fewer than groups_per_step={groups_per_step} groups admitted no step is ever full"
+        raise SamplerNotLoaded(config.target, problem, _BOUND_FIX)
+    return CheckedSampler(policy, config.target, config.max_staleness, bound)
 
 
 _NAME_FIX: Final = "Name it module:Class, the module being importable from the working directory"
 _CALL_FIX: Final = "Let it take groups_per_step, max_staleness and the keys of sampler.options as keyword arguments"
 _SHAPE_FIX: Final = "Give it the methods of offbeat.sampler.policy.Sampler"
-_REACH_FIX: Final = "Make it an integer of groups_per_step or more, or leave it out"
+_BOUND_FIX: Final = "Make it an integer of groups_per_step or more"
+
+
+def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: int) -> None:
+    """Refuse a policy that lacks a member of the protocol or misspells one.
+
+    Raises:
+        SamplerNotLoaded: A method that overrides nothing for one wrong letter would never be called,
+            and the run would follow the base class.
+    """
+    kind = type(policy).__name__
+    a_kind = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+    missing = [name for name in METHODS if not callable(getattr(policy, name, None))]
+    if missing:
+        problem = f"{a_kind} has no method {', '.join(missing)}"
+        raise SamplerNotLoaded(config.target, problem, _SHAPE_FIX)
+    for name, meant in _misspelt(policy):
+        problem = f"{a_kind} has a {name}, which no run calls"
+        fix = f"Rename it to {meant}, or to a name that does not resemble it"
+        raise SamplerNotLoaded(config.target, problem, fix)
+    if not hasattr(policy, BOUND):
+        whole = (config.max_staleness + 1) * groups_per_step
+        fix = f"Give it the most groups that it will have admitted and not trained: what the bound can train is (max_staleness + 1) * groups_per_step = {whole}"
+        raise SamplerNotLoaded(config.target, f"{a_kind} has no {BOUND}", fix)
+
+
+def _misspelt(policy: object) -> Iterator[tuple[str, str]]:
+    """Yield each public member that is close to one of the protocol, and the one it is close to."""
+    public = {name for name in dir(policy) if not name.startswith("_")}
+    for name in sorted(public - {*METHODS, BOUND}):
+        is_method = callable(getattr(type(policy), name, None))
+        names = METHODS if is_method else (BOUND,)
+        for meant in difflib.get_close_matches(name, names, 1, _MISSPELT):
+            yield name, meant
 
 
 def _given(config: CustomSamplerConfig, groups_per_step: int) -> dict[str, int]:

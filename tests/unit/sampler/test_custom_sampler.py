@@ -36,14 +36,26 @@ class Bare:
     def admit(self, view): ...
     def select(self, view): ...
 
-class NoReach:
-    max_staleness = 1
+class Unbounded:
     def __init__(self, **options): ...
     def admit(self, view): ...
     def may_dispatch(self, view, group): ...
     def select(self, view): ...
     def stale(self, view): ...
     def in_flight_to_cancel(self, view, *, predictive): ...
+
+class Whole(Unbounded):
+    max_outstanding_groups = 3
+
+class WithHelpers(Mine):
+    selected = ()
+    def staleness(self): ...
+
+class Misspelt(Mine):
+    def may_dispach(self, view, group): ...
+
+class MisspeltBound(Mine):
+    max_outstanding_group = 7
 
 number = 3
 """
@@ -80,9 +92,13 @@ def test_a_class_is_called_with_the_runs_numbers_and_its_options(
     assert run.trainer_version == 3
 
 
-def test_a_class_may_have_a_reach_of_its_own_or_none(module: str, tmp_path: Path) -> None:
+def test_a_class_bounds_its_outstanding_groups_itself(module: str, tmp_path: Path) -> None:
     assert load(f"{module}:Wide", tmp_path).max_outstanding_groups == 7
-    assert load(f"{module}:NoReach", tmp_path).max_outstanding_groups == G * (STALENESS + 1)
+    assert load(f"{module}:Whole", tmp_path).max_outstanding_groups == 3
+
+
+def test_a_class_may_have_public_helpers_of_other_names(module: str, tmp_path: Path) -> None:
+    assert load(f"{module}:WithHelpers", tmp_path).max_outstanding_groups == G * (STALENESS + 1)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +116,24 @@ def test_a_class_may_have_a_reach_of_its_own_or_none(module: str, tmp_path: Path
             "policy.Sampler",
         ),
         ("Narrow", {}, "its max_outstanding_groups is 1", "groups_per_step or more"),
+        (
+            "Unbounded",
+            {},
+            "an Unbounded has no max_outstanding_groups",
+            "(max_staleness + 1) * groups_per_step = 4",
+        ),
+        (
+            "Misspelt",
+            {},
+            "a Misspelt has a may_dispach, which no run calls",
+            "Rename it to may_dispatch",
+        ),
+        (
+            "MisspeltBound",
+            {},
+            "a MisspeltBound has a max_outstanding_group, which no run calls",
+            "Rename it to max_outstanding_groups",
+        ),
     ],
 )
 def test_a_class_that_does_not_do_is_told_with_a_fix(
