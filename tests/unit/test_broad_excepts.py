@@ -1,0 +1,179 @@
+"""Handlers that catch whatever is raised: each is in one table, with its reason, and there is no other."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "offbeat"
+BROAD = {"Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup"}
+
+RAISED_AGAIN: Final = (
+    "cleans up, records or reports it, and raises it again, or a typed error from it"
+)
+"""The handler ends in ``raise``, which is checked."""
+
+PASSED_ON: Final = "hands the error to the caller who awaits the result, and who raises it"
+USER_CODE: Final = (
+    "user code may raise anything: the caller gets a typed error, a finding or an answer"
+)
+MODEL_CLASS: Final = (
+    "a model class may refuse a config, a mask or a cache in its own way: then it is not proven"
+)
+OTHER_RANKS: Final = "the other ranks must learn of it in the same collective; raised after that"
+SURVIVED: Final = "what is closed or written here must not end the run: logged and counted"
+REPAIRED: Final = "repairs the failures that are listed by class, and raises any other"
+REPEATED: Final = "the one who waits evaluates the predicate again, and raises there"
+LAST_WORD: Final = (
+    "the outcome of a whole process or thread: kept as its error, for the one who judges it"
+)
+
+REASONS: Final[dict[str, tuple[str, ...]]] = {
+    RAISED_AGAIN: (
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._take.commit",
+        "actors/environment_worker_actor.py EnvironmentActor._roll_out",
+        "actors/trainer_actor.py TrainerActor._classified",
+        "actors/trainer_actor.py TrainerActor._together",
+        "controller/controller.py Controller._recorded",
+        "controller/controller.py Controller.run",
+        "controller/journal/files.py Segments._sync",
+        "controller/journal/files.py Segments.begin",
+        "controller/pending_waits.py PendingWaits.call",
+        "environments/exits.py exits_as_errors",  # Exception, which passes as it is
+        "environments/exits.py exits_as_errors",
+        "environments/killable.py RewardChild.start",  # before there is a process
+        "environments/killable.py RewardChild.start",
+        "environments/killable.py RewardPool.start",
+        "environments/user_code.py load_target",
+        "generators/vllm/calls.py Calls.however_long",
+        "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside.told",
+        "generators/vllm/transfer_engine.py ShmTransferEngine._load",
+        "generators/vllm/weights.py WeightUpdates._update",
+        "launch/cluster.py start_ray",
+        "queue_service/clients/links.py BlockingLink._carry",
+        "queue_service/server/request_handler.py RequestHandler._add_columns",
+        "queue_service/server/request_handler.py RequestHandler._put",
+        "rollouts/calls.py environment_code",
+        "rollouts/multi_turn.py run_multi_turn",
+        "sampler/checked_sampler.py CheckedSampler._ask",
+        "sampler/custom.py _imported",
+        "sampler/custom.py load_custom",
+        "telemetry/wandb_sink.py WandbSink.write",
+        "trainers/checkpoints/shared_work.py SharedWork.run",
+        "trainers/megatron/split_step.py MegatronTrainer._no_message_unread",
+        "trainers/megatron/split_step.py MegatronTrainer._undone_if_raised",
+        "trainers/ranks/process_group.py join",
+        "trainers/torch/forward.py top_logprobs",
+        "trainers/torch/sharded_state.py _Reader.read_metadata",
+        "trainers/torch/split_step.py _settled",
+        "weight_sync/transports/gloo_receiver.py _Transfer._round",
+        "weight_sync/transports/group.py joined",
+    ),
+    PASSED_ON: (
+        "actors/call_batching.py CallBatcher._carry",
+        "actors/call_batching.py ReplyBatcher._answer",
+        "generators/broadcasts.py in_thread.run",
+        "generators/engine_loop.py EngineLoop._obey",
+        "launch/bounded_call.py bounded.answer",
+        "queue_service/server/request_handler.py RequestHandler._save",
+        "queue_service/server/request_handler.py RequestHandler._serve",
+        "queue_service/server/request_handler.py RequestHandler.take",
+    ),
+    USER_CODE: (
+        "environments/reward_child.py _answer_at_once.answer",
+        "environments/reward_child.py _answer_in_turn",
+        "launch/checks/prompt_lengths.py _longest",  # a chat template
+    ),
+    MODEL_CLASS: (
+        "generators/embedded/proof.py _exact_attention",
+        "model_proof/miniature.py _has_shapes",
+        "model_proof/miniature.py miniature",  # the shapes of the model
+        "model_proof/miniature.py miniature",  # a cut of its config
+        "trainers/torch/proof.py _gap",
+    ),
+    OTHER_RANKS: (
+        "trainers/checkpoints/shared_work.py SharedWork._carry_out",
+        "trainers/ranks/peers.py run_on_all_ranks",
+        "trainers/torch/split_step.py TorchTrainer._prepared_on_all_ranks",
+    ),
+    SURVIVED: (
+        "controller/controller.py Controller._close_one",
+        "simulation/loop.py _dispose",  # what a killed process was about to do
+        "telemetry/spool.py SinkWriter._close",
+        "telemetry/spool.py SinkWriter._persist",
+        "telemetry/wandb_sink.py WandbSink._abandon",
+        "telemetry/wandb_sink.py WandbSink.close",
+    ),
+    REPAIRED: ("controller/training.py TrainPump._step",),
+    REPEATED: ("controller/signal.py _calls_for_attention",),
+    LAST_WORD: (
+        "simulation/cluster.py Cluster._live",
+        "weight_sync/transports/gloo_sender.py GlooSender._broadcast",
+        "weight_sync/transports/gloo_sender.py GlooSender._work",
+    ),
+}
+
+
+def is_broad(types: ast.expr | None) -> bool:
+    if types is None:  # a bare except
+        return True
+    return any(isinstance(each, ast.Name) and each.id in BROAD for each in ast.walk(types))
+
+
+def broad_handlers(node: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
+    """Yield the scope of each broad handler below ``node``, and whether the handler ends in raise."""
+    for child in ast.iter_child_nodes(node):
+        inner = scope
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = (*scope, child.name)
+        elif isinstance(child, ast.ExceptHandler) and is_broad(child.type):
+            yield ".".join(scope), isinstance(child.body[-1], ast.Raise)
+        elif (
+            isinstance(child, ast.Call)
+            and ast.unparse(child.func).split(".")[-1] == "suppress"
+            and any(is_broad(each) for each in child.args)
+        ):
+            yield ".".join(scope), False
+        yield from broad_handlers(child, inner)
+
+
+@pytest.fixture(scope="module")
+def found() -> list[tuple[str, bool]]:
+    """File and scope of each broad handler of the package, and whether it ends in raise."""
+    return [
+        (f"{path.relative_to(PACKAGE)} {scope}", raises)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for scope, raises in broad_handlers(ast.parse(path.read_text()))
+    ]
+
+
+def test_every_broad_handler_is_in_the_table_with_its_reason_and_the_table_has_no_other(
+    found: list[tuple[str, bool]],
+) -> None:
+    here = Counter(symbol for symbol, _ in found)
+    listed = Counter(symbol for symbols in REASONS.values() for symbol in symbols)
+    assert sorted((here - listed).elements()) == [], "name the classes that are caught"
+    assert sorted((listed - here).elements()) == [], "these are gone: take them out of the table"
+
+
+def test_what_is_said_to_be_raised_again_is(found: list[tuple[str, bool]]) -> None:
+    silent = {symbol for symbol, raises in found if not raises}
+    assert silent & {*REASONS[RAISED_AGAIN]} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "want"),
+    [
+        ("def f():\n try: g()\n except Exception: pass", [("f", False)]),
+        ("class A:\n def f(self):\n  try: g()\n  except: raise", [("A.f", True)]),
+        ("try: g()\nexcept (OSError, BaseException) as e: raise X from e", [("", True)]),
+        ("with contextlib.suppress(ValueError, Exception): g()", [("", False)]),
+        ("try: g()\nexcept (OSError, ValueError): pass", []),
+    ],
+)
+def test_the_rule_about_broad_handlers_knows_one(source: str, want: list[tuple[str, bool]]) -> None:
+    assert list(broad_handlers(ast.parse(source))) == want
