@@ -31,6 +31,14 @@ NOT_UPDATED: Final = Movement(moved=False, expected=0)
 """Value for a step that was not applied."""
 
 
+class UpdateResult(NamedTuple):
+    """Result of an optimizer step. The weights were updated if and only if ``applied``."""
+
+    applied: bool
+    grad_norm: float  # after normalisation, before clipping
+    movement: Movement = NOT_UPDATED  # of this rank's weights
+
+
 class MovementProbe:
     """Compares a sample of the tensors that an optimizer updates before and after one step."""
 

@@ -34,7 +34,7 @@ class RankSums:
     spread: SpreadRows | None = None  # None: no staleness was known
 
 
-RANK_SUMS: Final = msgspec.msgpack.Decoder(RankSums)
+_RANK_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,15 @@ class StepSums:
         if sums.spread is not None:
             self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 
-    def totals(self, peers: Peers) -> StepTotals:
-        """Return the sums over all ranks, counts included; all ranks call it together, once."""
-        return StepTotals(self.spec, peers.all_gather(self.own(), RANK_SUMS))
+    def count_chunk(self, tokens: int, sequences: int, compute_s: float) -> None:
+        """Count a chunk whose microbatches were added, with the time that they took."""
+        self.tokens, self.sequences = self.tokens + tokens, self.sequences + sequences
+        self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
+
+    def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
+        """Return the sums over all ranks that contribute; all ranks call it together, once."""
+        gathered = peers.all_gather(self.own() if contributes else None, _RANK_SUMS)
+        return StepTotals(self.spec, [each for each in gathered if each is not None])
 
     def own(self) -> RankSums:
         """Return the sums of this rank as numbers."""

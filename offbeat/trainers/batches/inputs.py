@@ -77,21 +77,6 @@ def loss_tokens(
     return make
 
 
-def padding_tokens(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:
-    """Return loss inputs for a padding microbatch: no token is valid, so its gradient is zero."""
-    nothing_N, device = torch.zeros_like(logprobs_N, requires_grad=False), logprobs_N.device
-    return LossTokens(
-        logprobs_N=logprobs_N,
-        old_N=nothing_N,
-        generation_N=nothing_N,
-        reference_N=nothing_N,
-        advantages_N=nothing_N,
-        mask_N=torch.zeros(len(packed.source_N), dtype=torch.bool, device=device),
-        sequence_N=torch.zeros(len(packed.source_N), dtype=torch.int64, device=device),
-        sequences=1,
-    )
-
-
 def _column(batch: Batch, groups: Sequence[Columns], name: str) -> NDArray[np.generic]:
     if not any(name in group for group in groups):
         raise SchemaError(name, "missing", "written before train_microbatch")

@@ -11,18 +11,17 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TrainerConfig
 from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
-from offbeat.trainers.backend import TrainerBackend
+from offbeat.trainers.model_trainer import ModelTrainer
 from offbeat.trainers.ranks.peers import Peers, run_on_all_ranks
 from offbeat.trainers.torch.model import load_model
 from offbeat.trainers.torch.proof import RowProof, Witness, prove_rows
 from offbeat.trainers.torch.sharding import ShardedWeights, Weights, world_mesh
 from offbeat.trainers.torch.spreading import fill_like, make_room, shell_of, spread
-from offbeat.trainers.weights import torch_dtype
 
 _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 
 
-class LoadedModel(TrainerBackend):
+class LoadedModel(ModelTrainer):
     """A trainer that loads its model, again when it is reset, and once more as the reference."""
 
     def __init__(
@@ -31,17 +30,22 @@ class LoadedModel(TrainerBackend):
         *,
         trainer: TrainerConfig,
         model: ModelConfig,
+        total_steps: int,
         max_model_len: int,
         seed: int,
-        peers: Peers,
+        peers: Peers | None,
     ) -> None:
         """Load nothing yet; the arguments are those of ``TorchTrainer``."""
-        super().__init__()
+        super().__init__(
+            model_path,
+            trainer=trainer,
+            model=model,
+            total_steps=total_steps,
+            seed=seed,
+            peers=peers,
+        )
         torch.manual_seed(seed)
-        self.peers, self.is_first = peers, peers.rank == 0
-        self._seed, self.model_path = seed, Path(model_path)
-        self._config, self._model_config = trainer, model
-        self._dtype = torch_dtype(model.dtype)
+        self._model_config = model
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: as transformers chooses
 

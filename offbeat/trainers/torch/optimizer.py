@@ -9,7 +9,6 @@ needs a collective.
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -18,22 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.trainers.movement import NOT_UPDATED, Movement, MovementProbe
+from offbeat.trainers.movement import NOT_UPDATED, MovementProbe, UpdateResult
 from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.sharding import HALF, cut_like, own
 
 STEPS: Final = "steps"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _FLOAT: Final = msgspec.msgpack.Decoder(float)
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateResult:
-    """Result of ``Optimizer.step``. The weights were updated if and only if ``applied``."""
-
-    applied: bool
-    grad_norm: float  # after normalisation, before clipping
-    movement: Movement = NOT_UPDATED  # of this rank's weights
 
 
 class Optimizer:

@@ -1,17 +1,11 @@
-"""The torch trainer of one rank: the split step, and the single-shot step it must equal.
-
-Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
-tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
-chunks or assigned to ranks, and ``train`` is the same step in one call.
+"""The torch trainer of one rank.
 
 With several ranks the model is sharded over them (``sharding``), and they compute every microbatch
 together; before each chunk they exchange the number of microbatches, and whether a rank has failed.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -22,20 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TrainerConfig
-from offbeat.messages.training import ChunkResult, LossSpec, StepResult
-from offbeat.trainers.backend import Advantages, LogprobColumns, TopLogprobs
-from offbeat.trainers.batches.inputs import loss_tokens, padding_tokens
-from offbeat.trainers.batches.packing import PADDING_MICROBATCH, Batch, PackedRows
+from offbeat.trainers.backend import TopLogprobs
+from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.checkpoints.manifest import Identity
-from offbeat.trainers.movement import check_moved
+from offbeat.trainers.model_trainer import LossOf
+from offbeat.trainers.movement import UpdateResult
 from offbeat.trainers.ranks.dispatch import pad_microbatches
-from offbeat.trainers.ranks.peers import Peers, SingleRank, all_reduce_max_or_fail, run_on_all_ranks
-from offbeat.trainers.schedule import learning_rate
-from offbeat.trainers.step_sums import StepSums, StepTotals
+from offbeat.trainers.ranks.peers import Peers, all_reduce_max_or_fail, run_on_all_ranks
 from offbeat.trainers.torch.forward import packed_logprobs, top_logprobs
 from offbeat.trainers.torch.loading import LoadedModel
 from offbeat.trainers.torch.model import (
@@ -59,27 +49,15 @@ from offbeat.trainers.torch.sharding import (
 )
 from offbeat.trainers.torch.spreading import spread
 from offbeat.trainers.weights import weights_digest
-from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS
 
 T = TypeVar("T")
 _WEIGHT: Final = "weight"
 _RNG: Final = "rng"
-MakeTokens = Callable[[PackedRows, Tensor], LossTokens]
-
-
-@dataclass(slots=True)
-class _OpenStep:
-    sums: StepSums
-    rng: Tensor  # state of torch's CPU generator at begin
 
 
 class TorchTrainer(LoadedModel):
-    """Trainer of one model with one optimizer. Its weight tensors keep their identity.
-
-    Every rank of a world makes one, and all make the same calls in the same order, each with its
-    own share of the groups, which may be empty. Results are equal on all ranks, but for
-    ``train_microbatch`` and ``prepare_logprobs``, which cover the share.
-    """
+    """Trainer of one model with one optimizer. Its weight tensors keep their identity."""
 
     def __init__(
         self,
@@ -111,11 +89,11 @@ class TorchTrainer(LoadedModel):
             model_path,
             trainer=trainer,
             model=model,
+            total_steps=total_steps,
             max_model_len=max_model_len,
             seed=seed,
-            peers=peers or SingleRank(),
+            peers=peers,
         )
-        self._total_steps = total_steps
         whole = self._read_model("its start")
         rows, witness = self._proved(whole)
         self._attention = rows.attention
@@ -135,50 +113,8 @@ class TorchTrainer(LoadedModel):
             prove_cut(self._model, witness, self._dtype)
             settle(self._model)
         self._optimizer = Optimizer(self._model, trainer.optimizer, self.peers)
-        self._open: _OpenStep | None = None
+        self._rng_at_begin = torch.get_rng_state()  # of torch's CPU generator, at begin of a step
         self.initial_digest = self.weights_digest()
-
-    # --- log-probabilities -----------------------------------------------------------------------
-
-    def prepare_logprobs(
-        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
-    ) -> list[LogprobColumns]:
-        """Compute the log-probability of every response token under the current weights.
-
-        Gradients of an open step stay. The reference is loaded when it is first needed.
-
-        Returns:
-            For each group, ``policy_logprobs`` and ``reference_logprobs``, whichever was requested:
-            [N] float32 each, one value per response token of the group.
-        """
-        asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
-        batch, microbatches = self._prepared_on_all_ranks(
-            "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
-        )
-        columns: list[LogprobColumns] = [{} for _ in groups]
-        for name in (name for name, wanted in asked if wanted):
-            model = self._model if name == POLICY_LOGPROBS else self._reference
-            values = self._logprobs(model, batch, microbatches, temperature)
-            for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
-                columns[group][name] = part
-        return columns
-
-    @torch.no_grad()
-    def _logprobs(
-        self,
-        model: PreTrainedModel,
-        batch: Batch | None,
-        microbatches: Sequence[PackedRows],
-        temperature: float,
-    ) -> NDArray[np.float32]:
-        values = np.empty(0 if batch is None else len(batch.tokens), np.float32)
-        with _settled(model):
-            for packed in microbatches:
-                logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
-                if packed is not PADDING_MICROBATCH:
-                    values[packed.source_N] = logprobs_N.float().cpu().numpy()
-            settle(model)
-        return values
 
     @property
     def vocabulary(self) -> int:
@@ -212,10 +148,6 @@ class TorchTrainer(LoadedModel):
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
         return self._weights.named()
-
-    def weights_digest(self) -> str:
-        """Return one digest over names and bytes of all weights. All ranks call it together."""
-        return weights_digest(self.named_weights())
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face directory with the tokenizer of the model path; atomic.
@@ -275,80 +207,51 @@ class TorchTrainer(LoadedModel):
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _begin(self, loss: LossSpec) -> None:
-        self._open = _OpenStep(StepSums(loss), torch.get_rng_state())
+    @property
+    def _device(self) -> torch.device:
+        return self._model.device
+
+    def _begin_gradients(self) -> None:
+        self._rng_at_begin = torch.get_rng_state()
+        self._optimizer.drop_gradients()
+
+    def _add_gradients(
+        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
+    ) -> None:
+        with _settled(self._model):
+            for packed in microbatches:
+                logprobs_N = packed_logprobs(self._model, packed, temperature, self._dtype)
+                is_padding = packed is PADDING_MICROBATCH
+                loss = logprobs_N.sum() * 0.0 if is_padding else loss_of(packed, logprobs_N)
+                loss.backward()
+
+    def _apply(self, denominator: float, rate: float) -> UpdateResult:
+        return self._optimizer.step(denominator, rate)
+
+    def _discard_gradients(self) -> None:
         self._optimizer.drop_gradients()
 
     def _drop(self) -> None:
-        self._optimizer.drop_gradients()
-        if self._open is not None:
-            torch.set_rng_state(self._open.rng)
-            self._open = None
+        if self._sums is not None:
+            torch.set_rng_state(self._rng_at_begin)
+        super()._drop()
 
-    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
-        started, sums = time.perf_counter(), self._step.sums
-        tokens, sequences, microbatches = 0, 0, 0
-
-        def read() -> tuple[MakeTokens, list[PackedRows]]:
-            batch, own = self._planner.cut(groups, only_trained=True)
-            if batch is None:
-                return padding_tokens, own
-            device = self._model.device
-            version = self.steps_applied
-            return loss_tokens(batch, groups, advantages, sums.spec, device, version=version), own
-
-        make_tokens, planned = self._prepared_on_all_ranks("microbatch", read)
-        with _settled(self._model):
-            for packed in planned:
-                logprobs_N = packed_logprobs(
-                    self._model, packed, sums.spec.temperature, self._dtype
-                )
-                is_padding = packed is PADDING_MICROBATCH
-                inputs = (padding_tokens if is_padding else make_tokens)(packed, logprobs_N)
-                part = self._loss(inputs, sums.spec)
-                part.loss.backward()
-                sums.add(part)
-                if not is_padding:
-                    tokens += len(packed.source_N)
-                    sequences += inputs.sequences
-                    microbatches += 1
-        compute_s = time.perf_counter() - started
-        sums.tokens, sums.sequences = sums.tokens + tokens, sums.sequences + sequences
-        sums.chunks, sums.compute_s = sums.chunks + 1, sums.compute_s + compute_s
-        return ChunkResult(tokens, sequences, microbatches, compute_s)
-
-    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
-        return LOSSES[spec.name](inputs, spec)
-
-    def _finish(self) -> StepResult:
-        started, sums = time.perf_counter(), self._step.sums
-        rate = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
-        totals = sums.totals(self.peers)
-        norm, reason = self._update(totals, rate)
-        self._optimizer.drop_gradients()
-        self.steps_applied += not reason
-        self._open = None
-        took_s = time.perf_counter() - started
-        return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
-
-    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        """Return the gradient norm, and why the weights were not updated; equal on all ranks."""
-        if totals.refusal:
-            return 0.0, totals.refusal
-        update = self._optimizer.step(totals.denominator, rate)
-        norm, step = update.grad_norm, self.steps_applied + 1
-        if update.applied:
-            check_moved(self.peers, update.movement, step=step, learning_rate=rate, grad_norm=norm)
-        return norm, "" if update.applied else f"gradient norm is {norm}"
+    def _logprobs(
+        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
+    ) -> NDArray[np.float32]:
+        model = self._model if name == POLICY_LOGPROBS else self._reference
+        values = np.empty(count, np.float32)
+        with _settled(model):
+            for packed in microbatches:
+                logprobs_N = packed_logprobs(model, packed, temperature, self._dtype)
+                if packed is not PADDING_MICROBATCH:
+                    values[packed.source_N] = logprobs_N.float().cpu().numpy()
+            settle(model)
+        return values
 
     def _prepared_on_all_ranks(
         self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
     ) -> tuple[T, list[PackedRows]]:
-        """Return what ``read`` returned, padded to the largest number of microbatches of any rank.
-
-        Raises:
-            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
-        """
         what, own, failure = None, list[PackedRows](), None
         try:
             what, own = read()
@@ -358,11 +261,6 @@ class TorchTrainer(LoadedModel):
             failure = error
         count = all_reduce_max_or_fail(self.peers, during, len(own), failure)
         return cast("T", what), pad_microbatches(own, count, PADDING_MICROBATCH)
-
-    @property
-    def _step(self) -> _OpenStep:
-        assert self._open is not None  # noqa: S101 -- the guard lets nothing through otherwise
-        return self._open
 
     @cached_property
     def _reference(self) -> PreTrainedModel:

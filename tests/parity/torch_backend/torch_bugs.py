@@ -74,7 +74,7 @@ class OwnMetrics(Exact):
     """Metrics of all ranks are divided by the tokens of one."""
 
     def _finish(self) -> StepResult:
-        own = self._step.sums.own()
+        own = self._step.own()
         result = super()._finish()
         by_own = {name: each * result.tokens / own.tokens for name, each in result.metrics.items()}
         return msgspec.structs.replace(result, metrics=by_own)
@@ -145,8 +145,8 @@ class Failing(Exact):
     def watch(self) -> None:
         layers: Any = self._model.model.layers
         layers[-1].register_forward_pre_hook(lambda *_: self._fail_at("forward"))
-        sizes = {each.name: getattr(self._cutting, each.name) for each in fields(self._cutting)}
-        self._cutting = FailingCutting(**sizes, fail_at=self._fail_at)
+        sizes = {each.name: getattr(self._planner, each.name) for each in fields(self._planner)}
+        self._planner = FailingCutting(**sizes, fail_at=self._fail_at)
 
     def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
         self._fail_at("loss")

@@ -1,0 +1,238 @@
+"""Base class of the trainers of real models: one rank's split step over sums of gradients.
+
+Gradients accumulate as raw sums over microbatches and are divided once, at the end, by the valid
+tokens or sequences of the whole step. So a step does not depend on how its groups were cut into
+chunks or assigned to ranks, and ``train`` is the same step in one call.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
+from offbeat.config.sections.model import ModelConfig
+from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend
+from offbeat.trainers.batches.inputs import loss_tokens
+from offbeat.trainers.batches.packing import Batch, PackedRows
+from offbeat.trainers.batches.planner import MicrobatchPlanner
+from offbeat.trainers.movement import UpdateResult, check_moved
+from offbeat.trainers.ranks.peers import Peers, SingleRank
+from offbeat.trainers.schedule import learning_rate
+from offbeat.trainers.step_sums import StepSums, StepTotals
+from offbeat.trainers.weights import torch_dtype, weights_digest
+from offbeat.transfer_queue.schema import POLICY_LOGPROBS, REFERENCE_LOGPROBS, Columns
+
+T = TypeVar("T")
+LossOf = Callable[[PackedRows, Tensor], Tensor]
+"""(microbatch, log-probabilities [N]) -> a sum to differentiate."""
+
+
+class _Chunk(NamedTuple):
+    """One rank's groups of a chunk, as its loss reads them; None without groups."""
+
+    batch: Batch
+    inputs_of: Callable[[PackedRows, Tensor], LossTokens]
+
+
+class ModelTrainer(TrainerBackend):
+    """One rank's trainer of a model.
+
+    Every rank of a world makes one, and all make the same calls in the same order, each with its
+    own share of the groups, which may be empty. Results are equal on all ranks, but for
+    ``train_microbatch`` and ``prepare_logprobs``, which cover the share.
+    """
+
+    _planner: MicrobatchPlanner  # every backend sets it
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        trainer: TrainerConfig,
+        model: ModelConfig,
+        total_steps: int,
+        seed: int,
+        peers: Peers | None,
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            model_path: Hugging Face directory. The KL penalty pulls towards this model.
+            trainer: Device, packing, and optimizer.
+            model: Dtype of the weights, and whether code of the model directory may run.
+            total_steps: Number of steps at which the learning-rate schedule ends.
+            seed: Seed of the library's generators.
+            peers: The ranks of the world, whose process group exists. None: one rank.
+        """
+        super().__init__()
+        self.peers = peers or SingleRank()
+        self.is_first = self.peers.rank == 0
+        self.model_path = Path(model_path)
+        self._config, self._total_steps, self._seed = trainer, total_steps, seed
+        self._dtype = torch_dtype(model.dtype)
+        self._sums: StepSums | None = None  # of the open step
+
+    def prepare_logprobs(
+        self, groups: Sequence[Columns], *, policy: bool, reference: bool, temperature: float
+    ) -> list[LogprobColumns]:
+        """Compute log-probabilities like the base class.
+
+        Gradients of an open step stay. The reference is loaded when it is first needed.
+        """
+        asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        batch, microbatches = self._prepared_on_all_ranks(
+            "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
+        )
+        columns: list[LogprobColumns] = [{} for _ in groups]
+        for name in (name for name, wanted in asked if wanted):
+            count = 0 if batch is None else len(batch.tokens)
+            with torch.no_grad():
+                values = self._logprobs(name, count, microbatches, temperature)
+            for group, part in enumerate(np.split(values, batch.ends[:-1]) if batch else ()):
+                columns[group][name] = part
+        return columns
+
+    def weights_digest(self) -> str:
+        """Return one digest over names and bytes of all weights. All ranks call it together."""
+        return weights_digest(self.named_weights())
+
+    # --- the step --------------------------------------------------------------------------------
+
+    def _begin(self, loss: LossSpec) -> None:
+        self._sums = StepSums(loss)
+        self._begin_gradients()
+
+    def _accumulate(self, groups: Sequence[Columns], advantages: Advantages) -> ChunkResult:
+        started, sums = time.perf_counter(), self._step
+
+        def read() -> tuple[tuple[_Chunk | None, int], list[PackedRows]]:
+            batch, own = self._planner.cut(groups, only_trained=True)
+            if batch is None:
+                return (None, 0), own
+            spec, version = sums.spec, self.steps_applied
+            inputs_of = loss_tokens(batch, groups, advantages, spec, self._device, version=version)
+            return (_Chunk(batch, inputs_of), len(own)), own
+
+        def loss_of(packed: PackedRows, logprobs_N: Tensor) -> Tensor:
+            assert chunk is not None  # noqa: S101 -- only groups have wanted tokens
+            part = self._loss(chunk.inputs_of(packed, logprobs_N), sums.spec)
+            sums.add(part)
+            return part.loss
+
+        with self._undone_if_raised():
+            (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
+            self._add_gradients(microbatches, loss_of, sums.spec.temperature)
+        own = microbatches[:count]  # the rest is padding
+        tokens = sum(len(each.source_N) for each in own)
+        sequences = 0 if chunk is None else sum(_sequences(chunk.batch, each) for each in own)
+        compute_s = time.perf_counter() - started
+        sums.count_chunk(tokens, sequences, compute_s)
+        return ChunkResult(tokens, sequences, count, compute_s)
+
+    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
+        return LOSSES[spec.name](inputs, spec)
+
+    def _finish(self) -> StepResult:
+        started, sums = time.perf_counter(), self._step
+        with self._undone_if_raised():
+            rate = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
+            totals = sums.totals(self.peers, contributes=self._is_replica_leader)
+            norm, reason = self._update(totals, rate)
+        self._discard_gradients()
+        self._sums = None
+        self.steps_applied += not reason
+        took_s = time.perf_counter() - started
+        return sums.result(totals, reason=reason, grad_norm=norm, rate=rate, finish_s=took_s)
+
+    def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
+        """Return the gradient norm, and why the weights were not updated; equal on all ranks."""
+        if totals.refusal:
+            return 0.0, totals.refusal
+        applied, norm, movement = self._apply(totals.denominator, rate)
+        if not applied:
+            return norm, f"gradient norm is {norm}"
+        step = self.steps_applied + 1
+        check_moved(self.peers, movement, step=step, learning_rate=rate, grad_norm=norm)
+        return norm, ""
+
+    def _drop(self) -> None:
+        self._discard_gradients()
+        self._sums = None
+
+    @contextmanager
+    def _undone_if_raised(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._drop()
+            raise
+
+    @property
+    def _step(self) -> StepSums:
+        assert self._sums is not None  # noqa: S101 -- the guard lets nothing through otherwise
+        return self._sums
+
+    # --- of each backend -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _device(self) -> torch.device: ...
+
+    @property
+    def _is_replica_leader(self) -> bool:
+        """Return whether this rank contributes its replica's sums to those of the step."""
+        return True
+
+    @abstractmethod
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole weights by Hugging Face name, in a fixed order; tied ones once. All ranks."""
+
+    @abstractmethod
+    def _prepared_on_all_ranks(
+        self, during: str, read: Callable[[], tuple[T, list[PackedRows]]]
+    ) -> tuple[T, list[PackedRows]]:
+        """Return what ``read`` returned, its microbatches followed by padding.
+
+        Afterwards ranks that compute together have equally many microbatches.
+
+        Raises:
+            Exception: What ``read`` raised, here; on the other ranks ``PeerFailed``.
+        """
+
+    @abstractmethod
+    def _logprobs(
+        self, name: str, count: int, microbatches: Sequence[PackedRows], temperature: float
+    ) -> NDArray[np.float32]:
+        """Return [count] log-probabilities under the policy or the reference; see ``name``."""
+
+    @abstractmethod
+    def _begin_gradients(self) -> None:
+        """Prepare for the first microbatch of a step, without gradients."""
+
+    @abstractmethod
+    def _add_gradients(
+        self, microbatches: Sequence[PackedRows], loss_of: LossOf, temperature: float
+    ) -> None:
+        """Run forward and backward passes. ``loss_of`` is not called for padding."""
+
+    @abstractmethod
+    def _apply(self, denominator: float, rate: float) -> UpdateResult:
+        """Normalise and clip the gradients and update the weights, if the norm is finite."""
+
+    @abstractmethod
+    def _discard_gradients(self) -> None:
+        """Discard all gradients of the step. Idempotent."""
+
+
+def _sequences(batch: Batch, packed: PackedRows) -> int:
+    return len(np.unique(batch.sample[packed.source_N]))
