@@ -4,8 +4,9 @@ The names in ``__all__`` are what a program needs. They are imported when they a
 importing this package loads nothing else. The map of the code is ``ARCHITECTURE.md``.
 """
 
-from importlib import import_module
-from typing import Any, Final
+from typing import Final
+
+from offbeat.public_names import imported_on_use
 
 __version__ = "0.1.0"
 
@@ -28,14 +29,4 @@ _MODULES: Final = {
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
 
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the stub has the types
-    """Import a public name when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'offbeat' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted(__all__)
+__getattr__, __dir__ = imported_on_use(__name__, _MODULES)

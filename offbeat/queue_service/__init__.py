@@ -11,8 +11,9 @@ wire, frames          typed messages in msgpack, cut from a stream of bytes
 ray_actor, ray_links  the service as a Ray actor, and the channel of clients on other nodes
 """
 
-from importlib import import_module
-from typing import Any, Final
+from typing import Final
+
+from offbeat.public_names import imported_on_use
 
 _MODULES: Final = {
     "ClientLease": "offbeat.queue_service.clients.lease",
@@ -33,14 +34,4 @@ _MODULES: Final = {
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] -- the stub lists them
 
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the stub has the types
-    """Import a public name when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'offbeat.queue_service' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted(__all__)
+__getattr__, __dir__ = imported_on_use(__name__, _MODULES)

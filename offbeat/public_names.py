@@ -1,0 +1,18 @@
+"""Public names of a package that are imported when they are first used."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def imported_on_use(
+    package: str, module_by_name: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's ``__getattr__`` and ``__dir__``; its ``__init__.pyi`` has the types."""
+
+    def get(name: str) -> Any:  # noqa: ANN401 -- the stub has the types
+        if name not in module_by_name:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(module_by_name[name]), name)
+
+    return get, lambda: sorted(module_by_name)
