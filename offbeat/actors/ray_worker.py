@@ -21,12 +21,12 @@ import structlog
 from offbeat.actors.call import reply_of
 from offbeat.actors.handles import Handle
 from offbeat.messages.failures import ActorLost, StartFailed
+from offbeat.messages.fixed_times import RETRY_S
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
 _SILENT_S: Final = 10.0  # one that answers a probe no sooner hangs
 _START_S: Final = 120.0  # for a new process, imports included; then it hangs and is killed
-_RETRY_S: Final = 0.25
 
 
 OnJoined = Callable[[str, str], None]
@@ -149,7 +149,7 @@ class RayWorker:
             except TimeoutError:
                 self._replace(_START_S)
             except ActorLost:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
             except StartFailed:
                 self._standing = "starting"  # the next call says it
                 break

@@ -21,11 +21,10 @@ from offbeat.controller.ports import Generator
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, EngineUnavailable
+from offbeat.messages.fixed_times import RETRY_S, START_ATTEMPTS
 
 log = structlog.stdlib.get_logger()
 _PROBES_PER_S: Final = 200  # of the whole fleet at most: a probe costs the loop about a millisecond
-_RETRY_S: Final = 0.25
-_ASKED: Final = 5  # times, within the deadline of a start
 _SYNC_STRIKES: Final = 3  # failed catch-up syncs before the process is replaced
 _SYNC_TIMEOUTS: Final = 2  # syncs past their deadline per incarnation, before it is replaced
 
@@ -87,19 +86,19 @@ class EnginePump:
         )
 
     async def _first_answer(self) -> None:
-        patience_s = self._state.config.generator.start_deadline_s / _ASKED
+        patience_s = self._state.config.generator.start_deadline_s / START_ATTEMPTS
         while True:
             try:
                 async with asyncio.timeout(patience_s):  # a lost call is asked again
                     state = await self._generator.state(self._state.fence)
             except (ActorLost, EngineUnavailable, TimeoutError):
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             if self._state.fleet.probe_answered(state):
                 self._state.joined("engine", self._name, state.incarnation)
                 self._state.engine_moved(self._name)
                 return
-            await asyncio.sleep(_RETRY_S)  # the process that was given up still answers
+            await asyncio.sleep(RETRY_S)  # the process that was given up still answers
 
     async def _catch_up(self) -> bool:
         """Bring a STALE engine to the current release; False when it has to be replaced."""
@@ -114,7 +113,7 @@ class EnginePump:
             strikes += not self._sync.is_lost  # it is not the engine's fault then
             if self._sync.canaries.must_be_replaced(self._name):
                 return False
-            await state.awaits.pause(self._name, on="another sync", for_s=_RETRY_S)
+            await state.awaits.pause(self._name, on="another sync", for_s=RETRY_S)
             if not await self._probe():
                 return False
         return False

@@ -22,10 +22,10 @@ from offbeat.controller.syncing import WeightSync
 from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.failures import DeadlineExceeded, PayloadLost
 from offbeat.messages.fences import StepKey
+from offbeat.messages.fixed_times import READ_JOURNAL_S
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import TrainerState
 
-_READ_DEADLINE_S: Final = 900.0  # for a journal of ten million groups, on a slow disk
 GROUPS_PER_TURN: Final = 4000
 """Groups that are given back between two turns of the event loop; some 20 ms of it."""
 log = structlog.stdlib.get_logger()
@@ -135,7 +135,7 @@ class Recovery:
         after = await self._state.call(
             f"rewind to version {to_version}",
             on="the journal, for the steps since",
-            deadline_s=_READ_DEADLINE_S,
+            deadline_s=READ_JOURNAL_S,
             reply=self._state.journal.steps_after(to_version),
         )
         parts = self._state.ledger.rewind_in_parts(

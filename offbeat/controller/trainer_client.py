@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -18,12 +18,11 @@ from offbeat.messages.failures import (
     TrainStepFailed,
 )
 from offbeat.messages.fences import StepKey
+from offbeat.messages.fixed_times import RETRY_S, START_ATTEMPTS
 from offbeat.messages.training import TrainerState
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
-_RETRY_S: Final = 0.25
-_ASKED: Final = 5  # times, within the deadline of a start
 
 
 class TrainerClient:
@@ -101,13 +100,13 @@ class TrainerClient:
         )
 
     async def _until_up(self) -> TrainerState:
-        patience_s = self._state.config.trainer.start_deadline_s / _ASKED
+        patience_s = self._state.config.trainer.start_deadline_s / START_ATTEMPTS
         while True:
             try:
                 async with asyncio.timeout(patience_s):  # a lost call is asked again
                     return await self.trainer.state(self._state.fence)
             except (ActorLost, TimeoutError):
-                await asyncio.sleep(_RETRY_S)  # its owner is starting it
+                await asyncio.sleep(RETRY_S)  # its owner is starting it
 
 
 def lost_step(failures: list[BaseException]) -> TrainerLost | None:

@@ -59,7 +59,7 @@ class RewardTarget:
     options: dict[str, Any]  # keyword arguments of every call
     memory_mib: int  # address space
     deadline_s: float  # of one sample's call
-    start_s: float = 120.0  # to start the process and import the target in it
+    start_s: float  # to start the process and import the target in it
     source: str = ""  # digest of the target's source when the run began; empty: not known
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import structlog
 import yaml
@@ -37,6 +36,7 @@ from offbeat.environments.prompts import JsonlPrompts, PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.fences import Fence
+from offbeat.messages.fixed_times import READ_JOURNAL_S
 from offbeat.messages.training import LossSpec
 from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
@@ -49,9 +49,6 @@ from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
 from offbeat.transfer_queue.spool import FOLDER
 
-_READ_DEADLINE_S: Final = (
-    900.0  # for a journal of ten million groups whose snapshots are all spoiled
-)
 log = structlog.stdlib.get_logger()
 
 
@@ -169,11 +166,11 @@ async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
         unix_s=time.time,
     )
     try:
-        async with asyncio.timeout(_READ_DEADLINE_S):
+        async with asyncio.timeout(READ_JOURNAL_S):
             ledger, journal = await loop.run_in_executor(None, opening)
     except TimeoutError as late:
         who, on = "start of the controller", f"its journal in {spec.run_dir / JOURNAL}"
-        raise DeadlineExceeded(who, on, _READ_DEADLINE_S) from late
+        raise DeadlineExceeded(who, on, READ_JOURNAL_S) from late
     took_s = round(loop.time() - began_at, 3)
     log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
     return ledger, journal

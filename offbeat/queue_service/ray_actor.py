@@ -15,6 +15,7 @@ from offbeat.messages.failures import ActorLost
 from offbeat.queue_service import ray_links, wire
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
+from offbeat.queue_service.clients.times import ANSWER_S, START_S
 from offbeat.queue_service.core.records import QueueLimits
 from offbeat.queue_service.ray_links import RemoteMethod, RemoteQueue
 from offbeat.queue_service.server.connections import Connection
@@ -101,7 +102,7 @@ def stop(queue: Handle) -> None:
     ray.kill(queue)  # pyright: ignore[reportArgumentType] - a handle is an actor's
 
 
-def connect(queue: Handle | str, answer_s: float = 10.0) -> SyncTransferQueueClient:
+def connect(queue: Handle | str, answer_s: float = ANSWER_S) -> SyncTransferQueueClient:
     """A blocking client of a queue: by handle, or by name.
 
     Raises:
@@ -109,17 +110,17 @@ def connect(queue: Handle | str, answer_s: float = 10.0) -> SyncTransferQueueCli
         SnapshotFailed: It could not take up the snapshot it was started with.
     """
     handle, name = _handle_of(queue)
-    path = ray_links.got(handle.where.remote(), name, "connect", 60.0)
+    path = ray_links.got(handle.where.remote(), name, "connect", START_S)
     try:
         return SyncTransferQueueClient.connect(path, name, answer_s)
     except ActorLost:  # it lives: it is on another node
         return SyncTransferQueueClient.over(ray_links.BlockingRayLink(handle, name, answer_s))
 
 
-async def connect_async(queue: Handle | str, answer_s: float = 10.0) -> TransferQueueClient:
+async def connect_async(queue: Handle | str, answer_s: float = ANSWER_S) -> TransferQueueClient:
     """A client for this event loop; see ``connect``."""
     handle, name = _handle_of(queue)
-    path = await ray_links.awaited(handle.where.remote(), name, "connect", 60.0)
+    path = await ray_links.awaited(handle.where.remote(), name, "connect", START_S)
     try:
         return await TransferQueueClient.connect(path, name, answer_s)
     except ActorLost:

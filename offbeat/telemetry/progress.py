@@ -17,6 +17,7 @@ from offbeat.telemetry.charts import bar, sparkline
 from offbeat.telemetry.status import Status
 
 _BAR: Final = 30
+_PLAIN_EVERY_S: Final = 10.0  # between two lines of an output that is no terminal
 
 
 class ProgressDisplay:
@@ -29,7 +30,7 @@ class ProgressDisplay:
         self,
         console: Console,
         *,
-        plain_every_s: float = 10.0,
+        plain_every_s: float = _PLAIN_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._clock, self._plain_every_s = console, clock, plain_every_s

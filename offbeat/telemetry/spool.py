@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 import msgspec
 import structlog
@@ -18,13 +18,15 @@ Pause = Callable[[threading.Event, float], object]
 """Waits for this many seconds, or until the event is set."""
 
 P = ParamSpec("P")
+_FIRST_PAUSE_S: Final = 0.5  # after the first write of a sink that failed
+_LONGEST_PAUSE_S: Final = 30.0  # after many
 
 
 class Backoff(msgspec.Struct, frozen=True):
     """Pauses between two tries of a call that raised: doubling, with a longest one."""
 
-    first_s: float = 0.5
-    longest_s: float = 30.0
+    first_s: float = _FIRST_PAUSE_S
+    longest_s: float = _LONGEST_PAUSE_S
 
     def pauses_s(self) -> Iterator[float]:
         pause_s = self.first_s

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from wandb import Run, Settings
 
 log = structlog.stdlib.get_logger()
+_CONNECT_S: Final = 20.0  # to reach the server
+_UPLOAD_S: Final = 5.0  # to upload what is left when the run ends
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -46,8 +48,8 @@ class WandbSink:
         run_name: str,
         run_dir: Path,
         recipe: Mapping[str, Any],
-        connect_timeout_s: float = 20.0,
-        upload_timeout_s: float = 5.0,
+        connect_timeout_s: float = _CONNECT_S,
+        upload_timeout_s: float = _UPLOAD_S,
     ) -> None:
         """``recipe`` is shown as the run's config: hand it redacted."""
         self._config, self._mode, self._recipe = config, mode, recipe

@@ -29,7 +29,7 @@ _SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 _TRACKER: Final = b"multiprocessing.resource_tracker"
 """In the command of the process that removes what others shared, once all of those have ended."""
 
-_TRACKER_MS: Final = 10_000
+_TRACKER_S: Final = 10.0  # for the processes of a dead owner to remove what they shared
 
 _WATCHERS: Final = list[subprocess.Popen[bytes]]()  # held: they run as long as this process does
 
@@ -69,7 +69,7 @@ def end_with(owner: int, mark: str, sockets: str) -> None:
         trackers = [process for process, tracks in marked if tracks]
         others = [process for process, tracks in marked if not tracks]
         _kill(others)
-        _kill([each for each in trackers if not _has_ended(each, _TRACKER_MS)])
+        _kill([each for each in trackers if not _has_ended(each, _TRACKER_S)])
         for process, _ in marked:
             os.close(process)
     shutil.rmtree(sockets, ignore_errors=True)
@@ -114,10 +114,10 @@ def _wait_for(process: int) -> None:
     _has_ended(process, None)
 
 
-def _has_ended(process: int, within_ms: int | None) -> bool:
+def _has_ended(process: int, within_s: float | None) -> bool:
     ended = select.poll()
     ended.register(process, select.POLLIN)
-    return bool(ended.poll(within_ms))
+    return bool(ended.poll(None if within_s is None else within_s * 1000))
 
 
 if __name__ == "__main__":

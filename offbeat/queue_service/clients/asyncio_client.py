@@ -8,6 +8,7 @@ from offbeat.queue_service import wire
 from offbeat.queue_service.clients.lease import ClientLease
 from offbeat.queue_service.clients.links import LoopCarrier, LoopLink, anchor
 from offbeat.queue_service.clients.protocol import Asking, ClientProtocol, Declared, asked
+from offbeat.queue_service.clients.times import ANSWER_S, LEASE_S, ROOM_S, SNAPSHOT_S
 from offbeat.queue_service.core import records
 from offbeat.queue_service.core.records import (
     EVERYTHING,
@@ -46,7 +47,7 @@ class TransferQueueClient:
 
     @classmethod
     async def connect(
-        cls, path: str, queue: str = "queue", answer_s: float = 10.0, *, maps: bool = True
+        cls, path: str, queue: str = "queue", answer_s: float = ANSWER_S, *, maps: bool = True
     ) -> Self:
         """A client of the service that listens on a Unix socket.
 
@@ -95,7 +96,7 @@ class TransferQueueClient:
         tags: GivenTags = NO_TAGS,
         *,
         attempt: int = 0,
-        deadline_s: float = 60.0,
+        deadline_s: float = ROOM_S,
     ) -> PutReceipt:
         """Put a group, all or nothing. When this returns it can be claimed, and survives this process.
 
@@ -144,7 +145,7 @@ class TransferQueueClient:
         where: Where = EVERYTHING,
         at_least: int | None = None,
         deadline_s: float = 0.0,
-        lease_s: float = 600.0,
+        lease_s: float = LEASE_S,
     ) -> ClientLease | None:
         """Borrow the next groups of a task: oldest first, each to one consumer of the task at a time.
 
@@ -220,7 +221,7 @@ class TransferQueueClient:
         lease.settle()
         await self._run(asked(wire.Release(lease.id), NoneType))
 
-    async def renew(self, lease: ClientLease, lease_s: float = 600.0) -> None:
+    async def renew(self, lease: ClientLease, lease_s: float = LEASE_S) -> None:
         """Keep the groups for ``lease_s`` seconds from now.
 
         Raises:
@@ -249,7 +250,7 @@ class TransferQueueClient:
         """Return statistics of the stored groups, the waiting clients, and the memory in use."""
         return await self._run(asked(wire.GetStats(), ServiceStats))
 
-    async def snapshot(self, directory: str, deadline_s: float = 600.0) -> int:
+    async def snapshot(self, directory: str, deadline_s: float = SNAPSHOT_S) -> int:
         """Have the service write its state to a directory on its node; how many payloads there are.
 
         The state is that of one moment, whatever goes on meanwhile. The directory is there whole or

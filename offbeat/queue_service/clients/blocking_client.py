@@ -8,6 +8,7 @@ from offbeat.queue_service import wire
 from offbeat.queue_service.clients.lease import ClientLease
 from offbeat.queue_service.clients.links import BlockingCarrier, BlockingLink, anchor
 from offbeat.queue_service.clients.protocol import Asking, ClientProtocol, Declared, asked
+from offbeat.queue_service.clients.times import ANSWER_S, LEASE_S, ROOM_S, SNAPSHOT_S
 from offbeat.queue_service.core import records
 from offbeat.queue_service.core.records import (
     EVERYTHING,
@@ -46,7 +47,7 @@ class SyncTransferQueueClient:
 
     @classmethod
     def connect(
-        cls, path: str, queue: str = "queue", answer_s: float = 10.0, *, maps: bool = True
+        cls, path: str, queue: str = "queue", answer_s: float = ANSWER_S, *, maps: bool = True
     ) -> Self:
         """See ``TransferQueueClient.connect``."""
         say = ClientProtocol()
@@ -74,7 +75,7 @@ class SyncTransferQueueClient:
         tags: GivenTags = NO_TAGS,
         *,
         attempt: int = 0,
-        deadline_s: float = 60.0,
+        deadline_s: float = ROOM_S,
     ) -> PutReceipt:
         """See ``TransferQueueClient.put``."""
         asking = self._say.put(partition, group, columns, tags, attempt, deadline_s)
@@ -96,7 +97,7 @@ class SyncTransferQueueClient:
         where: Where = EVERYTHING,
         at_least: int | None = None,
         deadline_s: float = 0.0,
-        lease_s: float = 600.0,
+        lease_s: float = LEASE_S,
     ) -> ClientLease | None:
         """See ``TransferQueueClient.claim``."""
         asking = self._say.claim(partition, task, n, at_least, columns, where, lease_s, deadline_s)
@@ -138,7 +139,7 @@ class SyncTransferQueueClient:
         lease.settle()
         self._run(asked(wire.Release(lease.id), NoneType))
 
-    def renew(self, lease: ClientLease, lease_s: float = 600.0) -> None:
+    def renew(self, lease: ClientLease, lease_s: float = LEASE_S) -> None:
         """See ``TransferQueueClient.renew``."""
         renewed = self._run(asked(wire.Renew(lease.id, lease_s), records.Lease))
         lease.expires_at = renewed.expires_at
@@ -163,7 +164,7 @@ class SyncTransferQueueClient:
         """Return statistics of the stored groups, the waiting clients, and the memory in use."""
         return self._run(asked(wire.GetStats(), ServiceStats))
 
-    def snapshot(self, directory: str, deadline_s: float = 600.0) -> int:
+    def snapshot(self, directory: str, deadline_s: float = SNAPSHOT_S) -> int:
         """See ``TransferQueueClient.snapshot``."""
         return self._run(asked(wire.SaveTo(directory), int, deadline_s))
 

@@ -31,6 +31,7 @@ from offbeat.weight_sync.transports.messages import (
 
 log = structlog.stdlib.get_logger()
 _RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
+_SEND_S: Final = 1.0  # of a few bytes into an empty buffer, which does not wait
 _MOST_STRANGERS: Final = 64
 """Connections without a valid message at a time. Beyond, the oldest one is closed: a member sends its
 join with its connection, so it is not the one that waits."""
@@ -148,7 +149,7 @@ class ControlServer:
     def _accepted(self) -> socket.socket:
         connection, _ = self._listening.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(1.0)  # a few bytes into an empty buffer: they do not wait
+        connection.settimeout(_SEND_S)
         return connection
 
     def _turn_away(self, why: OSError) -> None:

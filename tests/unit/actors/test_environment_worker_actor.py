@@ -48,7 +48,9 @@ class Hanging(FunctionReward):
     """Its rewards take for ever; ``asked`` is set when one is."""
 
     def __init__(self) -> None:
-        target = RewardTarget("user_rewards:hangs", HERE, {}, memory_mib=2048, deadline_s=60.0)
+        target = RewardTarget(
+            "user_rewards:hangs", HERE, {}, memory_mib=2048, deadline_s=60.0, start_s=120.0
+        )
         super().__init__(CharTokenizer(), target, workers=1)
         self.asked = asyncio.Event()
 

@@ -129,7 +129,7 @@ def test_a_function_that_cannot_be_imported_is_told_when_the_worker_starts() -> 
 def test_a_function_that_stops_being_importable_ends_the_run(tmp_path: Path) -> None:
     module = tmp_path / "fragile_rewards.py"
     module.write_text("import os\ndef reward(prompt, response): os._exit(1)\n")
-    target = RewardTarget("fragile_rewards:reward", tmp_path, {}, 2048, 20.0)
+    target = RewardTarget("fragile_rewards:reward", tmp_path, {}, 2048, 20.0, 120.0)
 
     async def scenario() -> list[tuple[FailureKind, str]]:
         environment = FunctionReward(CharTokenizer(), target, workers=1)

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 async def pool_of(
     name: str, *, size: int = 1, deadline_s: float = 20.0, memory_mib: int = 2048, **options: Any
 ) -> AsyncIterator[RewardPool]:
-    pool = RewardPool(RewardTarget(name, HERE, options, memory_mib, deadline_s), size)
+    pool = RewardPool(RewardTarget(name, HERE, options, memory_mib, deadline_s, 120.0), size)
     await pool.start()
     try:
         yield pool
@@ -227,7 +227,7 @@ from pathlib import Path
 from offbeat.environments.killable import RewardPool, RewardTarget
 
 async def main():
-    target = RewardTarget("user_rewards:announces_and_hangs", Path(sys.argv[1]), {}, 2048, 60.0)
+    target = RewardTarget("user_rewards:announces_and_hangs", Path(sys.argv[1]), {}, 2048, 60.0, 120.0)
     pool = RewardPool(target, 2)
     await pool.start()
     await asyncio.gather(pool.score({}, ["hang"]), pool.score({}, ["hang"]))
@@ -239,7 +239,9 @@ asyncio.run(main())
 def test_the_example_reward_scores_its_example_rows() -> None:
     async def score(responses: Sequence[str]) -> list[float]:
         example = HERE.parents[2] / "examples" / "rewards"
-        pool = RewardPool(RewardTarget("digits:reward", example, {"near": 0.2}, 2048, 20.0), 1)
+        pool = RewardPool(
+            RewardTarget("digits:reward", example, {"near": 0.2}, 2048, 20.0, 120.0), 1
+        )
         await pool.start()
         try:
             return await pool.score({"prompt": "2+3=", "answer": 5}, responses)

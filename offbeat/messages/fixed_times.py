@@ -1,0 +1,15 @@
+"""Times in seconds that several components share and that no recipe key sets.
+
+``docs/supervision.md`` lists them, with those of a single component.
+"""
+
+from typing import Final
+
+RETRY_S: Final = 0.25
+"""Between two attempts to reach a process that is starting."""
+
+START_ATTEMPTS: Final = 5
+"""Calls to a starting process within its start deadline, each of which has a fifth of it."""
+
+READ_JOURNAL_S: Final = 900.0
+"""To read the journal of a former controller: ten million groups, from a slow disk."""
