@@ -12,10 +12,11 @@ _HEAD: Final = """\
 
 Generated from the models in `offbeat/config/` by `python -m offbeat.config.reference`; do not edit.
 
-A recipe is a YAML file of these keys; `offbeat train RECIPE a.b.c=value ...` lays further values over it, the last one wins. A recipe may name
-another one to start from: `extends: base.yaml`. Paths are relative to the file that names them, in an override to the working directory.
-An unknown key is an error. `offbeat config explain KEY` says the same in the terminal, `offbeat config show RECIPE` fills all defaults in, and
-`offbeat check RECIPE` finds settings that cannot work together.
+A recipe is a YAML file of these keys; `offbeat train RECIPE a.b.c=value ...` lays further values over it, the last one
+wins. A recipe may name another one to start from: `extends: base.yaml`. Paths are relative to the file that names them,
+in an override to the working directory. An unknown key is an error. `offbeat config explain KEY` says the same in the
+terminal, `offbeat config show RECIPE` fills all defaults in, and `offbeat check RECIPE` finds settings that cannot work
+together.
 """
 
 

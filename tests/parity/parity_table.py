@@ -8,17 +8,19 @@ from parity_cases import PAGE_CASES, Case
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEAD = """# Parity of the trainers
 
-The split train step gives the gradient of the single-shot step, however a batch is cut into chunks, laid out in rows and dealt to ranks.
-Below is the largest relative error of any tensor of the gradient: the largest difference to the reference, over the largest value of that
-tensor. The reference is the `torch` trainer on one rank with the whole batch in one chunk, which is itself held against plain autograd, one
-sequence after another (`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10. With experts they
+The split train step gives the gradient of the single-shot step, however a batch is cut into chunks, laid out in rows
+and dealt to ranks. Below is the largest relative error of any tensor of the gradient: the largest difference to the
+reference, over the largest value of that tensor. The reference is the `torch` trainer on one rank with the whole batch
+in one chunk, which is itself held against plain autograd, one sequence after another
+(`tests/unit/trainers/test_split_step.py`). Everything is computed in float64; the tests allow 1e-10. With experts they
 allow 1e-5: transformers and megatron-core both round the router's probabilities to float32, whatever they are given.
 
-dp: data-parallel ranks, tp: tensor-parallel ones, pp: pipeline stages, ep: ranks that share the experts; *sequence*: tensor-parallel ranks
-share the tokens, too; *overlap*: reductions start while backward passes run. Ranks are processes over gloo.
+dp: data-parallel ranks, tp: tensor-parallel ones, pp: pipeline stages, ep: ranks that share the experts; *sequence*:
+tensor-parallel ranks share the tokens, too; *overlap*: reductions start while backward passes run. Ranks are processes
+over gloo.
 
-Written by `python -m pytest tests/parity -m long --write-parity`, in one run over one world of ranks for all backends; a row that was not
-run stays as it was.
+Written by `python -m pytest tests/parity -m long --write-parity`, in one run over one world of ranks for all backends;
+a row that was not run stays as it was.
 
 """
 BACKENDS = ("torch", "megatron")

@@ -9,6 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 MAX_LINES, MAX_COLUMNS = 120, 100
+MAX_PAGE_COLUMNS = 120
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
+    if path.name != "CHANGELOG.md"  # a change is a line there
+)
 MAX_FILES = {"One prompt group": 25, "One weight version": 12}
 ROW = re.compile(r"^\| `([\w/.]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 
@@ -86,3 +93,25 @@ def test_every_key_a_newcomer_is_sent_to_exists() -> None:
     named = {key for row in rows for key in re.findall(r"`([\w.]+)`", row.split("|")[1])}
     assert len(named) > 20
     assert named - known == set()
+
+
+def long_lines(page: str) -> list[int]:
+    """Numbers of the lines of running text that are too long; tables, code and addresses may be."""
+    found, in_code = list[int](), False
+    for number, line in enumerate(page.splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not (in_code or line.startswith("|") or "://" in line):
+            found += [number] if len(line) > MAX_PAGE_COLUMNS else []
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_can_be_read_in_a_narrow_window(page: Path) -> None:
+    assert long_lines(page.read_text()) == []
+
+
+def test_the_rule_about_long_lines_spares_tables_code_and_addresses() -> None:
+    long = "word " * 30
+    assert long_lines(f"{long}\n| {long}|\n```\n{long}\n```\n{long}") == [1, 6]
+    assert long_lines(f"[page](https://{long})") == []
