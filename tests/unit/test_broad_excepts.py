@@ -65,7 +65,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "telemetry/wandb_sink.py WandbSink.write",
         "trainers/checkpoints/shared_work.py SharedWork.run",
         "trainers/megatron/split_step.py MegatronTrainer._no_message_unread",
-        "trainers/megatron/split_step.py MegatronTrainer._undone_if_raised",
+        "trainers/model_trainer.py ModelTrainer._undone_if_raised",
         "trainers/ranks/process_group.py join",
         "trainers/torch/forward.py top_logprobs",
         "trainers/torch/sharded_state.py _Reader.read_metadata",
