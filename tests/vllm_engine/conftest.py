@@ -4,6 +4,7 @@ Collected only where vLLM is installed: ``make test-vllm``.
 """
 
 import asyncio
+import gc
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,13 @@ else:
             tied = Shared(spec_in(folder, tied_model(folder / "model")), runner)
             yield tied
             tied.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def garbage() -> Iterator[None]:
+    """Collect what vLLM's clients leave to the garbage collector while its warnings are let pass."""
+    yield
+    gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
