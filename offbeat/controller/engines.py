@@ -10,6 +10,7 @@ An engine that fails again and again is retired: the run goes on with the others
 """
 
 import asyncio
+from functools import partial
 from typing import Final
 
 import structlog
@@ -18,10 +19,11 @@ from offbeat.controller.errors import BudgetSpent, EngineNotStarted
 from offbeat.controller.events import Retired
 from offbeat.controller.health import Health
 from offbeat.controller.ports import Generator
+from offbeat.controller.starting import first_answer
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, EngineUnavailable
-from offbeat.messages.fixed_times import RETRY_S, START_ATTEMPTS
+from offbeat.messages.fixed_times import RETRY_S
 
 log = structlog.stdlib.get_logger()
 _PROBES_PER_S: Final = 200  # of the whole fleet at most: a probe costs the loop about a millisecond
@@ -86,14 +88,9 @@ class EnginePump:
         )
 
     async def _first_answer(self) -> None:
-        patience_s = self._state.config.generator.start_deadline_s / START_ATTEMPTS
+        ask = partial(self._generator.state, self._state.fence)
         while True:
-            try:
-                async with asyncio.timeout(patience_s):  # a lost call is asked again
-                    state = await self._generator.state(self._state.fence)
-            except (ActorLost, EngineUnavailable, TimeoutError):
-                await asyncio.sleep(RETRY_S)
-                continue
+            state = await first_answer(ask, self._config.start_deadline_s)
             if self._state.fleet.probe_answered(state):
                 self._state.joined("engine", self._name, state.incarnation)
                 self._state.engine_moved(self._name)

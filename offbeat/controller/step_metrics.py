@@ -95,10 +95,6 @@ class StepMetricsBuilder:
     def rewards(self) -> list[float]:
         return [reward for receipt in self.receipts for reward in receipt.rewards]
 
-    @property
-    def reward_mean(self) -> float:
-        return statistics.fmean(self.rewards)
-
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
         """Mean over the groups; seconds."""
         in_engine = what == "generate_s"

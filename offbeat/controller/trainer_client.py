@@ -9,6 +9,7 @@ import structlog
 
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.ports import Trainer
+from offbeat.controller.starting import first_answer
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
@@ -18,7 +19,6 @@ from offbeat.messages.failures import (
     TrainStepFailed,
 )
 from offbeat.messages.fences import StepKey
-from offbeat.messages.fixed_times import RETRY_S, START_ATTEMPTS
 from offbeat.messages.training import TrainerState
 
 log = structlog.stdlib.get_logger()
@@ -77,7 +77,10 @@ class TrainerClient:
             "start of the trainer",
             on="its first answer (is there room for it in the cluster?)",
             deadline_s=self._state.config.trainer.start_deadline_s,
-            reply=self._until_up(),
+            reply=first_answer(
+                partial(self.trainer.state, self._state.fence),
+                self._state.config.trainer.start_deadline_s,
+            ),
         )
         known = self._state.ledger.initial_weights
         if known and answer.initial_digest not in ("", known):
@@ -98,15 +101,6 @@ class TrainerClient:
             lambda: self.trainer.restore(self._state.fence, at_most),
             self._state.config.checkpoint.deadline_s,
         )
-
-    async def _until_up(self) -> TrainerState:
-        patience_s = self._state.config.trainer.start_deadline_s / START_ATTEMPTS
-        while True:
-            try:
-                async with asyncio.timeout(patience_s):  # a lost call is asked again
-                    return await self.trainer.state(self._state.fence)
-            except (ActorLost, TimeoutError):
-                await asyncio.sleep(RETRY_S)  # its owner is starting it
 
 
 def lost_step(failures: list[BaseException]) -> TrainerLost | None:

@@ -8,8 +8,5 @@ from typing import Final
 RETRY_S: Final = 0.25
 """Between two attempts to reach a process that is starting."""
 
-START_ATTEMPTS: Final = 5
-"""Calls to a starting process within its start deadline, each of which has a fifth of it."""
-
 READ_JOURNAL_S: Final = 900.0
 """To read the journal of a former controller: ten million groups, from a slow disk."""

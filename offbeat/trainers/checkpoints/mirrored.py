@@ -48,14 +48,6 @@ class MirroredCheckpoints:
     def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
         self._store.load(stored, load)
 
-    def send_model(self, directory: Path) -> None:
-        """Copy an exported model to the run directory, beside the checkpoints.
-
-        Raises:
-            OSError: A disk or the transfer failed.
-        """
-        send(self._files, directory, FOLDER, directory.name)
-
     def _fetch(self) -> None:
         """Fetch every state and LATEST from the run directory."""
         there, here = self._files.listing(FOLDER), fingerprints(self._root)
