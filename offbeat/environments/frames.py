@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from offbeat.messages import framing
+
 
 class Hello(msgspec.Struct, frozen=True):
     """First message to a child: the function to import, and its limits."""
@@ -49,12 +51,10 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-PREFIX_BYTES: Final = 4
 LONGEST_ANSWER_BYTES: Final = 1 << 20
 """Largest answer of a child: a number or a bounded text. Anything longer is refused."""
 
 
 def framed(message: msgspec.Struct) -> bytes:
     """The message behind its length."""
-    body = msgspec.json.encode(message)
-    return len(body).to_bytes(PREFIX_BYTES) + body
+    return framing.framed(msgspec.json.encode(message))

@@ -21,7 +21,6 @@ import msgspec
 
 from offbeat.environments.frames import (
     LONGEST_ANSWER_BYTES,
-    PREFIX_BYTES,
     Hello,
     Ready,
     Refused,
@@ -30,6 +29,7 @@ from offbeat.environments.frames import (
     framed,
 )
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.framing import LENGTH, body_length
 
 IMPORT_FAILED = "reward_import_failed"
 _STDERR = 2
@@ -167,7 +167,7 @@ class RewardChild:
 
     async def _receive(self) -> Ready | Refused | RewardReply:
         try:
-            nbytes = int.from_bytes(await self.reader.readexactly(PREFIX_BYTES))
+            nbytes = body_length(await self.reader.readexactly(LENGTH.size))
             if nbytes > LONGEST_ANSWER_BYTES:
                 raise RewardFailed("reward_process_died", f"it sent {nbytes} bytes, no answer")
             return _FROM_CHILD.decode(await self.reader.readexactly(nbytes))

@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, Final, TypeVar
 import msgspec
 
 from offbeat.environments.frames import (
-    PREFIX_BYTES,
     Hello,
     Ready,
     Refused,
@@ -32,6 +31,7 @@ from offbeat.environments.frames import (
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.reward_value import BadReward, reward_of
 from offbeat.environments.user_code import TargetNotFound, describe, load_target
+from offbeat.messages.framing import LENGTH, body_length
 
 _PR_SET_PDEATHSIG: Final = 1
 _Send = Callable[[msgspec.Struct], None]
@@ -142,10 +142,10 @@ def _raised(call: RewardCall, sample: int, error: BaseException, working_dir: Pa
 
 def _receive(frames: BinaryIO, kind: type[_Message]) -> _Message | None:
     """The next message; None when the parent has closed the socket."""
-    prefix = frames.read(PREFIX_BYTES)
-    if len(prefix) < PREFIX_BYTES:
+    header = frames.read(LENGTH.size)
+    if len(header) < LENGTH.size:
         return None
-    return msgspec.json.decode(frames.read(int.from_bytes(prefix)), type=kind)
+    return msgspec.json.decode(frames.read(body_length(header)), type=kind)
 
 
 def _limit_memory(memory_mib: int) -> None:

@@ -7,7 +7,7 @@ core/                 the queue as a pure object: groups, tasks, leases, waits a
 storage/              memory shared by the processes of one node
 server/               connections, requests, payload memory, snapshots; ``server.server`` puts it together
 clients/              the clients; ``protocol`` is what both do about each request
-wire, frames          typed messages in msgpack, cut from a stream of bytes
+wire                  typed messages in msgpack, in frames
 ray_actor, ray_links  the service as a Ray actor, and the channel of clients on other nodes
 """
 

@@ -4,13 +4,13 @@ A frame is its length (4 bytes, little-endian) and a body: ``WireCall`` one way,
 other. A client numbers its calls; replies may come in any order.
 """
 
-import struct
 from typing import Any, Final
 
 import msgspec
 
 from offbeat.messages import failures
 from offbeat.messages.failures import OffbeatError
+from offbeat.messages.framing import FrameBuffer, body_length, framed
 from offbeat.queue_service import errors
 from offbeat.queue_service.core.records import (
     ColumnSpec,
@@ -26,7 +26,6 @@ from offbeat.queue_service.errors import ServiceBug
 from offbeat.queue_service.storage.arenas import Arena, Slot
 from offbeat.transfer_queue import errors as queue_errors
 
-LENGTH: Final = struct.Struct("<I")
 MOST_FRAME_BYTES: Final = (2 << 30) - 1
 """A longer frame is none of ours: the connection is closed."""
 
@@ -331,9 +330,16 @@ _TYPED: Final = {
 }
 
 
-def framed(body: bytes) -> bytes:
-    """A body with its length before it."""
-    return LENGTH.pack(len(body)) + body
+def frames() -> FrameBuffer:
+    """Return a buffer that refuses a frame longer than any of the service's with a ``ValueError``."""
+    return FrameBuffer(_body_length)
+
+
+def _body_length(header: bytes) -> int:
+    length = body_length(header)
+    if length > MOST_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes; {MOST_FRAME_BYTES} are allowed")
+    return length
 
 
 def one_way(op: Op, unpinned: tuple[Slot, ...] = (), cancels: int | None = None) -> bytes:

@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from offbeat.messages.framing import FrameBuffer
+
 _HEADER: Final = struct.Struct("<I32s")
 HEADER_BYTES: Final = _HEADER.size
 LONGEST_BODY: Final = 1 << 20
@@ -77,10 +79,11 @@ class FrameReader:
     """Assembles received bytes into bodies of messages."""
 
     def __init__(self, key: SharedKey) -> None:
-        self._key, self._held = key, bytearray()
+        self._key = key
+        self._buffer = FrameBuffer(key.body_length, HEADER_BYTES)
 
     def feed(self, data: bytes) -> None:
-        self._held += data
+        self._buffer.feed(data)
 
     def next(self) -> bytes | None:
         """Return the body of the oldest message that is complete; None: there is none.
@@ -88,13 +91,8 @@ class FrameReader:
         Raises:
             ForeignFrame: These bytes are not from a holder of the key.
         """
-        if len(self._held) < HEADER_BYTES:
+        frame = self._buffer.next()
+        if frame is None:
             return None
-        header = bytes(self._held[:HEADER_BYTES])
-        end = HEADER_BYTES + self._key.body_length(header)
-        if len(self._held) < end:
-            return None
-        body = bytes(self._held[HEADER_BYTES:end])
-        self._key.verify(header, body)
-        del self._held[:end]
-        return body
+        self._key.verify(*frame)
+        return frame[1]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, SchemaError
+from offbeat.messages.framing import LENGTH, framed
 from offbeat.queue_service.clients.asyncio_client import TransferQueueClient
 from offbeat.queue_service.clients.blocking_client import SyncTransferQueueClient
 from offbeat.queue_service.clients.lease import ClientLease
@@ -29,9 +30,8 @@ from offbeat.queue_service.errors import (
     TooLarge,
     UnknownPartition,
 )
-from offbeat.queue_service.frames import Frames
 from offbeat.queue_service.server.server import QueueServer
-from offbeat.queue_service.wire import LENGTH, framed
+from offbeat.queue_service.wire import frames
 from offbeat.transfer_queue.errors import StaleHandle
 from tests.support.queue_service import (
     COLUMNS,
@@ -450,9 +450,11 @@ def test_nothing_is_left_of_a_service_but_its_name() -> None:
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(
     bodies: list[bytes], data: st.DataObject
 ) -> None:
-    stream, frames, out = b"".join(framed(body) for body in bodies), Frames(), list[bytes]()
+    stream, buffer, out = b"".join(framed(body) for body in bodies), frames(), list[bytes]()
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
-        out += frames.feed(stream[:cut])
+        buffer.feed(stream[:cut])
+        while (frame := buffer.next()) is not None:
+            out.append(frame[1])
         stream = stream[cut:]
     assert out == bodies

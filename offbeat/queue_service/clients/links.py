@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from offbeat.messages.failures import ActorLost, DeadlineExceeded
+from offbeat.messages.framing import LENGTH, framed
 from offbeat.queue_service import wire
 from offbeat.queue_service.credentials import is_ours
 from offbeat.queue_service.errors import ClientClosed
-from offbeat.queue_service.frames import Frames
 from offbeat.queue_service.storage.arenas import Slot
 from offbeat.queue_service.wire import (
-    LENGTH,
     Attach,
     Claim,
     Nothing,
@@ -184,7 +183,7 @@ class BlockingLink:
         within_s = wait_s + self._answer_s
         try:
             connection.settimeout(within_s)
-            connection.sendall(wire.framed(wire.encode(call)))
+            connection.sendall(framed(wire.encode(call)))
             return wire.decode_reply(self._receive(connection))
         except TimeoutError:
             self._drop(connection)
@@ -227,11 +226,12 @@ class _Receiver(asyncio.Protocol):
 
     def __init__(self, link: "LoopLink") -> None:
         self._link = link
-        self._frames = Frames()
+        self._frames = wire.frames()
 
     def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._link.deliver(wire.decode_reply(body))
+        self._frames.feed(data)
+        while (frame := self._frames.next()) is not None:
+            self._link.deliver(wire.decode_reply(frame[1]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._link.lost(str(exc) if exc else "it closed the connection")
@@ -284,7 +284,7 @@ class LoopLink:
         if self._why_lost is not None:
             raise ActorLost(self._queue, during, self._why_lost)
         id_ = self._next_id = self._next_id + 1
-        frame = wire.framed(wire.encode(WireCall(id_, op, unpinned)))
+        frame = framed(wire.encode(WireCall(id_, op, unpinned)))
         loop = asyncio.get_running_loop()
         reply = self._waiting[id_] = loop.create_future()
         self._send(frame)

@@ -7,11 +7,11 @@ from typing import cast
 
 import msgspec
 
+from offbeat.messages.framing import framed
 from offbeat.queue_service.credentials import is_ours
-from offbeat.queue_service.frames import Frames
 from offbeat.queue_service.server.connections import Connection
 from offbeat.queue_service.server.request_handler import RequestHandler
-from offbeat.queue_service.wire import Reply, decode_call, encode, framed
+from offbeat.queue_service.wire import Reply, decode_call, encode, frames
 
 
 class _Connection(asyncio.Protocol):
@@ -19,7 +19,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, desk: RequestHandler, open_ones: set["_Connection"]) -> None:
         self._desk, self._open_ones = desk, open_ones
-        self._frames = Frames()
+        self._frames = frames()
         self._visit: Connection | None = None
         self._transport: asyncio.WriteTransport | None = None
 
@@ -35,8 +35,9 @@ class _Connection(asyncio.Protocol):
         if self._visit is None:  # a stranger's
             return
         try:
-            for body in self._frames.feed(data):
-                self._desk.take(self._visit, decode_call(body))
+            self._frames.feed(data)
+            while (frame := self._frames.next()) is not None:
+                self._desk.take(self._visit, decode_call(frame[1]))
         except (ValueError, msgspec.DecodeError):  # not a client of ours: it has no say here
             assert self._transport is not None  # noqa: S101
             self._transport.close()

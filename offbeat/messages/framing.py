@@ -1,0 +1,48 @@
+"""Frames on a stream of bytes: a header with the length of the body, then the body.
+
+The plain header is the length alone. The journal's files have frames of their own, because they
+tell a torn tail from damage.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+LENGTH: Final = struct.Struct("<I")
+
+
+def framed(body: bytes) -> bytes:
+    """Return the body behind a plain header."""
+    return LENGTH.pack(len(body)) + body
+
+
+def body_length(header: bytes) -> int:
+    """Return the number of bytes that follow a plain header."""
+    (length,) = LENGTH.unpack(header)
+    return length
+
+
+class FrameBuffer:
+    """Assembles the pieces of a stream into frames."""
+
+    def __init__(self, length_of: Callable[[bytes], int], header_bytes: int = LENGTH.size) -> None:
+        """``length_of`` reads a header of ``header_bytes``; what it raises, ``next`` raises."""
+        self._length_of, self._header_bytes = length_of, header_bytes
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Append bytes as they were received."""
+        self._received += data
+
+    def next(self) -> tuple[bytes, bytes] | None:
+        """Return header and body of the oldest frame that is complete; None: there is none."""
+        start, received = self._header_bytes, self._received
+        if len(received) < start:
+            return None
+        header = bytes(received[:start])
+        end = start + self._length_of(header)
+        if len(received) < end:
+            return None
+        body = bytes(received[start:end])
+        del received[:end]
+        return header, body
