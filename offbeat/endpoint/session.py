@@ -6,10 +6,13 @@ reason why. Every leaf is a *branch* of the sample; a token that was drawn is tr
 first branch that holds it.
 """
 
+import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -23,10 +26,17 @@ from offbeat.endpoint.template_bridge import (
     TemplateBridge,
 )
 from offbeat.endpoint.tool_calls import parse_tool_calls
+from offbeat.generators.errors import InvalidRequest
 from offbeat.generators.stop_strings import text_before_stop
+from offbeat.messages.failures import RolloutFailed
 from offbeat.messages.generation import STOPPED_AT_STRING, GenerateResult
 from offbeat.rollouts.calls import EngineClient
 from offbeat.rollouts.multi_turn import Transcript
+
+T = TypeVar("T")
+
+_LONG_TEXT: Final = 1 << 15
+"""Characters of a conversation that is rendered and encoded beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,6 @@ class SessionLimits:
     max_open_requests: int = 16
     max_branches: int = 64
     max_sample_tokens: int = 1 << 20  # tokens of all branches, prompts included
-    max_request_bytes: int = 64 << 20
 
 
 class ChatTurn(msgspec.Struct, frozen=True):
@@ -205,15 +214,18 @@ class SampleSession:
     async def _prompt(
         self, request: ChatTurn
     ) -> tuple[Turn | None, BranchReason | None, RenderedPrompt]:
-        reason = BranchReason.OPENING
+        bridge, reason = self._bridge, BranchReason.OPENING
         if any(message.role == "assistant" for message in request.messages):
             reason = BranchReason.HISTORY_EDITED
         for parent in self._continued_by(request.messages):
-            prompt = self._bridge.extend(parent.history, request.messages, request.tools)
+            prompt = await _apart(
+                request, partial(bridge.extend, parent.history, request.messages, request.tools)
+            )
             if isinstance(prompt, RenderedPrompt):
                 return parent, None, prompt
             reason = prompt
-        return None, reason, self._bridge.opening(request.messages, request.tools)
+        opening = await _apart(request, partial(bridge.opening, request.messages, request.tools))
+        return None, reason, opening
 
     def _continued_by(self, messages: tuple[ChatMessage, ...]) -> Sequence[Turn]:
         """Return the turns whose whole conversation these messages begin with; the longest only."""
@@ -245,6 +257,10 @@ class SampleSession:
         self.open_requests += 1
         try:
             result = await engine.ask(id_, prompt.token_ids, 1, dice.getrandbits(31))
+        except Exception as error:
+            if self.failure is None and not _is_the_agents(error):
+                self.failure = error
+            raise
         finally:
             self.open_requests -= 1
         if self.is_finished:
@@ -284,6 +300,24 @@ class SampleSession:
         if turn.history.messages:
             self._by_conversation.setdefault(chain, []).append(turn)
         return turn
+
+
+async def _apart(request: ChatTurn, make: Callable[[], T]) -> T:
+    """Make a prompt; in a thread if it is long, so that other samples do not wait for it."""
+    if sum(len(message.content) for message in request.messages) < _LONG_TEXT:
+        return make()
+    return await asyncio.to_thread(make)
+
+
+def _is_the_agents(error: Exception) -> bool:
+    """Say whether a request failed by what the agent sent: the sample itself has not failed."""
+    match error:
+        case InvalidRequest():
+            return True
+        case RolloutFailed():
+            return error.reason in {"prompt_too_long", "prompt_empty"}
+        case _:
+            return False
 
 
 def _length(turn: Turn) -> int:

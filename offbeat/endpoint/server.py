@@ -1,0 +1,286 @@
+"""The HTTP server: one per process, many samples, one bearer token per sample.
+
+| who            | waits for                      | woken by                                       |
+|----------------|--------------------------------|------------------------------------------------|
+| a request      | its body, at most a deadline   | the client                                     |
+| a request      | the engine                     | the engine, or its cancel: the client is gone  |
+| a streamed one | room to write, a deadline      | the client                                     |
+
+The token in a request says which sample asks, so an agent needs no other change than the two
+settings that every client has: ``base_url`` and ``api_key``.
+"""
+
+import asyncio
+import hmac
+import secrets
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from offbeat.endpoint import responses
+from offbeat.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
+from offbeat.endpoint.refusals import refusal_of, too_long
+from offbeat.endpoint.requests import ChatRequest, TokenRequest, decoded
+from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, TokenTurn, Turn
+from offbeat.endpoint.shared_calls import SharedCalls
+
+log = structlog.stdlib.get_logger()
+
+_PREFIX: Final = "offbeat"
+_REMEMBERED: Final = 4096
+"""Finished samples whose tokens are still told from unknown ones."""
+
+_CHARACTERS_PER_TOKEN: Final = 32
+"""A conversation longer than this for every token of the window is refused before it is encoded."""
+
+_FINISHED: Final = (HTTPStatus.UNAUTHORIZED, "sample_finished", str(SessionFinished()))
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    session: SampleSession
+    calls: SharedCalls
+    secret: str = field(repr=False)
+    open_requests: int = 0
+
+    @contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request from before its body is read until it is answered.
+
+        Raises:
+            RequestRefused: So many of the sample are open.
+        """
+        most = self.session.limits.max_open_requests
+        if self.open_requests >= most:
+            problem = str(LimitExceeded("max_open_requests", most))
+            raise RequestRefused(HTTPStatus.TOO_MANY_REQUESTS, "max_open_requests", problem)
+        self.open_requests += 1
+        try:
+            yield
+        finally:
+            self.open_requests -= 1
+
+
+class AgentEndpoint:
+    """Serves samples over HTTP on the loopback interface, and over a Unix socket.
+
+    All methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_request_bytes: int = 16 << 20,
+        io_deadline_s: float = 60.0,
+    ) -> None:
+        """``io_deadline_s``: for a client to send a body, and to take an answer."""
+        self.model = model
+        self._max_request_bytes, self._io_deadline_s = max_request_bytes, io_deadline_s
+        self._entries: dict[str, _Entry] = {}
+        self._finished: dict[str, None] = {}  # ordered
+        self._runner: web.AppRunner | None = None
+        self._socket_folder: Path | None = None
+        self.port = 0
+
+    # --- its life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1 and on ``socket_path``."""
+        app = web.Application(
+            middlewares=[self._in_openai_form], client_max_size=self._max_request_bytes
+        )
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        self._runner = runner
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        self._socket_folder = Path(tempfile.mkdtemp(prefix="offbeat-"))  # for its owner alone
+        await web.UnixSite(runner, str(self.socket_path)).start()
+        self.socket_path.chmod(0o600)
+
+    async def close(self) -> None:
+        """Cancel every request and stop listening."""
+        for entry in self._entries.values():
+            await entry.calls.close()
+        self._entries.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+
+    @property
+    def base_url(self) -> str:
+        """The ``base_url`` of an OpenAI client."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def socket_path(self) -> Path:
+        """The Unix socket, which only this user can open."""
+        assert self._socket_folder is not None, "start first"  # noqa: S101
+        return self._socket_folder / "endpoint.sock"
+
+    # --- samples ----------------------------------------------------------------------------------
+
+    def open(self, session: SampleSession) -> str:
+        """Return the ``api_key`` with which an agent asks for this sample."""
+        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        self._entries[name] = _Entry(session, SharedCalls(session), secret)
+        return f"{_PREFIX}.{name}.{secret}"
+
+    async def finish(self, api_key: str) -> tuple[Branch, ...]:
+        """End a sample: cancel its requests, refuse its token, return its branches."""
+        name = api_key.split(".")[1]
+        entry = self._entries.pop(name)
+        self._finished[name] = None
+        while len(self._finished) > _REMEMBERED:
+            del self._finished[next(iter(self._finished))]
+        branches = entry.session.finish()
+        await entry.calls.close()
+        return branches
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        engine = self._authorised(request).session.engine
+        return _json(responses.models(self.model, engine.max_model_len))
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        entry = self._authorised(request)
+        with entry.open_request():
+            session = entry.session
+            asked = decoded(await self._body(request), ChatRequest)
+            self._check_model(asked.model)
+            turn = asked.turn(session.engine.sampling)
+            _check_length(session, turn)
+            answer = await _answer(request, entry, turn, lambda: session.chat(turn))
+            if asked.stream:
+                events = responses.chunks(answer, asked, self.model, session.template)
+                return await self._stream(request, b"".join(events))
+            body = responses.chat_completion(answer, asked, self.model, session.template)
+            return _json(body)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        entry = self._authorised(request)
+        with entry.open_request():
+            session = entry.session
+            asked = decoded(await self._body(request), TokenRequest)
+            self._check_model(asked.model or self.model)
+            turn = asked.turn(session.engine.sampling)
+            answer = await _answer(request, entry, turn, lambda: session.continue_tokens(turn))
+            return _json(responses.token_completion(answer))
+
+    def _authorised(self, request: web.Request) -> _Entry:
+        """Return the sample of a request's token; no part of the body is read before.
+
+        Raises:
+            RequestRefused: The token is missing, unknown or finished.
+        """
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        prefix, _, rest = token.strip().partition(".")
+        name, _, secret = rest.partition(".")
+        if scheme.lower() != "bearer" or not token:
+            problem = "send the sample's token as Authorization: Bearer ..."
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "missing_api_key", problem)
+        entry = self._entries.get(name)
+        if entry is not None and prefix == _PREFIX:
+            # bytes: strings that are not ASCII cannot be compared
+            if hmac.compare_digest(secret.encode(errors="replace"), entry.secret.encode()):
+                return entry
+        elif name in self._finished:
+            raise RequestRefused(*_FINISHED)
+        problem = "this token is of no sample that runs here"
+        raise RequestRefused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", problem)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._io_deadline_s):
+                return await request.read()
+        except TimeoutError as error:
+            problem = f"the body took longer than {self._io_deadline_s:g} s"
+            raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, "body_late", problem) from error
+
+    def _check_model(self, model: str) -> None:
+        if model != self.model:
+            problem = f"the model {model!r:.80} is not served here: use {self.model!r}"
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "model_not_found", problem, "model")
+
+    async def _stream(self, request: web.Request, events: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        try:
+            async with asyncio.timeout(self._io_deadline_s):
+                await response.prepare(request)
+                await response.write(events)
+                await response.write_eof()
+        except TimeoutError:  # it has been answered, and does not read
+            response.force_close()
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    @web.middleware
+    async def _in_openai_form(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            status = HTTPStatus(error.status)
+            code = error.reason.lower().replace(" ", "_")
+            refused = RequestRefused(status, code, f"{error.reason}: {request.path:.80}")
+        except RequestRefused as error:
+            refused = error
+        except Exception as error:  # noqa: BLE001 -- a bug; the session has noted it and will fail
+            log.error("endpoint.bug", path=request.path, error=repr(error))  # noqa: TRY400
+            problem = "the endpoint failed; this sample will not be trained"
+            refused = RequestRefused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", problem)
+        return _json(refused.body, refused.status)
+
+
+async def _answer(
+    request: web.Request,
+    entry: _Entry,
+    turn: ChatTurn | TokenTurn,
+    sample: Callable[[], Coroutine[Any, Any, Turn]],
+) -> Turn:
+    # OpenAI's clients number their attempts; others say nothing, and equal requests are one.
+    may_repeat = request.headers.get("x-stainless-retry-count") != "0"
+    try:
+        return await entry.calls.answer(turn, sample, may_repeat=may_repeat)
+    except asyncio.CancelledError:
+        if entry.session.is_finished:
+            raise RequestRefused(*_FINISHED) from None
+        raise
+    except Exception as error:
+        refused = refusal_of(error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _check_length(session: SampleSession, turn: ChatTurn) -> None:
+    characters = sum(len(message.content) for message in turn.messages)
+    characters += sum(map(len, turn.tools))
+    window = session.engine.max_model_len
+    if characters > window * _CHARACTERS_PER_TOKEN:
+        raise too_long(f"{characters} characters do not fit into max_model_len={window} tokens")
+
+
+def _json(body: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    content = msgspec.json.encode(body)
+    return web.Response(body=content, status=status, content_type="application/json")
