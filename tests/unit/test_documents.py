@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.architecture import traced
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 MAX_LINES, MAX_COLUMNS = 120, 100
@@ -17,13 +19,6 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"  # a change is a line there
 )
 MAX_FILES = {"One prompt group": 25, "One weight version": 12}
-ROW = re.compile(r"^\| `([\w/.]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
-
-
-def traced(section: str) -> list[tuple[str, str]]:
-    """File and symbol of each row in the table of a section."""
-    body = TEXT.split(f"## {section}", 1)[1].split("\n## ", 1)[0]
-    return ROW.findall(body)
 
 
 def defined_names(path: Path) -> set[str]:
