@@ -43,6 +43,8 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/journal/files.py Segments._sync",
         "controller/journal/files.py Segments.begin",
         "controller/pending_waits.py PendingWaits.call",
+        "endpoint/server.py _answer",
+        "endpoint/session.py SampleSession._generated",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
         "environments/killable.py RewardChild.start",  # before there is a process
@@ -76,6 +78,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     PASSED_ON: (
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
+        "endpoint/server.py AgentEndpoint._in_openai_form",  # as status 500; the sample fails with it
         "generators/broadcasts.py in_thread.run",
         "generators/engine_loop.py EngineLoop._obey",
         "launch/bounded_call.py bounded.answer",
