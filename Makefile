@@ -21,17 +21,19 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 TORCH_STAMP := $(VENV)/.torch-installed
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
+AGENTS_STAMP := $(VENV)/.agents-installed
 TRL_STAMP := $(TRL_VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-on-actors test-in-process test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run test test-on-actors test-in-process test-agents test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
+	@echo 'make test-agents clients of agents (openai, smolagents) against the endpoint; installs them'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
@@ -64,6 +66,9 @@ test-on-actors: $(DEV_STAMP)
 
 test-in-process: $(DEV_STAMP)
 	$(BIN)/python -m pytest --ignore=tests/ray --ignore=tests/ray_jobs --ignore=tests/ray_queue
+
+test-agents: $(AGENTS_STAMP)
+	$(BIN)/python -m pytest tests/agents $(ARGS)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -132,6 +137,10 @@ $(RUN_STAMP): $(TORCH_STAMP) pyproject.toml
 
 $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
 	@$(PIP) --editable '.[dev,megatron,wandb]'
+	@touch $@
+
+$(AGENTS_STAMP): $(DEV_STAMP)
+	@$(PIP) --editable '.[agents]'
 	@touch $@
 
 $(TRL_STAMP): benchmarks/trl/requirements.txt

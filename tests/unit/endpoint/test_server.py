@@ -12,13 +12,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from endpoint_fixtures import DrawnBytes, encode, session
 from yarl import URL
 
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
+from tests.support.agent_endpoint import DrawnBytes, encode, session
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

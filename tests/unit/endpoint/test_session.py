@@ -5,7 +5,14 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from endpoint_fixtures import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.endpoint.chat import ChatMessage
+from offbeat.endpoint.errors import LimitExceeded, SessionFinished
+from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, SessionLimits, TokenTurn
+from offbeat.endpoint.template_bridge import BranchReason
+from tests.support.agent_endpoint import (
     END,
     NO_END_TOKENS,
     STRIPS_ALL_THINKING,
@@ -15,13 +22,6 @@ from endpoint_fixtures import (
     session,
     template,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from offbeat.endpoint.chat import ChatMessage
-from offbeat.endpoint.errors import LimitExceeded, SessionFinished
-from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, SessionLimits, TokenTurn
-from offbeat.endpoint.template_bridge import BranchReason
 
 TOOL = '{"function":{"name":"add","parameters":{}},"type":"function"}'
 
