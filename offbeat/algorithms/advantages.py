@@ -1,14 +1,15 @@
 """Advantage estimators over prompt groups. Plain Python: the controller runs it.
 
-Every estimator maps the rewards of one prompt group to one advantage a sample, in the same order.
-Three rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
-group of a single sample, which has nothing to be compared with; and a group's advantages cancel, up
-to rounding, so their mean over a step is 0 as well. Legend: G samples of the group, ``r`` their
-rewards, ``mean`` over the group.
+Every estimator maps the rewards of one prompt group to one advantage per sample, in the same order.
+Four rules hold for all of them: a group whose rewards are all equal gets exact zeros; so does a
+group of a single sample, which has nothing to be compared with; a masked sample gets an exact zero,
+and the others the advantages of a group without it; and a group's advantages cancel, up to
+rounding, so their mean over the valid samples of a step is 0 as well. Legend: G valid samples of
+the group, ``r`` their rewards, ``mean`` over the group.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -50,17 +51,26 @@ class AdvantageEstimator:
     formula: Callable[[Rewards], Advantages]
     needs: Literal["tags"] = "tags"  # rewards ride with the receipt; no payload is read
 
-    def __call__(self, rewards: Rewards) -> Advantages:
-        """One advantage a sample, in the order of ``rewards``.
+    def __call__(self, rewards: Rewards, valid: Sequence[bool]) -> Advantages:
+        """Return one advantage per sample, in the order of ``rewards``.
+
+        Args:
+            rewards: Of all samples; the reward of a masked sample is not read.
+            valid: False for a masked sample.
 
         Raises:
-            RewardsNotFinite: A reward is NaN, or infinite as float32.
+            RewardsNotFinite: The reward of a valid sample is NaN, or infinite as float32.
         """
-        if not all(map(_is_finite, rewards)):
-            raise RewardsNotFinite(self.name, rewards)
-        if not rewards or min(rewards) == max(rewards):
+        compared = tuple(reward for reward, counts in zip(rewards, valid, strict=True) if counts)
+        if not all(map(_is_finite, compared)):
+            raise RewardsNotFinite(self.name, compared)
+        if not compared or min(compared) == max(compared):
             return (0.0,) * len(rewards)
-        return self.formula(rewards)
+        advantages = self.formula(compared)
+        if len(compared) == len(rewards):
+            return advantages
+        following = iter(advantages)
+        return tuple(next(following) if counts else 0.0 for counts in valid)
 
 
 def grpo(rewards: Rewards) -> Advantages:

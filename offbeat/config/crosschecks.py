@@ -10,6 +10,7 @@ from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
+from offbeat.config.crosschecks_samples import sample_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
 from offbeat.config.limits import max_group_bytes, max_outstanding_groups
@@ -367,6 +368,7 @@ _ALWAYS = (
     _a_response_leaves_room_for_its_prompt,
     _deterministic_decoding_has_one_order,
     _a_group_has_something_to_compare,
+    sample_clashes,
     _a_filter_lets_something_through,
     algorithm_clashes,
     run_dir_clashes,

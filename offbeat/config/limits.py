@@ -44,6 +44,12 @@ def max_group_bytes(config: RunConfig) -> int:
     return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES
 
 
+def min_valid_samples(config: RunConfig) -> int:
+    """Return the number of samples of a group without which it is not trained."""
+    asked = config.rollout.min_valid_samples
+    return min(2, config.samples_per_group) if asked is None else asked
+
+
 def trainer_ranks(config: RunConfig) -> int:
     """Return the number of trainer processes. Expert parallelism is contained in the other axes."""
     trainer = config.trainer

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import structlog
 
+from offbeat.config.limits import min_valid_samples
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.ports import Prompts, Rollouts, TelemetryPort
 from offbeat.controller.rollouts import group_seed
@@ -136,6 +137,7 @@ class Evaluation:
                 seed=group_seed(config.seed + 1, prompt.prompt_index),
                 deadline_s=config.rollout.deadline_s,
                 evaluation=True,
+                min_valid_samples=min(min_valid_samples(config), config.eval.samples),
             )
             for prompt in found
             if prompt is not None
@@ -164,11 +166,14 @@ class Evaluation:
         return receipt
 
     def _report(self, version: int, receipts: Sequence[Receipt]) -> None:
-        rewards = [reward for receipt in receipts for reward in receipt.rewards]
-        lengths = [tokens for receipt in receipts for tokens in receipt.valid_tokens]
+        rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
+        lengths = [
+            tokens for receipt in receipts for tokens in receipt.of_valid(receipt.valid_tokens)
+        ]
         metrics = {
             "eval/reward": statistics.fmean(rewards),
             "eval/samples": float(len(rewards)),
+            "eval/masked_samples": float(sum(receipt.masked_samples for receipt in receipts)),
             "eval/response_tokens_mean": statistics.fmean(lengths),
             "eval/version": float(version),
         }

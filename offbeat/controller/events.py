@@ -1,7 +1,7 @@
 """The moves of prompt groups, as records: the ledger is their fold, the journal their file.
 
-Encoded as arrays, the time last: a record of an older journal may lack fields at its end, which have
-defaults. Any other change raises ``SCHEMA``.
+Encoded as arrays, the time last. A struct inside a record, as the receipt, may get fields at its end
+that have defaults, and a new kind of record may be added. Any other change raises ``SCHEMA``.
 """
 
 from typing import Final
@@ -158,10 +158,11 @@ class StepApplied(Event, frozen=True):
     attempts: tuple[int, ...] = ()  # of each group, as trained
     has_target_step: bool = False  # its groups were bound to this step
     batch_deficit: int = 0  # groups it went without
-    samples: int = 0
+    samples: int = 0  # valid
     tokens: int = 0  # prompt and response
     reward: float = 0.0  # mean over the samples
     staleness: tuple[tuple[int, int], ...] = ()  # (versions behind, samples)
+    masked_samples: int = 0  # on top of the valid ones
 
     def undone(self) -> UndoneStep:
         """Return what a rewind writes down of this step."""

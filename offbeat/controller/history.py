@@ -18,7 +18,9 @@ class History(msgspec.Struct):
     serving_s: float = 0.0
     """The part of ``wall_s`` since the first weights of each incarnation were served."""
     samples: int = 0
-    """Trained in that time, also by steps that a rewind has undone."""
+    """Valid samples trained in that time, also by steps that a rewind has undone."""
+    masked_samples: int = 0
+    """Masked samples of the groups trained in that time."""
     tokens: int = 0
     """Prompt and response tokens of the groups trained in that time."""
     first_step_s: float | None = None
@@ -52,6 +54,7 @@ class History(msgspec.Struct):
             self.serving = True
         elif isinstance(event, StepApplied) and event.unix_s:
             self.samples += event.samples
+            self.masked_samples += event.masked_samples
             self.tokens += event.tokens
             if self.first_step_s is None:
                 self.first_step_s = self.wall_s

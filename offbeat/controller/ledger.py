@@ -255,8 +255,8 @@ class Ledger(GroupTable):
         """The step over the groups in training was applied; returns the version it made."""
         version, trained = self.trainer_version + 1, list(self.training.values())
         receipts = [group.receipt for group in trained if group.receipt is not None]
-        rewards = [reward for receipt in receipts for reward in receipt.rewards]
-        spans = (spans for receipt in receipts for spans in receipt.version_spans)
+        rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
+        spans = (spans for receipt in receipts for spans in receipt.of_valid(receipt.version_spans))
         behind = Counter(self.trainer_version - min(each)[0] for each in spans)
         self._do(
             StepApplied(
@@ -272,6 +272,7 @@ class Ledger(GroupTable):
                 tokens=sum(receipt.tokens for receipt in receipts),
                 reward=statistics.fmean(rewards) if rewards else 0.0,
                 staleness=tuple(sorted(behind.items())),
+                masked_samples=sum(receipt.masked_samples for receipt in receipts),
             )
         )
         return version

@@ -29,6 +29,7 @@ class Progress:
         self._state, self._clock = state, clock
         self._before = History()  # of the incarnations before this one
         self._samples = self._tokens = 0  # trained, over all incarnations
+        self._masked_samples = 0  # of the groups trained
         self._pauses_s, self._transfers_s = Reservoir(), Reservoir()  # of syncs
         self._sync_bytes = 0  # of the last sync
         self._started_at = clock()
@@ -41,12 +42,14 @@ class Progress:
         """Take in the history of the incarnations so far."""
         self._before = before
         self._samples, self._tokens = before.samples, before.tokens
+        self._masked_samples = before.masked_samples
         self._first_step_s = before.first_step_s
         self._state.tally = before.tally
 
     def taken_over(self, receipts: Sequence[Receipt]) -> None:
         """Count a former controller's last step, whose end its journal does not know."""
-        self._samples += sum(receipt.samples for receipt in receipts)
+        self._samples += sum(len(receipt.valid_rewards) for receipt in receipts)
+        self._masked_samples += sum(receipt.masked_samples for receipt in receipts)
         self._tokens += sum(receipt.tokens for receipt in receipts)
 
     def ended(self) -> None:
@@ -124,6 +127,7 @@ class Progress:
             reward_first=ledger.steps.first,
             reward_last=ledger.steps.last,
             staleness_histogram=staleness,
+            masked_samples=self._masked_samples,
             max_staleness_trained=max(staleness, default=0),
             wall_s=self._wall_s(),
             first_step_s=self._first_step_s,

@@ -5,7 +5,7 @@ import math
 from offbeat.messages.groups import Receipt, RolloutTask
 
 
-def refusal(  # noqa: C901, PLR0911 - one return a reason
+def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     receipt: Receipt, task: RolloutTask, oldest_version: int, trainer_version: int
 ) -> str | None:
     """Return why this receipt must not enter the buffer; None when it may.
@@ -34,6 +34,10 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
         len(receipt.finish_reasons),
         len(receipt.version_spans),
         len(receipt.truncated_turns or receipt.rewards),
+        len(receipt.statuses or receipt.rewards),
+        len(receipt.failures or receipt.rewards),
+        len(receipt.retries or receipt.rewards),
+        len(receipt.turns or receipt.rewards),
     }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"
@@ -49,6 +53,8 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
     valid = zip(receipt.valid_tokens, receipt.response_tokens, strict=True)
     if not all(0 <= count <= tokens for count, tokens in valid):
         return f"{receipt.valid_tokens} valid tokens of {receipt.response_tokens}"
+    if masked := _refusal_of_masked(receipt, task):
+        return masked
     if receipt.payload_bytes < 0 or len(receipt.kept_kv) not in (0, task.samples):
         return (
             f"payload of {receipt.payload_bytes} bytes, kept_kv of {len(receipt.kept_kv)} samples"
@@ -57,4 +63,15 @@ def refusal(  # noqa: C901, PLR0911 - one return a reason
         return f"tokens of version {oldest}: the engine had acked {oldest_version}"
     if (newest := receipt.newest_version) > trainer_version:
         return f"tokens of version {newest}: the trainer has made only {trainer_version}"
+    return None
+
+
+def _refusal_of_masked(receipt: Receipt, task: RolloutTask) -> str | None:
+    """Return what is wrong with the masked samples of a receipt of the right sizes."""
+    counted = receipt.samples - receipt.masked_samples
+    if counted < task.min_valid_samples:
+        return f"{counted} valid samples of {task.samples}; {task.min_valid_samples} are required"
+    tokens = zip(receipt.valid_tokens, receipt.valid, strict=True)
+    if any(count and not valid for count, valid in tokens):
+        return f"masked samples with tokens to train: {receipt.valid_tokens} of {receipt.statuses}"
     return None

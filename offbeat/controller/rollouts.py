@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, NoReturn
 
 import structlog
 
+from offbeat.config.limits import min_valid_samples
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.sampler import WindowedConfig
 from offbeat.controller.failpoints import Failpoint
@@ -74,6 +75,7 @@ class RolloutPump:
         self._running: dict[int, _Running] = {}
         config = state.config
         self._sampling = sampling_identity(config)
+        self._min_valid_samples = min_valid_samples(config)
         self._filter = GroupFilter(config.filters, config.groups_per_step)
         self._max_in_flight = config.rollout.max_in_flight or state.sampler.max_outstanding_groups
         self._capacity_groups = (
@@ -207,6 +209,7 @@ class RolloutPump:
             seed=group_seed(config.seed, prompt.prompt_index),
             deadline_s=config.rollout.deadline_s,
             sampling=self._sampling,
+            min_valid_samples=self._min_valid_samples,
         )
 
     # --- one rollout -----------------------------------------------------------------------------

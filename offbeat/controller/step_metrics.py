@@ -53,7 +53,7 @@ class StepMetricsBuilder:
         self.receipts += receipts
         self.advantages += advantages
         for receipt in receipts:
-            for spans in receipt.version_spans:
+            for spans in receipt.of_valid(receipt.version_spans):
                 self.staleness[trainer_version - min(spans)[0]] += 1
 
     def close(
@@ -93,7 +93,8 @@ class StepMetricsBuilder:
 
     @property
     def rewards(self) -> list[float]:
-        return [reward for receipt in self.receipts for reward in receipt.rewards]
+        """Return the rewards of the valid samples."""
+        return [reward for receipt in self.receipts for reward in receipt.valid_rewards]
 
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
         """Mean over the groups; seconds."""
@@ -108,10 +109,10 @@ class StepMetricsBuilder:
     def metrics(self) -> dict[str, float]:
         """Return every number of this step, under the names of the metric table."""
         rewards = self.rewards
-        generated = [n for receipt in self.receipts for n in receipt.valid_tokens]
+        generated = [n for receipt in self.receipts for n in receipt.of_valid(receipt.valid_tokens)]
         truncated = sum(receipt.truncated_samples for receipt in self.receipts)
         reasons = [reason for receipt in self.receipts for reason in receipt.finish_reasons]
-        flat = sum(1 for each in self.receipts if min(each.rewards) == max(each.rewards))
+        flat = sum(min(each.valid_rewards) == max(each.valid_rewards) for each in self.receipts)
         samples, tokens = len(rewards), sum(receipt.tokens for receipt in self.receipts)
         return {
             **self.result.metrics,
@@ -129,6 +130,7 @@ class StepMetricsBuilder:
             "rollout/response_tokens_mean": statistics.fmean(generated),
             "rollout/truncated_fraction": truncated / samples,
             "rollout/out_of_turns_fraction": reasons.count(OUT_OF_TURNS) / samples,
+            **self._failed_samples(),
             "rollout/generate_s_mean": self.mean_of("generate_s"),
             "rollout/reward_s_mean": self.mean_of("reward_s"),
             "time/step_s": self.wall_s,
@@ -138,6 +140,15 @@ class StepMetricsBuilder:
             **self._fleet,
             "throughput/samples_per_s": samples / self.wall_s if self.wall_s else 0.0,
             "throughput/tokens_per_s": tokens / self.wall_s if self.wall_s else 0.0,
+        }
+
+    def _failed_samples(self) -> dict[str, float]:
+        """Return the shares of all samples, masked ones included."""
+        samples = sum(receipt.samples for receipt in self.receipts)
+        return {
+            "rollout/masked_fraction": sum(r.masked_samples for r in self.receipts) / samples,
+            "rollout/retried_fraction": sum(r.retried_samples for r in self.receipts) / samples,
+            "rollout/late_fraction": sum(r.late_samples for r in self.receipts) / samples,
         }
 
     def _sync_metrics(self) -> dict[str, float]:

@@ -34,7 +34,7 @@ from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
 T = TypeVar("T")
-Advantages = Callable[[tuple[float, ...]], tuple[float, ...]]
+Advantages = Callable[[tuple[float, ...], tuple[bool, ...]], tuple[float, ...]]
 _QUEUED_CALLS: Final = 3  # unanswered trainer calls at most: one running, the rest ready to run
 
 
@@ -196,7 +196,9 @@ class TrainStep:
                 raise AssertionError(f"{group} was claimed past the staleness bound")
             receipts.append(group.receipt)
         with measures.timed("advantage"):
-            advantages = tuple(self._advantages(receipt.rewards) for receipt in receipts)
+            advantages = tuple(
+                self._advantages(receipt.rewards, receipt.valid) for receipt in receipts
+            )
         measures.add(receipts, advantages, state.ledger.trainer_version)
         if self._loss.needs_policy_logprobs or self._loss.needs_reference_logprobs:
             with measures.timed("prepare_logprobs"):

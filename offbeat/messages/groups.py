@@ -1,14 +1,15 @@
 """Prompts, rollout tasks, and the receipts of finished prompt groups.
 
 A receipt is columnar: one tuple entry per sample. It is all that the controller reads of a group;
-    the
-tokens stay in the payload.
+the tokens stay in the payload.
 """
 
-from typing import Any, Final
+import enum
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 VersionSpans = tuple[tuple[int, int], ...]
 """Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
 
@@ -35,6 +36,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
         False  # scored and reported, never trained; prompt indices are of its own source
     )
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
+    min_valid_samples: int = 1  # with fewer samples that are not masked the group has failed
 
     @property
     def prompt_index(self) -> int:
@@ -65,6 +67,26 @@ OUT_OF_TOKENS: Final = "length"
 OUT_OF_TURNS: Final = "turns"
 """The finish reason of an episode that was cut because no turn was left."""
 
+LATE: Final = "deadline"
+"""The finish reason of a masked sample whose environment had not answered in time."""
+
+
+class SampleStatus(enum.StrEnum):
+    """Says whether a sample counts in what is trained, compared and reported of its group."""
+
+    VALID = "valid"
+    MASKED = "masked"  # no gradient, no part in a mean, a deviation or a divisor; its reward is 0.0
+
+
+class SampleFailure(enum.StrEnum):
+    """Kind of the last failed try of a sample."""
+
+    NONE = "none"  # no try has failed
+    INFRASTRUCTURE = (
+        "infrastructure"  # what the environment depends on was lost, out of service or late
+    )
+    MODEL = "model"  # the environment or the reward failed at what the model wrote
+
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Record of a finished group whose schema, lengths and finiteness its producer has checked.
@@ -81,7 +103,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: tuple[int, ...]
     response_tokens: tuple[int, ...]
     valid_tokens: tuple[int, ...]  # tokens with loss_mask set
-    finish_reasons: tuple[str, ...]  # stop | length | ...
+    finish_reasons: tuple[str, ...]  # stop | length | ...; of a masked sample, why it failed
     version_spans: tuple[VersionSpans, ...]
     columns: tuple[str, ...]
     payload_bytes: int
@@ -93,17 +115,55 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     truncated_turns: tuple[
         int, ...
     ] = ()  # of each sample, turns that ran out of tokens; empty: none
+    statuses: tuple[SampleStatus, ...] = ()  # of each sample; empty: all are valid
+    failures: tuple[SampleFailure, ...] = ()  # of each sample, also before a retry; empty: none
+    retries: tuple[int, ...] = ()  # of each sample, tries after the first one; empty: none
+    turns: tuple[int, ...] = ()  # of each sample, model calls; empty: one each
 
     @property
     def truncated_samples(self) -> int:
-        """Samples of which the end, or the end of an earlier turn, was cut for want of tokens."""
+        """Valid samples whose end, or the end of an earlier turn, was cut for want of tokens."""
         turns = self.truncated_turns or (0,) * self.samples
-        reasons = zip(self.finish_reasons, turns, strict=True)
-        return sum(reason == OUT_OF_TOKENS or cut > 0 for reason, cut in reasons)
+        samples = zip(self.valid, self.finish_reasons, turns, strict=True)
+        return sum(valid and (reason == OUT_OF_TOKENS or cut > 0) for valid, reason, cut in samples)
 
     @property
     def samples(self) -> int:
+        """Return the number of samples, masked ones included."""
         return len(self.rewards)
+
+    @property
+    def valid(self) -> tuple[bool, ...]:
+        """Return for each sample whether it is valid: not masked."""
+        if not self.statuses:
+            return (True,) * self.samples
+        return tuple(status is SampleStatus.VALID for status in self.statuses)
+
+    @property
+    def masked_samples(self) -> int:
+        return self.statuses.count(SampleStatus.MASKED)
+
+    @property
+    def valid_rewards(self) -> tuple[float, ...]:
+        """Return the rewards of the valid samples: the only ones that mean anything."""
+        return self.of_valid(self.rewards)
+
+    def of_valid(self, values: tuple[T, ...]) -> tuple[T, ...]:
+        """Return of one value per sample those of the valid samples."""
+        if not self.statuses:
+            return values
+        return tuple(value for value, valid in zip(values, self.valid, strict=True) if valid)
+
+    @property
+    def retried_samples(self) -> int:
+        """Return how many samples were drawn more than once."""
+        return sum(retries > 0 for retries in self.retries)
+
+    @property
+    def late_samples(self) -> int:
+        """Return how many samples were masked because their environment was late."""
+        samples = zip(self.valid, self.finish_reasons, strict=True)
+        return sum(not valid and reason == LATE for valid, reason in samples)
 
     @property
     def tokens(self) -> int:

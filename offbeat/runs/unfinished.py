@@ -93,6 +93,7 @@ def journalled_summary(
         reward_last=ledger.steps.last,
         staleness_histogram=staleness,
         max_staleness_trained=max(staleness, default=0),
+        masked_samples=history.masked_samples,
         wall_s=history.wall_s,
         first_step_s=history.first_step_s,
         samples_per_s=history.samples / history.serving_s if history.serving_s else 0.0,

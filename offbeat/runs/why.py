@@ -27,7 +27,7 @@ from offbeat.controller.events import (
 from offbeat.controller.group_table import GroupRecord, Place
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
-from offbeat.messages.groups import Receipt, group_id
+from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.runs.past_run import clock_time, folded, journal_of
 from offbeat.sampler.policy import ANY_STEP
 
@@ -228,9 +228,13 @@ def _whereabouts(group: GroupRecord) -> str:
 
 def _received(receipt: Receipt) -> str:
     """Describe a finished group."""
-    shown = " ".join(f"{reward:g}" for reward in receipt.rewards[:_SHOWN])
+    rewards = receipt.valid_rewards
+    shown = " ".join(
+        f"{reward:g}" if valid else "masked"
+        for reward, valid in zip(receipt.rewards[:_SHOWN], receipt.valid, strict=False)
+    )
     more = f" and {receipt.samples - _SHOWN} more" if receipt.samples > _SHOWN else ""
-    mean = sum(receipt.rewards) / receipt.samples if receipt.samples else 0.0
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
     versions = sorted({version for spans in receipt.version_spans for version, _ in spans})
     return "; ".join([
         f"attempt {receipt.attempt} from {receipt.engine}",
@@ -240,8 +244,20 @@ def _received(receipt: Receipt) -> str:
         "finished by " + ", ".join(
             f"{reason} {count}" for reason, count in Counter(receipt.finish_reasons).most_common()
         ),
+        *_failed_samples(receipt),
         f"{receipt.generate_s:.3g} s in the engine, {receipt.reward_s:.3g} s in the environment",
     ])  # fmt: skip
+
+
+def _failed_samples(receipt: Receipt) -> Iterator[str]:
+    """Yield what is to be said of model calls and of samples that failed; nothing where nothing is."""
+    if receipt.turns:
+        yield f"turns {_range(receipt.turns)}"
+    for sample, failure in enumerate(receipt.failures):
+        if failure is not SampleFailure.NONE:
+            retries, valid = receipt.retries[sample], receipt.valid[sample]
+            how = f"valid after {retries} retries" if valid else f"masked after {retries} retries"
+            yield f"sample {sample} failed ({failure}), {how}"
 
 
 def _range(numbers: Iterable[int]) -> str:

@@ -40,9 +40,9 @@ class GroupFilter:
         return reason
 
     def _reason(self, receipt: Receipt) -> str | None:
-        most = self._config.max_truncated_fraction
-        if most is not None and receipt.truncated_samples / receipt.samples > most:
+        rewards, most = receipt.valid_rewards, self._config.max_truncated_fraction
+        if most is not None and receipt.truncated_samples / len(rewards) > most:
             return TRUNCATED
-        if self._config.zero_variance and min(receipt.rewards) == max(receipt.rewards):
+        if self._config.zero_variance and min(rewards) == max(rewards):
             return ZERO_VARIANCE
         return None

@@ -65,6 +65,8 @@ def _figures(summary: Summary) -> Table:
     _add(table, "groups", f"{groups.trained} trained", f"{groups.drawn} drawn")
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(groups.dropped.items()))
     _add(table, "dropped", str(sum(groups.dropped.values())), dropped)
+    if summary.masked_samples:
+        _add(table, "masked", _samples(summary.masked_samples), "they failed in groups trained")
     _add(table, "restarts", *_restarts(summary))
     if summary.resumes:
         _add(table, "resumed", _times(summary.resumes))
@@ -74,6 +76,10 @@ def _figures(summary: Summary) -> Table:
     if summary.rewinds:
         _add(table, "rewound", _times(summary.rewinds), "to a checkpoint, or to the initial model")
     return table
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} sample{'s' if count > 1 else ''}"
 
 
 def _restarts(summary: Summary) -> tuple[str, str]:

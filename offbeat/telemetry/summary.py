@@ -47,6 +47,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reward_last: float | None = None
     staleness_histogram: dict[int, int] = {}  # samples trained, by versions behind
     max_staleness_trained: int = 0
+    masked_samples: int = 0  # of the groups trained: they failed, and count nowhere else
     wall_s: float  # not between two incarnations
     first_step_s: float | None = None  # from the start to the end of step 1
     samples_per_s: float = 0.0  # since the first weights of each incarnation were served

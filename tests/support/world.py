@@ -14,6 +14,7 @@ from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Payloads, Ports, Trace
 from offbeat.controller.recovery import GROUPS_PER_TURN
+from offbeat.controller.train_step import Advantages
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.training import LossSpec
@@ -50,6 +51,7 @@ class World:
     trace: Trace = field(default_factory=NoTrace)
     scored: FakePrompts | None = None  # prompts of evaluations
     reached: Failpoints = no_failpoints
+    advantages: Advantages = lambda rewards, _valid: rewards
     groups_per_turn: int = GROUPS_PER_TURN
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class World:
                 evaluation=self.scored,
             ),
             sampler=build_sampler(config.sampler, config.groups_per_step),
-            advantages=lambda rewards: rewards,
+            advantages=self.advantages,
             loss=self.loss,
             max_group_bytes=1000,
             rng=random.Random(0),

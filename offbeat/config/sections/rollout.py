@@ -37,6 +37,17 @@ class RolloutConfig(Config):
     data_retries: Annotated[int, Field(ge=0)] = 1
     """Further attempts of a group whose environment or reward failed."""
 
+    on_failed_sample: Literal["fail_group", "retry", "mask"] = "fail_group"
+    """What is done where environment or reward fail at one sample. fail_group: its group has failed;
+    retry: that sample alone is drawn again, up to ``sample_retries`` times, and masked after that;
+    mask: it is masked at once. A masked sample keeps its place and counts nowhere."""
+
+    sample_retries: Annotated[int, Field(ge=0)] = 1
+    """on_failed_sample=retry: further tries of a failed sample, within the deadline of its group."""
+
+    min_valid_samples: Annotated[int, Field(ge=1)] | None = None
+    """A group with fewer samples that are not masked has failed. None: two; one in groups of one."""
+
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped over the run for data failures; one more ends it."""
 

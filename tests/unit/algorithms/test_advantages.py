@@ -11,11 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.algorithms.advantages import ESTIMATORS, RewardsNotFinite, estimator
+from offbeat.algorithms.advantages import (
+    ESTIMATORS,
+    AdvantageEstimator,
+    RewardsNotFinite,
+    estimator,
+)
 
 every_estimator = pytest.mark.parametrize("name", [*sorted(ESTIMATORS), "pass_at_k"])
 finite = st.floats(-1e3, 1e3).map(lambda value: round(value, 6))
 groups = st.lists(finite, min_size=2, max_size=24).map(tuple)
+
+
+def compared(advantage: AdvantageEstimator, rewards: tuple[float, ...]) -> tuple[float, ...]:
+    """Of a group without a masked sample."""
+    return advantage(rewards, (True,) * len(rewards))
 
 
 def reference(name: str, rewards: tuple[float, ...]) -> list[float]:
@@ -33,24 +43,69 @@ def reference(name: str, rewards: tuple[float, ...]) -> list[float]:
 def test_every_estimator_is_its_formula(name: str, rewards: tuple[float, ...]) -> None:
     if len(set(rewards)) > 1:
         want = reference(name, rewards)
-        assert ESTIMATORS[name](rewards) == pytest.approx(want, rel=1e-9, abs=1e-9)
+        assert compared(ESTIMATORS[name], rewards) == pytest.approx(want, rel=1e-9, abs=1e-9)
+
+
+def masked_reference(
+    name: str, rewards: tuple[float, ...], valid: tuple[bool, ...], k: int
+) -> list[float]:
+    """Each formula in loops over the valid samples, in float64."""
+    counted = [i for i in range(len(rewards)) if valid[i]]
+    r = np.array(rewards, np.float64)
+    advantages = np.zeros(len(rewards), np.float64)
+    if len({rewards[i] for i in counted}) < 2:
+        return advantages.tolist()
+    mean = sum(r[i] for i in counted) / len(counted)
+    variance = sum((r[i] - mean) ** 2 for i in counted) / (len(counted) - 1)
+    k = min(k, len(counted) - 1)
+    tries = list(itertools.combinations(counted, k))
+    for i in counted:
+        others = [r[j] for j in counted if j != i]
+        with_i = [max(r[j] for j in each) for each in tries if i in each]
+        without_i = [max(r[j] for j in each) for each in tries if i not in each]
+        match name:
+            case "grpo":
+                advantages[i] = (r[i] - mean) / (np.sqrt(variance) + 1e-6)
+            case "rloo":
+                advantages[i] = r[i] - sum(others) / len(others)
+            case "pass_at_k":
+                advantages[i] = k * (np.mean(with_i) - np.mean(without_i))
+            case _:
+                advantages[i] = r[i] - mean
+    return advantages.tolist()
+
+
+@every_estimator
+@given(
+    samples=st.lists(st.tuples(finite, st.booleans()), min_size=1, max_size=8),
+    unread=st.sampled_from([0.0, 1e6, math.nan, math.inf]),
+)
+def test_a_masked_sample_has_no_part_in_mean_or_deviation_and_its_reward_is_not_read(
+    name: str, samples: list[tuple[float, bool]], unread: float
+) -> None:
+    valid = tuple(counts for _, counts in samples)
+    rewards = tuple(reward if counts else unread for reward, counts in samples)
+    got = estimator(name, pass_k=2)(rewards, valid)
+    want = masked_reference(name, rewards, valid, 2)
+    assert got == pytest.approx(want, rel=1e-9, abs=1e-7)
+    assert all(a == 0.0 for a, counts in zip(got, valid, strict=True) if not counts)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 @given(reward=finite, samples=st.integers(0, 9))
 def test_equal_rewards_give_exact_zeros(name: str, reward: float, samples: int) -> None:
-    assert ESTIMATORS[name]((reward,) * samples) == (0.0,) * samples
+    assert compared(ESTIMATORS[name], (reward,) * samples) == (0.0,) * samples
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_a_sample_alone_has_nothing_to_be_compared_with(name: str) -> None:
-    assert ESTIMATORS[name]((3.5,)) == (0.0,)
+    assert compared(ESTIMATORS[name], (3.5,)) == (0.0,)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 @given(rewards=groups)
 def test_advantages_of_a_group_cancel(name: str, rewards: tuple[float, ...]) -> None:
-    assert sum(ESTIMATORS[name](rewards)) == pytest.approx(0, abs=1e-6)
+    assert sum(compared(ESTIMATORS[name], rewards)) == pytest.approx(0, abs=1e-6)
 
 
 def best_of_subsets(rewards: tuple[float, ...], k: int) -> list[float]:
@@ -66,20 +121,20 @@ def best_of_subsets(rewards: tuple[float, ...], k: int) -> list[float]:
 
 @given(rewards=st.lists(finite, min_size=2, max_size=8).map(tuple), k=st.integers(1, 7))
 def test_pass_at_k_is_the_best_of_every_subset(rewards: tuple[float, ...], k: int) -> None:
-    got = estimator("pass_at_k", pass_k=k)(rewards)
+    got = compared(estimator("pass_at_k", pass_k=k), rewards)
     want = best_of_subsets(rewards, min(k, len(rewards) - 1))
     assert got == pytest.approx(want, rel=1e-9, abs=1e-7)
 
 
 @given(rewards=groups)
 def test_one_try_is_leave_one_out(rewards: tuple[float, ...]) -> None:
-    got = estimator("pass_at_k", pass_k=1)(rewards)
-    assert got == pytest.approx(ESTIMATORS["rloo"](rewards), rel=1e-9, abs=1e-7)
+    got = compared(estimator("pass_at_k", pass_k=1), rewards)
+    assert got == pytest.approx(compared(ESTIMATORS["rloo"], rewards), rel=1e-9, abs=1e-7)
 
 
 @given(rewards=groups, k=st.integers(1, 40))
 def test_pass_at_k_cancels_over_a_group(rewards: tuple[float, ...], k: int) -> None:
-    assert sum(estimator("pass_at_k", pass_k=k)(rewards)) == pytest.approx(0, abs=1e-5)
+    assert sum(compared(estimator("pass_at_k", pass_k=k), rewards)) == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -90,7 +145,9 @@ def test_pass_at_k_estimates_the_gradient_of_the_best_of_k_without_bias(k: int) 
     advantage, estimate = estimator("pass_at_k", pass_k=k), np.zeros(3)
     for draws in itertools.product(range(3), repeat=size):
         chance = np.prod(p[list(draws)])
-        for draw, a in zip(draws, advantage(tuple(outcomes[d] for d in draws)), strict=True):
+        for draw, a in zip(
+            draws, compared(advantage, tuple(outcomes[d] for d in draws)), strict=True
+        ):
             estimate += chance * a / size * (np.eye(3)[draw] - p)
 
     def best(theta: np.ndarray) -> float:
@@ -106,9 +163,9 @@ def test_pass_at_k_estimates_the_gradient_of_the_best_of_k_without_bias(k: int) 
 def test_a_lone_success_is_worth_more_to_two_tries_than_one_of_three() -> None:
     solved, hard = (1.0, 1.0, 1.0, 0.0), (1.0, 0.0, 0.0, 0.0)
     best_of = estimator("pass_at_k", pass_k=2)
-    assert best_of(hard)[0] == pytest.approx(2.0)
-    assert best_of(solved)[0] == pytest.approx(0.0)
-    assert ESTIMATORS["rloo"](solved)[0] == pytest.approx(1 / 3)
+    assert compared(best_of, hard)[0] == pytest.approx(2.0)
+    assert compared(best_of, solved)[0] == pytest.approx(0.0)
+    assert compared(ESTIMATORS["rloo"], solved)[0] == pytest.approx(1 / 3)
 
 
 def test_estimators_are_found_by_name() -> None:
@@ -116,20 +173,23 @@ def test_estimators_are_found_by_name() -> None:
         assert estimator(name, pass_k=3) is each
     best_of = estimator("pass_at_k", pass_k=3)
     assert (best_of.name, best_of.needs) == ("pass_at_k", "tags")
-    assert best_of((0.5,)) == (0.0,) and best_of((0.5,) * 4) == (0.0,) * 4
+    assert compared(best_of, (0.5,)) == (0.0,)
+    assert compared(best_of, (0.5,) * 4) == (0.0,) * 4
 
 
 def test_a_large_group_is_no_trouble() -> None:
     rewards = tuple(float(i % 7) for i in range(512))
-    assert sum(estimator("pass_at_k", pass_k=256)(rewards)) == pytest.approx(0, abs=1e-6)
+    assert sum(compared(estimator("pass_at_k", pass_k=256), rewards)) == pytest.approx(0, abs=1e-6)
 
 
 def test_known_values() -> None:
     rewards = (1.0, 0.0, 0.0, 1.0)
-    assert ESTIMATORS["grpo_no_std"](rewards) == (0.5, -0.5, -0.5, 0.5)
-    assert ESTIMATORS["dr_grpo"](rewards) == (0.5, -0.5, -0.5, 0.5)
-    assert ESTIMATORS["rloo"](rewards) == pytest.approx((2 / 3, -2 / 3, -2 / 3, 2 / 3))
-    assert ESTIMATORS["grpo"](rewards)[0] == pytest.approx(0.5 / (statistics.stdev(rewards) + 1e-6))
+    assert compared(ESTIMATORS["grpo_no_std"], rewards) == (0.5, -0.5, -0.5, 0.5)
+    assert compared(ESTIMATORS["dr_grpo"], rewards) == (0.5, -0.5, -0.5, 0.5)
+    assert compared(ESTIMATORS["rloo"], rewards) == pytest.approx((2 / 3, -2 / 3, -2 / 3, 2 / 3))
+    assert compared(ESTIMATORS["grpo"], rewards)[0] == pytest.approx(
+        0.5 / (statistics.stdev(rewards) + 1e-6)
+    )
 
 
 def test_every_estimator_needs_only_what_receipts_carry() -> None:
@@ -152,7 +212,7 @@ def test_a_reward_that_is_no_float32_is_refused_by_name(
     name: str, bad: float, others: tuple[float, ...]
 ) -> None:
     with pytest.raises(RewardsNotFinite, match=f"{name} cannot compare .* samples .*0"):
-        estimator(name, pass_k=2)((bad, *others))
+        compared(estimator(name, pass_k=2), (bad, *others))
 
 
 def test_the_refusal_survives_a_process_boundary() -> None:
@@ -165,7 +225,7 @@ def test_the_refusal_survives_a_process_boundary() -> None:
 
 @every_estimator
 def test_the_largest_rewards_there_are_stay_finite(name: str) -> None:
-    got = estimator(name, pass_k=2)((3.4e38, -3.4e38, 3.4e38, 1.0))
+    got = compared(estimator(name, pass_k=2), (3.4e38, -3.4e38, 3.4e38, 1.0))
     assert all(map(math.isfinite, got))
     assert got[0] > 0 > got[1]
 
@@ -176,8 +236,8 @@ def test_samples_have_no_order(name: str, rewards: tuple[float, ...], seed: rand
     order = list(range(len(rewards)))
     seed.shuffle(order)
     advantage = estimator(name, pass_k=3)
-    want = advantage(rewards)
-    got = advantage(tuple(rewards[i] for i in order))
+    want = compared(advantage, rewards)
+    got = compared(advantage, tuple(rewards[i] for i in order))
     assert got == pytest.approx([want[i] for i in order], rel=1e-9, abs=1e-7)
 
 
@@ -187,7 +247,8 @@ def test_only_differences_of_rewards_count(
     name: str, rewards: tuple[float, ...], shift: int, scale: float
 ) -> None:
     advantage = estimator(name, pass_k=2)
-    want, moved = advantage(rewards), advantage(tuple(scale * r + shift for r in rewards))
+    want = compared(advantage, rewards)
+    moved = compared(advantage, tuple(scale * r + shift for r in rewards))
     if name != "grpo":
         assert moved == pytest.approx([scale * a for a in want], rel=1e-6, abs=1e-6)
     elif statistics.pstdev(rewards) > 0.1:  # far enough from the constant beside the deviation

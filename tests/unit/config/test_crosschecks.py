@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from offbeat.config.crosschecks import clashes
+from offbeat.config.limits import min_valid_samples
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 
@@ -31,6 +32,25 @@ def only(*overrides: dict[str, Any]) -> str:
 
 def test_the_defaults_go_together() -> None:
     assert messages() == []
+
+
+def test_more_valid_samples_than_a_group_has() -> None:
+    masks = {"rollout": {"on_failed_sample": "mask", "min_valid_samples": 9}}
+    text = only({"samples_per_group": 8}, masks)
+    assert "rollout.min_valid_samples=9 can never be reached with samples_per_group=8" in text
+
+
+def test_valid_samples_are_required_where_none_is_ever_masked() -> None:
+    text = only({"samples_per_group": 8, "rollout": {"min_valid_samples": 4}})
+    assert "not used with rollout.on_failed_sample=fail_group" in text
+
+
+@pytest.mark.parametrize(("samples", "least"), [(1, 1), (2, 2), (8, 2)])
+def test_a_group_needs_two_valid_samples_unless_it_has_one(samples: int, least: int) -> None:
+    config = RunConfig.model_validate(
+        {"steps": 2, "model": {"path": "tiny"}, "samples_per_group": samples}
+    )
+    assert min_valid_samples(config) == least
 
 
 def test_a_sync_interval_beyond_the_staleness_bound() -> None:

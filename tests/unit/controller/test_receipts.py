@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from offbeat.controller.receipts import refusal
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 
 TASK = RolloutTask(Prompt(7, 0, 7, {}), 2, 2, "generator-0", 0, 60.0)
 HONEST = Receipt(
@@ -56,6 +56,18 @@ def test_an_honest_receipt_may_enter() -> None:
         ({"valid_tokens": (-1, 4)}, "(-1, 4) valid tokens of (2, 4)"),
         ({"payload_bytes": -1}, "payload of -1 bytes"),
         ({"kept_kv": (1,)}, "kept_kv of 1 samples"),
+        ({"statuses": (SampleStatus.MASKED,)}, "group of [1, 2] samples"),
+        ({"failures": (SampleFailure.MODEL,)}, "group of [1, 2] samples"),
+        ({"retries": (1, 0, 0)}, "group of [2, 3] samples"),
+        ({"turns": (1,)}, "group of [1, 2] samples"),
+        (
+            {"statuses": (SampleStatus.MASKED,) * 2, "valid_tokens": (0, 0)},
+            "0 valid samples of 2; 1 are required",
+        ),
+        (
+            {"statuses": (SampleStatus.MASKED, SampleStatus.VALID)},
+            "masked samples with tokens to train: (2, 4)",
+        ),
         ({"version_spans": (((4, 1), (5, 1)), ((5, 4),))}, "tokens of version 4: the engine had"),
         (
             {"version_spans": (((5, 2),), ((5, 1), (7, 3)))},
@@ -65,6 +77,32 @@ def test_an_honest_receipt_may_enter() -> None:
 )
 def test_a_forged_one_is_refused_with_what_is_wrong(forged: dict[str, Any], reason: str) -> None:
     assert reason in (judged(**forged) or "")
+
+
+def test_a_receipt_with_a_masked_sample_may_enter_while_enough_are_valid() -> None:
+    masked = {"statuses": (SampleStatus.MASKED, SampleStatus.VALID), "valid_tokens": (0, 4)}
+    assert judged(**masked) is None
+    both = msgspec.structs.replace(TASK, min_valid_samples=2)
+    told = refusal(msgspec.structs.replace(HONEST, **masked), both, 5, 6)
+    assert told == "1 valid samples of 2; 2 are required"
+
+
+def test_a_receipt_survives_the_journal_and_one_from_before_samples_could_fail_reads_as_valid() -> (
+    None
+):
+    full = msgspec.structs.replace(
+        HONEST,
+        statuses=(SampleStatus.MASKED, SampleStatus.VALID),
+        failures=(SampleFailure.MODEL, SampleFailure.INFRASTRUCTURE),
+        retries=(1, 2),
+        turns=(3, 1),
+    )
+    encoded = msgspec.msgpack.encode(full)
+    assert msgspec.msgpack.decode(encoded, type=Receipt) == full
+    fields = msgspec.msgpack.decode(encoded)
+    older = msgspec.convert(fields[: Receipt.__struct_fields__.index("statuses")], Receipt)
+    assert (older.valid, older.masked_samples, older.retried_samples) == ((True, True), 0, 0)
+    assert older.valid_rewards == older.rewards
 
 
 def test_a_token_exactly_at_either_bound_is_honest() -> None:

@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.messages.groups import SampleFailure, SampleStatus
 from offbeat.runs.why import why
-from tests.support.recorded_runs import RecordedRun
+from offbeat.sampler.policy import ANY_STEP
+from tests.support.recorded_runs import RecordedRun, receipt
 
 
 def offbeat(*args: object) -> Result:
@@ -54,6 +57,30 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
         "      10        1  -     saved          in the checkpoint of version 1\n"
         "now: trained in step 1, which made version 1\n"
     )
+
+
+def test_a_masked_sample_shows_as_masked_with_its_failure(run: RecordedRun) -> None:
+    ledger = run.ledger
+    group = ledger.admit(ANY_STEP)
+    attempt = ledger.dispatch(group, "generator-1", 0)
+    masked = replace(
+        receipt(group, attempt, 0),
+        valid_tokens=(0, 9),
+        statuses=(SampleStatus.MASKED, SampleStatus.VALID),
+        failures=(SampleFailure.MODEL, SampleFailure.INFRASTRUCTURE),
+        retries=(1, 1),
+        finish_reasons=("environment_raised", "stop"),
+        turns=(2, 4),
+    )
+    ledger.commit(masked)
+    run.close()
+    (told,) = [
+        each.detail for each in why(run.run_dir, "g-000000").moments if "rewards" in each.detail
+    ]
+    assert "rewards masked 1 (mean 1)" in told
+    assert "turns 2 to 4" in told
+    assert "sample 0 failed (model), masked after 1 retries" in told
+    assert "sample 1 failed (infrastructure), valid after 1 retries" in told
 
 
 def test_every_moment_has_its_time_and_the_head_says_how_far_the_journal_goes(

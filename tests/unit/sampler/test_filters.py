@@ -3,9 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from offbeat.config.sections.filters import FilterConfig
-from offbeat.messages.groups import Receipt
+from offbeat.messages.groups import Receipt, SampleStatus
 from offbeat.sampler.filters import GroupFilter
 
 
@@ -41,6 +42,14 @@ def test_a_group_whose_samples_got_the_same_reward_has_no_variance() -> None:
     assert filters.refusal(FLAT, 1) == "zero_variance"
     assert filters.refusal(VARIED, 1) is None
     assert filters.refusal(finished((-0.5,) * 8), 1) == "zero_variance"
+
+
+def test_a_masked_sample_makes_a_group_neither_varied_nor_truncated() -> None:
+    statuses = (SampleStatus.VALID, SampleStatus.VALID, SampleStatus.MASKED)
+    group = replace(finished((1.0, 1.0, 0.0), ("stop", "stop", "deadline")), statuses=statuses)
+    assert GroupFilter(FilterConfig(zero_variance=True), 2).refusal(group, 1) == "zero_variance"
+    cut = replace(group, truncated_turns=(0, 0, 1))
+    assert GroupFilter(FilterConfig(max_truncated_fraction=0.0), 2).refusal(cut, 1) is None
 
 
 @given(samples=st.integers(1, 100), data=st.data())

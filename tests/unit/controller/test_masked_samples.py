@@ -1,0 +1,89 @@
+"""A run in which samples failed: what is trained, counted and told of them."""
+
+import statistics
+from typing import Any
+
+from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.controller.events import Dropped, Returned, StepApplied
+from offbeat.messages.groups import SampleFailure, SampleStatus
+from offbeat.messages.training import Chunk, ChunkResult
+from tests.support.fakes import FakePrompts, FakeTrainer
+from tests.support.world import World
+
+FIRST_MASKED: dict[str, Any] = {
+    "statuses": (SampleStatus.MASKED, SampleStatus.VALID, SampleStatus.VALID, SampleStatus.VALID),
+    "failures": (SampleFailure.INFRASTRUCTURE, *[SampleFailure.NONE] * 3),
+    "retries": (0, 0, 1, 0),
+    "finish_reasons": ("deadline", "stop", "stop", "stop"),
+    "valid_tokens": (0, 2, 2, 2),
+    "rewards": (0.0, 1.0, 0.0, 0.5),
+}
+OF_FOUR: dict[str, Any] = {
+    "samples_per_group": 4,
+    "steps": 2,
+    "groups_per_step": 2,
+    "rollout": {"on_failed_sample": "retry"},
+}
+
+
+class Watched(FakeTrainer):
+    """Keeps the advantages of every chunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.advantages = dict[int, tuple[float, ...]]()
+
+    async def train_microbatch(self, fence: Any, key: Any, chunk: Chunk) -> ChunkResult:
+        self.advantages.update(zip(chunk.prompt_indices, chunk.advantages, strict=True))
+        return await super().train_microbatch(fence, key, chunk)
+
+
+def world(**changes: Any) -> World:
+    return World(
+        {**OF_FOUR, **changes},
+        trainer=Watched(),
+        prompts=FakePrompts(),
+        advantages=ESTIMATORS["grpo_no_std"],
+    )
+
+
+def test_the_others_of_a_group_are_compared_as_if_the_masked_sample_were_not_there() -> None:
+    run = world()
+    run.rollouts.forged = {0: FIRST_MASKED}
+    run.run()
+    assert isinstance(run.trainer, Watched)
+    assert run.trainer.advantages[0] == (0.0, 0.5, -0.5, 0.0)
+
+
+def test_metrics_and_journal_count_valid_samples_and_tell_the_masked_ones_apart() -> None:
+    run = world()
+    run.rollouts.forged = {0: FIRST_MASKED}
+    run.run()
+    applied, first = run.events(StepApplied)[0], run.telemetry.records[0]
+    assert 0 in applied.prompt_indices
+    assert (applied.samples, applied.masked_samples) == (7, 1)
+    assert sum(count for _, count in applied.staleness) == 7
+    rewards = (1.0, 0.0, 0.5, 0.0, 1.0, 0.0, 1.0)
+    assert applied.reward == first["train/reward"] == statistics.fmean(rewards)
+    assert first["rollout/response_tokens_mean"] == 2.0
+    assert first["rollout/masked_fraction"] == 1 / 8
+    assert first["rollout/late_fraction"] == 1 / 8
+    assert first["rollout/retried_fraction"] == 1 / 8
+    assert run.built.progress.summary("run", "finished", None).masked_samples == 1
+
+
+def test_a_group_with_fewer_valid_samples_than_required_never_gets_into_a_batch() -> None:
+    run = world(
+        rollout={
+            "on_failed_sample": "mask",
+            "min_valid_samples": 4,
+            "drop_budget": 1,
+            "data_retries": 0,
+        }
+    )
+    run.rollouts.forged = {0: FIRST_MASKED}
+    run.run()
+    (returned,) = run.events(Returned)
+    assert (returned.prompt_index, returned.reason) == (0, "refused_at_commit")
+    assert [event.prompt_index for event in run.events(Dropped)] == [0]
+    assert 0 not in run.trained

@@ -1,0 +1,71 @@
+"""A masked sample in a trained group: the step is the one of the group without it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_groups import Group, make_group
+from split_steps import MakeTrainer
+
+from offbeat.config.sections.stub import StubConfig
+from offbeat.messages.training import LossSpec
+from offbeat.trainers.stub import StubTrainer
+
+LOSSES = {
+    "tokens": LossSpec(),
+    "sequences": LossSpec(normalize="sequences"),
+    "constant": LossSpec(normalize="constant", constant_tokens=9),
+    "step deviation": LossSpec(step_std=True),
+    "sequence ratio": LossSpec(name="gspo", normalize="sequences"),
+}
+
+
+def masked(group: Group, sample: int) -> Group:
+    """The group with this sample out of the loss."""
+    mask, offsets = group["loss_mask"].copy(), group["response_offsets"]
+    mask[offsets[sample] : offsets[sample + 1]] = False
+    return {**group, "loss_mask": mask}
+
+
+def without(group: Group, sample: int) -> Group:
+    """The group as if this sample had not been drawn."""
+    offsets = group["response_offsets"]
+    own = np.zeros(offsets[-1], bool)
+    own[offsets[sample] : offsets[sample + 1]] = True
+    lengths = np.delete(np.diff(offsets), sample)
+    rest: dict[str, Any] = {
+        name: values[~own] for name, values in group.items() if len(values) == len(own)
+    }
+    return {**group, **rest, "response_offsets": np.cumsum([0, *lengths]).astype(np.int64)}
+
+
+def groups() -> list[Group]:
+    rng = np.random.default_rng(4)
+    return [make_group(rng, 5, lengths) for lengths in ([3, 7, 4], [6, 2, 9])]
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_masked_sample_leaves_gradient_and_divisor_as_without_it(
+    trainer_of: MakeTrainer, qwen3: Any, loss: LossSpec
+) -> None:
+    whole, advantages = groups(), [(0.5, -0.5), (0.3, 0.2, -0.5)]
+    with_masked = trainer_of(qwen3)
+    zero_for_it = [(0.5, 0.0, -0.5), advantages[1]]
+    got = with_masked.train([masked(whole[0], 1), whole[1]], zero_for_it, loss)
+    plain = trainer_of(qwen3)
+    want = plain.train([without(whole[0], 1), whole[1]], advantages, loss)
+    assert (got.tokens, got.sequences) == (want.tokens, want.sequences)
+    assert got.loss == pytest.approx(want.loss, rel=1e-9)
+    assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-9)
+    weights = dict(plain.named_weights())
+    for name, each in with_masked.named_weights():
+        torch.testing.assert_close(each, weights[name], rtol=1e-9, atol=1e-12)
+
+
+def test_the_stub_counts_a_masked_sample_neither_by_tokens_nor_as_a_sequence() -> None:
+    (group, _), loss = groups(), LossSpec()
+    stub = StubTrainer(StubConfig(step_s=0.0), groups_per_step=1)
+    got = stub.train([masked(group, 1)], [(0.5, 0.0, -0.5)], loss)
+    want = stub.train([without(group, 1)], [(0.5, -0.5)], loss)
+    assert (got.tokens, got.sequences) == (want.tokens, want.sequences) == (7, 2)
