@@ -21,6 +21,7 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult, Samplin
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.rollouts.calls import Generate
 from offbeat.rollouts.group import run_group
+from offbeat.rollouts.samples import SampleFailurePolicy
 
 SAMPLES, TOKENS, GROUPS = 16, 3, 6000
 MODEL = Path(__file__).parents[1] / "models" / "tiny-addition"
@@ -53,7 +54,15 @@ async def measure(environment: Arithmetic, generate: Generate, prompts: list[Pro
     began = time.perf_counter()
     for prompt in prompts:
         task = RolloutTask(prompt, 1, SAMPLES, "engine-0", 5, 60.0)
-        await run_group(task, environment, generate, sampling, max_turns=1, max_model_len=64)
+        await run_group(
+            task,
+            environment,
+            generate,
+            sampling,
+            max_turns=1,
+            max_model_len=64,
+            policy=SampleFailurePolicy(),
+        )
     return len(prompts) / (time.perf_counter() - began)
 
 

@@ -31,6 +31,7 @@ from offbeat.rollouts.calls import UniqueRequests
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.rollout_log import RolloutLog
+from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.rollouts.spooling import Spooling
 from offbeat.run_files.sharing import Sharing
 from offbeat.transfer_queue.schema import Columns
@@ -125,6 +126,8 @@ class EnvironmentActor:
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config
+        failed = config.rollout
+        policy = SampleFailurePolicy(failed.on_failed_sample, failed.sample_retries)
         try:
             await self._start_once()
             receipt, columns = await within_deadline(
@@ -137,6 +140,7 @@ class EnvironmentActor:
                     self._sampling,
                     max_turns=config.environment.max_turns,
                     max_model_len=config.generator.max_model_len,
+                    policy=policy,
                 ),
             )
         except RolloutFailed:

@@ -2,8 +2,9 @@
 
 An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
 at once: a method that waits is async, a method that computes long belongs in a child process
-(``function_reward``). Whatever a method raises fails the group with reason ``environment_raised``;
-no failure ever becomes a reward of 0. ``EnvironmentUnavailable`` says that another moment will do.
+(``function_reward``). Whatever a method raises fails the sample, or its group, by
+``rollout.on_failed_sample``, with reason ``environment_raised``; no failure ever becomes a reward of
+0. ``EnvironmentUnavailable`` says that another moment will do.
 
 Your own environment subclasses one of the two, is named ``module:Class`` in
 ``environment.target`` and made once a worker, as ``Class(tokenizer, **environment.options)``.

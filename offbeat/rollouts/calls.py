@@ -57,6 +57,18 @@ class EngineClient:
         """Tokens that still fit behind a history of ``tokens``."""
         return self.max_model_len - tokens
 
+    def check_room(self, history: tuple[int, ...]) -> None:
+        """Check that a response fits behind ``history``.
+
+        Raises:
+            RolloutFailed: ``prompt_empty``, ``prompt_too_long``.
+        """
+        if not history:
+            raise failed(self.task, FailureKind.DATA, "prompt_empty", "the prompt has no tokens")
+        if self.room(len(history)) < 1:
+            detail = f"{len(history)} tokens leave no room in max_model_len={self.max_model_len}"
+            raise failed(self.task, FailureKind.DATA, "prompt_too_long", detail)
+
     async def ask(
         self, request_id: str, history: tuple[int, ...], samples: int, seed: int
     ) -> GenerateResult:
@@ -67,12 +79,8 @@ class EngineClient:
                 ``engine_answer`` (samples, offsets or version spans do not add up),
                 ``empty_response``.
         """
+        self.check_room(history)
         task, room = self.task, self.room(len(history))
-        if not history:
-            raise failed(task, FailureKind.DATA, "prompt_empty", "the prompt has no tokens")
-        if room < 1:
-            detail = f"{len(history)} tokens leave no room in max_model_len={self.max_model_len}"
-            raise failed(task, FailureKind.DATA, "prompt_too_long", detail)
         sampling = msgspec.structs.replace(
             self.sampling, seed=seed, max_new_tokens=min(room, self.sampling.max_new_tokens)
         )
@@ -153,14 +161,20 @@ def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -
     if len(values) != samples:
         detail = f"{len(values)} rewards for {samples} samples"
         raise failed(task, FailureKind.DATA, "reward_wrong_type", detail)
-    rewards = list[float]()
-    for sample, value in enumerate(values):
-        reward = reward_of(value)
-        if isinstance(reward, BadReward):
-            detail = f"sample {sample}: {reward.detail}"
-            raise failed(task, FailureKind.DATA, reward.reason, detail)
-        rewards.append(reward)
-    return rewards
+    return [checked_reward(task, value, sample) for sample, value in enumerate(values)]
+
+
+def checked_reward(task: RolloutTask, value: object, sample: int) -> float:
+    """Return the value as the reward of a sample.
+
+    Raises:
+        RolloutFailed: The value is none.
+    """
+    reward = reward_of(value)
+    if isinstance(reward, BadReward):
+        detail = f"sample {sample}: {reward.detail}"
+        raise failed(task, FailureKind.DATA, reward.reason, detail)
+    return reward
 
 
 def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> None:

@@ -5,13 +5,19 @@ Legend: G samples of the group, N response tokens over all samples.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.messages.failures import FailureKind, SchemaError
-from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
+from offbeat.messages.groups import (
+    Receipt,
+    RolloutTask,
+    SampleFailure,
+    SampleStatus,
+    VersionSpans,
+)
 from offbeat.rollouts.calls import failed
 from offbeat.transfer_queue import schema
 
@@ -34,9 +40,27 @@ class Rollout:
     reward_s: float
     kept_kv: tuple[int, ...] = ()  # [G], see GenerateResult
     truncated_turns: tuple[int, ...] = ()  # [G], see Receipt
+    turns: tuple[int, ...] = ()  # [G], see Receipt
 
 
-def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[Receipt, Columns]:
+@dataclass(frozen=True, slots=True)
+class SampleOutcomes:
+    """The fields of a receipt about failed tries of its samples; empty where none has failed."""
+
+    statuses: tuple[SampleStatus, ...] = ()
+    failures: tuple[SampleFailure, ...] = ()
+    retries: tuple[int, ...] = ()
+
+
+NOTHING_FAILED: Final = SampleOutcomes()
+
+
+def packed(
+    task: RolloutTask,
+    rollout: Rollout,
+    rewards: list[float],
+    outcomes: SampleOutcomes = NOTHING_FAILED,
+) -> tuple[Receipt, Columns]:
     """The columns of the group and their receipt.
 
     Raises:
@@ -56,7 +80,7 @@ def packed(task: RolloutTask, rollout: Rollout, rewards: list[float]) -> tuple[R
         schema.check(columns)
     except SchemaError as error:
         raise failed(task, FailureKind.DATA, "schema", str(error)) from error
-    return _receipt(task, rollout, columns), columns
+    return _receipt(task, rollout, columns, outcomes), columns
 
 
 def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArray[np.int32]:
@@ -68,7 +92,9 @@ def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArr
     return np.repeat(np.array(versions, dtype=np.int32), counts)
 
 
-def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
+def _receipt(
+    task: RolloutTask, rollout: Rollout, columns: Columns, outcomes: SampleOutcomes
+) -> Receipt:
     lengths = tuple(end - start for start, end in pairwise(rollout.offsets.tolist()))
     mask = rollout.loss_mask
     valid = lengths
@@ -91,4 +117,8 @@ def _receipt(task: RolloutTask, rollout: Rollout, columns: Columns) -> Receipt:
         reward_s=rollout.reward_s,
         kept_kv=rollout.kept_kv,
         truncated_turns=rollout.truncated_turns,
+        statuses=outcomes.statuses,
+        failures=outcomes.failures,
+        retries=outcomes.retries,
+        turns=rollout.turns,
     )

@@ -6,16 +6,20 @@ from typing import TypeVar
 
 from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.groups import RolloutTask
+from offbeat.messages.groups import LATE, RolloutTask
 from offbeat.rollouts.calls import Generate
 
 T = TypeVar("T")
 
 
 async def within_deadline(
-    task: RolloutTask, generate: Generate, roll_out: Callable[[Generate], Awaitable[T]]
+    task: RolloutTask,
+    generate: Generate,
+    roll_out: Callable[[Generate], Awaitable[T]],
+    *,
+    limit_s: float | None = None,
 ) -> T:
-    """Run a rollout and cancel it at the task's deadline.
+    """Run a rollout, or one sample of it, and cancel it at the task's deadline.
 
     A rollout that is late says nothing about its engine, unless it waits for the engine: an
     environment that hangs must not cost a healthy engine its process.
@@ -24,6 +28,7 @@ async def within_deadline(
         task: Whose deadline it is.
         generate: Sends one request to the task's engine.
         roll_out: The rollout, given the calls that it is to use in place of ``generate``.
+        limit_s: What is left of the deadline; None: all of it.
 
     Raises:
         RolloutFailed: ``deadline``, of the engine if a request to it was not answered, else of the
@@ -40,14 +45,15 @@ async def within_deadline(
             raise
 
     try:
-        async with asyncio.timeout(task.deadline_s) as deadline:
+        async with asyncio.timeout(task.deadline_s if limit_s is None else limit_s) as deadline:
             return await roll_out(watched)
     except TimeoutError as error:
         if not deadline.expired():
             raise
         source = FailureSource.ENGINE if waits_for_engine else FailureSource.ENVIRONMENT
         late = task.engine if waits_for_engine else "the environment"
-        detail = f"{late} took longer than rollout.deadline_s={task.deadline_s:g}"
+        left = "" if limit_s is None else f"the {limit_s:.3g} s that were left of "
+        detail = f"{late} took longer than {left}rollout.deadline_s={task.deadline_s:g}"
         raise RolloutFailed(
-            FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, "deadline", detail, source
+            FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, LATE, detail, source
         ) from error

@@ -6,6 +6,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import EngineClient, Generate
 from offbeat.rollouts.columns import Columns
 from offbeat.rollouts.multi_turn import run_multi_turn
+from offbeat.rollouts.samples import SampleDraws, SampleFailurePolicy
 from offbeat.rollouts.single_turn import run_single_turn
 
 
@@ -17,6 +18,7 @@ async def run_group(
     *,
     max_turns: int,
     max_model_len: int,
+    policy: SampleFailurePolicy,
 ) -> tuple[Receipt, Columns]:
     """Generate, reward and pack all samples of one prompt.
 
@@ -30,16 +32,19 @@ async def run_group(
         sampling: ``seed`` is replaced by the task's own.
         max_turns: Model calls in one multi-turn episode at most.
         max_model_len: Longest prompt plus response, in tokens.
+        policy: What a failed sample costs.
 
     Raises:
         RolloutFailed: INFRASTRUCTURE when the engine aborted or answered out of shape; DATA when
-            the prompt does not fit, the environment failed or the columns break the schema.
+            the prompt does not fit, the environment failed or the columns break the schema; of the
+            kind of its samples' failures when too few of them are valid.
     """
     engine = EngineClient(task, generate, sampling, max_model_len)
+    draws = SampleDraws.begin(task, policy, generate)
     match environment:
         case SingleTurn():
-            return await run_single_turn(task, environment, engine)
+            return await run_single_turn(environment, engine, draws)
         case MultiTurn():
-            return await run_multi_turn(task, environment, engine, max_turns)
+            return await run_multi_turn(environment, engine, draws, max_turns)
         case _:
             raise TypeError(f"{type(environment).__name__} is neither SingleTurn nor MultiTurn")

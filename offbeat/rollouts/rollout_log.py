@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.messages.groups import Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.run_files.files import Files
 from offbeat.run_files.transfer import send
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
@@ -176,6 +176,10 @@ def table(rows: list[_Row]) -> pa.Table:
                 min(version for version, _ in spans),
                 max(version for version, _ in spans),
                 receipt.kept_kv[sample] if receipt.kept_kv else 0,
+                receipt.statuses[sample] if receipt.statuses else SampleStatus.VALID,
+                receipt.failures[sample] if receipt.failures else SampleFailure.NONE,
+                receipt.retries[sample] if receipt.retries else 0,
+                receipt.turns[sample] if receipt.turns else 1,
             )
             for name, value in zip(_FIELDS, values, strict=True):
                 columns[name].append(value)
@@ -197,4 +201,8 @@ _FIELDS: Final = {
     "oldest_version": pa.int64(),
     "newest_version": pa.int64(),
     "kept_kv": pa.int32(),
+    "status": pa.string(),
+    "failure": pa.string(),
+    "retries": pa.int32(),
+    "turns": pa.int32(),
 }

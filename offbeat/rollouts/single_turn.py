@@ -1,33 +1,45 @@
 """Rolls out a group with one model call, and scores it with one call."""
 
 import time
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from offbeat.environments.protocol import SingleTurn
+from offbeat.messages.failures import RolloutFailed
+from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import (
     EngineClient,
+    Generate,
     checked_rewards,
     checked_tokens,
     environment_code,
 )
 from offbeat.rollouts.columns import Columns, Rollout, packed
+from offbeat.rollouts.samples import Draw, SampleDraws, packed_samples, result_of, seed_of_turn
+from offbeat.rollouts.transcript import Transcript
 
 
 async def run_single_turn(
-    task: RolloutTask, environment: SingleTurn, engine: EngineClient
+    environment: SingleTurn, engine: EngineClient, draws: SampleDraws
 ) -> tuple[Receipt, Columns]:
     """The group of a single-turn environment; promises and errors are those of ``run_group``."""
+    task = engine.task
     with environment_code(task):
         encoded = environment.encode(task.prompt)
     prompt_ids = checked_tokens(task, encoded, "the prompt")
     began = time.perf_counter()
     result = await engine.ask(task.request_prefix, prompt_ids, task.samples, task.seed)
     generated = time.perf_counter()
-    with environment_code(task):
-        values = list(await environment.score(task, result))
-    rewards = checked_rewards(task, values, task.samples)
+    try:
+        rewards = await _scored(task, environment, result)
+    except RolloutFailed as failure:
+        if not draws.policy.spares_group(failure):
+            raise
+        first_tries = _FirstTries(prompt_ids, result, generated - began)
+        return await _scored_one_by_one(environment, engine, draws, first_tries)
     rollout = Rollout(
         prompt_ids=prompt_ids,
         response_ids=result.token_ids.astype(np.int32, copy=False),
@@ -42,3 +54,51 @@ async def run_single_turn(
         kept_kv=result.kept_kv,
     )
     return packed(task, rollout, rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstTries:
+    """The answer of the engine for the whole group, and how long it took."""
+
+    prompt_ids: tuple[int, ...]
+    result: GenerateResult
+    generate_s: float
+
+
+async def _scored_one_by_one(
+    environment: SingleTurn, engine: EngineClient, draws: SampleDraws, first_tries: _FirstTries
+) -> tuple[Receipt, Columns]:
+    """Score each sample by itself, to find those at which the reward fails; draw them again."""
+    one = msgspec.structs.replace(engine.task, samples=1)
+
+    def draw_of(sample: int) -> Draw:
+        async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
+            result, transcript.generate_s = (
+                result_of(first_tries.result, sample),
+                first_tries.generate_s,
+            )
+            if retry:
+                began = time.perf_counter()
+                result = await replace(engine, generate=generate).ask(
+                    f"{one.request_prefix}-{sample}-0",
+                    first_tries.prompt_ids,
+                    samples=1,
+                    seed=seed_of_turn(one.seed, sample, 0, retry),
+                )
+                transcript.generate_s = time.perf_counter() - began
+            transcript.add_turn((), result)
+            began = time.perf_counter()
+            (transcript.reward,) = await _scored(one, environment, result)
+            transcript.reward_s = time.perf_counter() - began
+
+        return draw
+
+    return packed_samples(engine.task, first_tries.prompt_ids, await draws.draw_all(draw_of))
+
+
+async def _scored(
+    task: RolloutTask, environment: SingleTurn, result: GenerateResult
+) -> list[float]:
+    with environment_code(task):
+        values = list(await environment.score(task, result))
+    return checked_rewards(task, values, task.samples)

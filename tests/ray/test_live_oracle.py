@@ -17,6 +17,7 @@ from offbeat.launch.composition import loss_spec
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.group import run_group
+from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.trainers.torch.split_step import TorchTrainer
 from offbeat.transfer_queue.schema import Columns
 from offbeat.weight_sync.manifest import release_digest
@@ -79,7 +80,7 @@ class Synchronous:
             rewards = [receipt.rewards for receipt, _ in groups]
             result = self._trainer.train(
                 [columns for _, columns in groups],
-                [estimator(each) for each in rewards],
+                [estimator(each, (True,) * len(each)) for each in rewards],
                 loss_spec(config),
             )
             assert result.applied
@@ -95,9 +96,16 @@ class Synchronous:
         config = self._config
         seed = group_seed(config.seed, prompt_index)
         task = RolloutTask(prompt, 1, config.samples_per_group, "generator-0", seed, 60.0)
-        limits = {"max_turns": 1, "max_model_len": config.generator.max_model_len}
         return asyncio.run(
-            run_group(task, self._environment, self._generate, self._sampling, **limits)
+            run_group(
+                task,
+                self._environment,
+                self._generate,
+                self._sampling,
+                max_turns=1,
+                max_model_len=config.generator.max_model_len,
+                policy=SampleFailurePolicy(),
+            )
         )
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:

@@ -22,6 +22,7 @@ from offbeat.launch.checks.machine import (
 from offbeat.launch.checks.model_files import check_lengths, read_model
 from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
+from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
@@ -68,6 +69,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_prompts(config),
         check_prompt_lengths(config) if model else (),
         check_checkpoints(config),
+        check_failed_samples(config),
         check_targets(config, Path.cwd()),
         check_secrets(config),
         check_cores(config, machine),

@@ -80,7 +80,8 @@ def test_a_forged_one_is_refused_with_what_is_wrong(forged: dict[str, Any], reas
 
 
 def test_a_receipt_with_a_masked_sample_may_enter_while_enough_are_valid() -> None:
-    masked = {"statuses": (SampleStatus.MASKED, SampleStatus.VALID), "valid_tokens": (0, 4)}
+    statuses = (SampleStatus.MASKED, SampleStatus.VALID)
+    masked: dict[str, Any] = {"statuses": statuses, "valid_tokens": (0, 4)}
     assert judged(**masked) is None
     both = msgspec.structs.replace(TASK, min_valid_samples=2)
     told = refusal(msgspec.structs.replace(HONEST, **masked), both, 5, 6)

@@ -28,6 +28,7 @@ from offbeat.launch.checks.model_files import ModelFiles, check_lengths, read_mo
 from offbeat.launch.checks.model_proof import check_end_tokens, check_model_proof
 from offbeat.launch.checks.prompt_lengths import check_prompt_lengths
 from offbeat.launch.checks.report import summary
+from offbeat.launch.checks.samples import check_failed_samples
 from offbeat.launch.checks.software import (
     check_gpus,
     check_packages,
@@ -643,3 +644,12 @@ def test_gpus_of_all_actors_are_added_up() -> None:
 
 def test_nobody_asks_for_a_gpu() -> None:
     assert one(check_gpus(config(), None)).message == "none asked for"
+
+
+def test_what_a_failed_sample_costs_is_told_where_it_does_not_cost_its_group() -> None:
+    assert list(check_failed_samples(config())) == []
+    retried = one(check_failed_samples(config(rollout={"on_failed_sample": "retry"})))
+    assert "drawn again up to 1 times, then masked" in retried.message
+    assert "favour short ones" in retried.message
+    masked = one(check_failed_samples(config(rollout={"on_failed_sample": "mask"})))
+    assert "one is masked; a group needs 2 of" in masked.message

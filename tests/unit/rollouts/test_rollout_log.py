@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from structlog.testing import capture_logs
 
-from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.rollout_log import RolloutLog
 
 
@@ -28,6 +28,10 @@ def finished(prompt_index: int) -> tuple[RolloutTask, Receipt, dict[str, np.ndar
         columns=(),
         payload_bytes=0,
         kept_kv=(0, 1),
+        statuses=(SampleStatus.MASKED, SampleStatus.VALID),
+        failures=(SampleFailure.MODEL, SampleFailure.NONE),
+        retries=(1, 0),
+        turns=(2, 1),
     )
     columns = {
         "prompt_ids": np.array([1, 2], np.int32),
@@ -58,6 +62,9 @@ def test_every_sample_is_one_row_with_its_text_tokens_reward_and_versions(tmp_pa
     assert [(row["oldest_version"], row["newest_version"]) for row in rows] == [(3, 3), (3, 4)]
     assert [row["kept_kv"] for row in rows] == [0, 1]
     assert rows[0]["prompt"] == "1+1="
+    assert [row["status"] for row in rows] == ["masked", "valid"]
+    assert [row["failure"] for row in rows] == ["model", "none"]
+    assert [(row["retries"], row["turns"]) for row in rows] == [(1, 2), (0, 1)]
 
 
 def test_files_fill_up_and_the_last_one_holds_the_rest(tmp_path: Path) -> None:

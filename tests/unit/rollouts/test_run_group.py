@@ -15,10 +15,12 @@ from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.columns import Columns, version_of_each_token
 from offbeat.rollouts.group import run_group
+from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue import schema
 from tests.support.environment_fakes import EOS_ID, SAMPLING, CharTokenizer, answers, result, task
 from tests.support.guessing import Guessing
 
+FAIL_GROUP = SampleFailurePolicy()
 ARITHMETIC = Arithmetic(CharTokenizer())
 
 
@@ -29,6 +31,7 @@ def rolled_out(
     *,
     max_turns: int = 4,
     max_model_len: int = 64,
+    policy: SampleFailurePolicy = FAIL_GROUP,
 ) -> tuple[Receipt, Columns]:
     return asyncio.run(
         run_group(
@@ -38,6 +41,7 @@ def rolled_out(
             SAMPLING,
             max_turns=max_turns,
             max_model_len=max_model_len,
+            policy=policy,
         )
     )
 

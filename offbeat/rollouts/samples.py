@@ -1,0 +1,210 @@
+"""Draws the samples of a group: one that fails costs itself, after its retries, or its group.
+
+A sample fails by its environment: ``begin``, ``step`` or the reward raised, returned what is none,
+was out of service or late. A failure of the engine is not about one sample: it fails the attempt of
+the group, which is tried elsewhere. So does a bug, which ends the run.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, Self
+
+import msgspec
+
+from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import (
+    LATE,
+    Receipt,
+    RolloutTask,
+    SampleFailure,
+    SampleStatus,
+)
+from offbeat.rollouts.calls import Generate
+from offbeat.rollouts.columns import NOTHING_FAILED, Columns, SampleOutcomes, packed
+from offbeat.rollouts.deadline import within_deadline
+from offbeat.rollouts.transcript import Transcript, joined
+
+TOO_FEW: Final = "too_few_valid_samples"
+"""The reason of a group that has failed because too many of its samples did."""
+
+_SHARE: Final = 0.95
+"""Of the group's deadline: a sample is late then, so that the others can still be packed in time."""
+
+_KINDS: Final = {
+    FailureKind.INFRASTRUCTURE: SampleFailure.INFRASTRUCTURE,
+    FailureKind.DATA: SampleFailure.MODEL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFailurePolicy:
+    """Defines what is done about a failed sample."""
+
+    on_failed: Literal["retry", "mask", "fail_group"] = "fail_group"
+    sample_retries: int = 1  # with ``retry``
+
+    @property
+    def tries(self) -> int:
+        return 1 + self.sample_retries if self.on_failed == "retry" else 1
+
+    def spares_group(self, failure: RolloutFailed) -> bool:
+        """Return whether this failure costs one sample, not its group."""
+        return (
+            self.on_failed != "fail_group"
+            and failure.kind is not FailureKind.BUG
+            and failure.source is FailureSource.ENVIRONMENT
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSample:
+    """The outcome of all tries of one sample."""
+
+    transcript: Transcript  # of the last try
+    status: SampleStatus
+    failure: RolloutFailed | None = None  # of the last failed try
+    retries: int = 0
+
+
+Draw = Callable[[Transcript, int, Generate], Awaitable[None]]
+"""Fills a transcript, its reward included, with tokens of the engine given.
+
+The number is that of the retry, 0 at the first try.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDraws:
+    """Draws the samples of one group, each as often as the policy says."""
+
+    task: RolloutTask
+    policy: SampleFailurePolicy
+    generate: Generate
+    ends_at: float  # time of the event loop from which on a sample is late
+
+    @classmethod
+    def begin(cls, task: RolloutTask, policy: SampleFailurePolicy, generate: Generate) -> Self:
+        """Start the clock of a group."""
+        ends_at = asyncio.get_running_loop().time() + _SHARE * task.deadline_s
+        return cls(task, policy, generate, ends_at)
+
+    async def draw_all(self, draw_of: Callable[[int], Draw]) -> list[DrawnSample]:
+        """Draw every sample of the group, all at once.
+
+        Raises:
+            RolloutFailed: The first failure that is not one sample's, or that the policy does not
+                spare the group. The other samples are cancelled.
+        """
+        try:
+            async with asyncio.TaskGroup() as samples:
+                running = [
+                    samples.create_task(
+                        self._drawn(draw_of(sample)),
+                        name=f"sample-{self.task.prompt_index}-{sample}",
+                    )
+                    for sample in range(self.task.samples)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        return [run.result() for run in running]
+
+    async def _drawn(self, draw: Draw) -> DrawnSample:
+        if self.policy.on_failed == "fail_group":
+            transcript = Transcript()
+            await draw(transcript, 0, self.generate)
+            return DrawnSample(transcript, SampleStatus.VALID)
+        retry, transcript, failure = 0, Transcript(), None
+        for retry in range(self.policy.tries):
+            transcript = Transcript()
+            try:
+                await self._within_time(partial(draw, transcript, retry))
+            except RolloutFailed as error:
+                if not self.policy.spares_group(error):
+                    raise
+                failure = error
+                if error.reason == LATE:
+                    break  # no time is left for another try
+            else:
+                return DrawnSample(transcript, SampleStatus.VALID, failure, retry)
+        return DrawnSample(transcript, SampleStatus.MASKED, failure, retry)
+
+    async def _within_time(self, draw: Callable[[Generate], Awaitable[None]]) -> None:
+        left_s = self.ends_at - asyncio.get_running_loop().time()
+        await within_deadline(self.task, self.generate, draw, limit_s=left_s)
+
+
+def packed_samples(
+    task: RolloutTask, prompt_ids: tuple[int, ...], samples: Sequence[DrawnSample]
+) -> tuple[Receipt, Columns]:
+    """Return columns and receipt of a group of which samples may be masked.
+
+    Raises:
+        RolloutFailed: ``too_few_valid_samples``; or ``schema``, as ``packed``.
+    """
+    _check_enough(task, samples)
+    transcripts = [each.transcript for each in samples]
+    # The newest version, so that no placeholder makes its group older than its tokens.
+    newest = max(version for one in transcripts for version, _ in one.spans)
+    for each in samples:
+        if each.status is SampleStatus.MASKED and each.failure is not None:
+            each.transcript.become_masked(each.failure.reason, prompt_ids[-1], newest)
+    rewards = [one.reward for one in transcripts]
+    return packed(task, joined(prompt_ids, transcripts), rewards, _outcomes(samples))
+
+
+def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
+    """Return the seed of a model call; a retry has its own, for the same one would fail alike."""
+    again = f":{retry}" if retry else ""
+    return random.Random(f"{seed}:{sample}:{turn}{again}").getrandbits(31)
+
+
+def result_of(result: GenerateResult, sample: int) -> GenerateResult:
+    """Return the part of an answer that is about one of its samples."""
+    start, end = result.offsets[sample : sample + 2].tolist()
+    return msgspec.structs.replace(
+        result,
+        token_ids=result.token_ids[start:end],
+        logprobs=result.logprobs[start:end],
+        offsets=result.offsets[sample : sample + 2] - start,
+        finish_reasons=(result.finish_reasons[sample],),
+        version_spans=(result.version_spans[sample],),
+        kept_kv=result.kept_kv[sample : sample + 1],
+    )
+
+
+def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
+    """Raise if too few samples are valid: of kind infrastructure if a failure of it is among them."""
+    valid = sum(each.status is SampleStatus.VALID for each in samples)
+    if valid >= task.min_valid_samples:
+        return
+    failed = [
+        (index, each.failure)
+        for index, each in enumerate(samples)
+        if each.status is SampleStatus.MASKED and each.failure is not None
+    ]
+    index, first = min(failed, key=lambda each: each[1].kind is not FailureKind.INFRASTRUCTURE)
+    detail = (
+        f"{valid} of {task.samples} samples are valid, and rollout.min_valid_samples is "
+        f"{task.min_valid_samples}; sample {index} failed with {first.reason}: {first.detail}"
+    )
+    raise RolloutFailed(
+        first.kind, task.prompt_index, task.attempt, TOO_FEW, detail, FailureSource.ENVIRONMENT
+    ) from first
+
+
+def _outcomes(samples: Sequence[DrawnSample]) -> SampleOutcomes:
+    if all(each.failure is None for each in samples):
+        return NOTHING_FAILED
+    statuses = tuple(each.status for each in samples)
+    return SampleOutcomes(
+        statuses=statuses if SampleStatus.MASKED in statuses else (),
+        failures=tuple(
+            SampleFailure.NONE if each.failure is None else _KINDS[each.failure.kind]
+            for each in samples
+        ),
+        retries=tuple(each.retries for each in samples),
+    )

@@ -1,0 +1,89 @@
+"""The response tokens of one sample while it is drawn, and of a group's samples joined."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import OUT_OF_TOKENS, VersionSpans
+from offbeat.rollouts.columns import Rollout
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The response tokens of one sample, as they come.
+
+    An observation between two turns becomes response tokens with ``loss_mask`` False and logprob
+    0.0. It is stamped with the weight version of the first token of the turn that follows, the
+    first to be computed with the observation in view.
+    """
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    mask: list[bool] = field(default_factory=list[bool])
+    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    finish_reason: str = ""
+    incarnation: str = ""
+    reward: float = 0.0
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+    kept_kv: int = 0
+    turns: int = 0
+    truncated_turns: int = 0
+
+    def add_turn(self, observation_ids: tuple[int, ...], result: GenerateResult) -> None:
+        """Add an observation (empty before the first turn) and the turn that answered it."""
+        turn_spans = result.version_spans[0]
+        for version, count in ((turn_spans[0][0], len(observation_ids)), *turn_spans):
+            self._add_span(version, count)
+        generated = len(result.token_ids)
+        self.token_ids += [*observation_ids, *result.token_ids.tolist()]
+        self.logprobs += [0.0] * len(observation_ids) + result.logprobs.tolist()
+        self.mask += [False] * len(observation_ids) + [True] * generated
+        self.finish_reason, self.incarnation = result.finish_reasons[0], result.incarnation
+        self.turns += 1
+        self.truncated_turns += self.finish_reason == OUT_OF_TOKENS
+        self.kept_kv += sum(result.kept_kv)
+
+    def become_masked(self, reason: str, placeholder_id: int, version: int) -> None:
+        """Take every token out of the loss, and set the reward to 0.0: it is not read.
+
+        The tokens stay, for people who look into the rollout files. A sample that has none, which
+        no packed column can express, gets ``placeholder_id`` with logprob 0.0, of ``version``.
+        """
+        if not self.token_ids:
+            self.token_ids, self.logprobs, self.spans = [placeholder_id], [0.0], [(version, 1)]
+        self.mask = [False] * len(self.token_ids)
+        self.finish_reason, self.reward = reason, 0.0
+
+    def _add_span(self, version: int, count: int) -> None:
+        if count == 0:
+            return
+        if self.spans and self.spans[-1][0] == version:
+            count += self.spans.pop()[1]
+        self.spans.append((version, count))
+
+
+def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:
+    """Return the group of these samples, in their order; each has at least one token."""
+    lengths = [0, *(len(one.token_ids) for one in transcripts)]
+    spans: tuple[VersionSpans, ...] = tuple(tuple(one.spans) for one in transcripts)
+    kept = tuple(one.kept_kv for one in transcripts)
+    truncated = tuple(one.truncated_turns for one in transcripts)
+    turns = tuple(one.turns for one in transcripts)
+    return Rollout(
+        prompt_ids=prompt_ids,
+        response_ids=np.array([i for one in transcripts for i in one.token_ids], dtype=np.int32),
+        logprobs=np.array([p for one in transcripts for p in one.logprobs], dtype=np.float32),
+        loss_mask=np.array([m for one in transcripts for m in one.mask], dtype=np.bool_),
+        offsets=np.cumsum(lengths, dtype=np.int64),
+        version_spans=spans,
+        finish_reasons=tuple(one.finish_reason for one in transcripts),
+        engine_incarnation=next(one.incarnation for one in transcripts if one.incarnation),
+        generate_s=max(one.generate_s for one in transcripts),
+        reward_s=max(one.reward_s for one in transcripts),
+        kept_kv=kept if any(kept) else (),
+        truncated_turns=truncated if any(truncated) else (),
+        turns=turns if any(count != 1 for count in turns) else (),
+    )
