@@ -6,8 +6,7 @@ policy was to emit a token than the engine was. Each correction maps ``k`` to a 
 what is asked for is multiplied.
 
 What a band drops has weight 0. With ``count_dropped`` it goes on counting in what the loss is
-divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is
-    the
+divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is the
 mean over what was kept, the KL penalty included, as slime has it since its PR 657 and verl for
 rejected samples: dropping data makes a step noisier instead.
 
@@ -70,7 +69,7 @@ def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
 
 
 def truncated(k_N: Tensor, cap: float) -> Tensor:
-    """``min(k, cap)``: truncated importance sampling (TIS), token by token.
+    """``min(k, cap)``, [N]: truncated importance sampling (TIS), token by token.
 
     fengyao.notion.site/off-policy-rl; in verl since its PR 2953.
     """

@@ -116,5 +116,6 @@ def _percentile(counts: Sequence[float], percent: int) -> float:
 
 @cache
 def _thresholds(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the edges of the histogram's bins, [bins - 1], and of the buckets, [buckets - 1]."""
     edges = torch.tensor(EDGES, dtype=torch.float64, device=device)
     return edges, torch.tensor(FIRSTS[1:], device=device)

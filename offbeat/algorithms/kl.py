@@ -19,7 +19,7 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     ``k3``  ``exp(d) - d - 1``     unbiased, never negative; pulls as KL(reference || policy) does
     ======  =====================  ============================================================
 
-    The right-hand side holds on policy. Shapes: all three alike.
+    The right-hand side holds on policy. Both arguments and the result are [N], one value per token.
     """
     difference = (reference - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":

@@ -80,8 +80,7 @@ class ValidTokens:
 def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
     """Replace what is invalid before anything is computed from it: no NaN reaches a gradient.
 
-    All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be
-        exact.
+    All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be exact.
     With ``old_logprobs="current"`` the old policy is the one being trained: its logprobs without
     their gradient.
     """
@@ -89,6 +88,7 @@ def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
     dtype = torch.promote_types(tokens.logprobs_N.dtype, torch.float32)
 
     def valid(values_N: Tensor) -> Tensor:
+        """Return the values, [N], with 0 where the token is not valid."""
         return torch.where(mask_N, values_N.to(dtype), 0.0)
 
     logprobs_N = valid(tokens.logprobs_N)
@@ -107,11 +107,15 @@ def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
 
 
 def _counts(mask_N: Tensor, sequence_N: Tensor, like_S: Tensor) -> Tensor:
+    """Return the number of valid tokens of each sequence, [S]."""
     return torch.zeros_like(like_S).index_add(0, sequence_N, mask_N.to(like_S.dtype))
 
 
 def ratio(log_ratio: Tensor) -> Tensor:
-    """``exp``, with the logarithm clamped to ``LOG_RATIO_LIMIT``; there, its gradient is zero."""
+    """``exp``, with the logarithm clamped to ``LOG_RATIO_LIMIT``; there, its gradient is zero.
+
+    [N] per token or [S] per sequence; the result has the shape of ``log_ratio``.
+    """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 

@@ -45,17 +45,20 @@ class _ClockedLayer(CacheLayerMixin):
     values: Tensor
 
     def __init__(self, window: _Window, keys: Tensor, values: Tensor) -> None:
+        """Take the planes of the layer, [row capacity, H, column capacity, D] each."""
         super().__init__()
         self._window = window
         self.keys, self.values = keys, values
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Refuse states, [R, H, 1, D]: the planes are there from the start."""
         raise NotImplementedError
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
+        """Write the states of the tick, [R, H, 1, D]; return all that is attended, [R, H, C, D]."""
         window = self._window
         keys, values = self.keys[: window.rows], self.values[: window.rows]
         column, first = window.now - window.base, window.first - window.base
@@ -175,8 +178,8 @@ class ClockedCache(Cache):
         """Make do with ``rows`` rows: each mover takes the place of a hole.
 
         Args:
-            holes: places below ``rows`` that ended.
-            movers: places from ``rows`` on that have not, as many.
+            holes: [holes] places below ``rows`` that ended.
+            movers: [holes] places from ``rows`` on that have not, as many.
             rows: how many are left.
             first: oldest tick any of them reads.
         """
@@ -193,6 +196,7 @@ class ClockedCache(Cache):
     # -- memory ------------------------------------------------------------------------------------
 
     def _planes(self) -> list[Tensor]:
+        """Return all planes, [row capacity, H or 1, column capacity, D or 1] each."""
         layers = [plane for layer in self._clocked for plane in (layer.keys, layer.values)]
         return [*layers, self._mask, self._tokens, self._logprobs]
 
@@ -268,10 +272,12 @@ class ClockedCache(Cache):
 
 
 def _empty_like(plane: Tensor, rows: int, columns: int) -> Tensor:
+    """Return zeros, [rows, H, columns, D], with H and D of ``plane`` [R, H, C, D]."""
     return plane.new_zeros(rows, plane.shape[1], columns, plane.shape[3])
 
 
 def _grown(plane: Tensor, rows: int, columns: int) -> Tensor:
+    """Return a copy of ``plane`` [R, H, C, D] with room for [rows, H, columns, D]."""
     grown = _empty_like(plane, rows, columns)
     grown[: plane.shape[0], :, : plane.shape[2]] = plane
     return grown
@@ -288,5 +294,6 @@ def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tens
 
 
 def _gathered(prompts: Tensor, columns_BP: Tensor) -> Tensor:
+    """Return the columns of ``prompts`` [B, H, P, D] in another order, of the same shape."""
     index = columns_BP[:, None, :, None].expand(-1, prompts.shape[1], -1, prompts.shape[3])
     return prompts.gather(2, index)

@@ -240,7 +240,7 @@ class EmbeddedEngine:
         return fitting
 
     def _prefill(self, admitted: list[OpenRequest]) -> Tensor:
-        """Start these requests; the logits of their first tokens, one row a sample."""
+        """Start these requests; return the logits [R, V] of their first tokens, one row per sample."""
         if self._deterministic:
             self._cache.clear()
         prompts = [request.request.prompt_ids for request in admitted]

@@ -141,7 +141,10 @@ def _gap(
     want: Sequence[Tensor],
     first: int = 0,
 ) -> float:
-    """Distance of the worst sequence from what a plain forward pass computes of it alone."""
+    """Return the distance of the worst sequence from a plain forward pass over it alone.
+
+    ``want`` has the log-probabilities [tokens] of that pass for each sequence.
+    """
     got = _decoded_logprobs(decoded, sequences, lengths, further, first)
     return max(distance(row, plain[-further:].cpu()) for row, plain in zip(got, want, strict=True))
 

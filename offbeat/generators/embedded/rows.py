@@ -59,7 +59,7 @@ class RunningRows:
     def keep_only(
         self, holes: Tensor, movers: Tensor, owners: list[tuple[OpenRequest, int]]
     ) -> None:
-        """Each mover takes the place of a hole; ``owners`` are those of the rows that are left."""
+        """Move each mover to the place of a hole, [holes] both; ``owners`` are of the rows left."""
         if len(holes):
             for column in (self._starts, self._keys, self._temperatures, self._top_ps, self._stops):
                 column.index_copy_(0, holes, column.index_select(0, movers))
@@ -72,7 +72,10 @@ class RunningRows:
         return tick - self._starts[: len(self)]
 
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
-        """The token of every row at this tick, and its logprob: see ``sampling.draw``."""
+        """Return the token of every row at this tick, [R], and its logprob, [R].
+
+        ``sampling.draw`` says how they are drawn.
+        """
         rows = len(self)
         noise_R = uniforms(self._keys[:rows], self.positions(tick))
         top_p_R = self._top_ps[:rows] if self._cut_rows else None

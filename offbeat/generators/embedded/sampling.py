@@ -63,7 +63,7 @@ def draw(
 
 
 def _draw_nucleus(probs_RV: Tensor, noise_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """One token a row among the most probable ones, up to the one whose mass crosses ``top_p``."""
+    """Draw one token per row, [R], from the most probable ones that reach a mass of ``top_p``."""
     sorted_RV, tokens_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
     mass_before_RV = sorted_RV.cumsum(-1, dtype=torch.float64) - sorted_RV
     nucleus_RV = sorted_RV.masked_fill(mass_before_RV >= top_p_R[:, None], 0)
@@ -71,7 +71,7 @@ def _draw_nucleus(probs_RV: Tensor, noise_R: Tensor, top_p_R: Tensor) -> Tensor:
 
 
 def _invert(weights_RV: Tensor, noise_R: Tensor) -> Tensor:
-    """The first index whose running sum exceeds ``noise`` of the total."""
+    """Return the first index in each row whose running sum exceeds ``noise`` of its total, [R]."""
     # float64: over a large vocabulary a float32 running sum would lose the rare tokens
     sums_RV = weights_RV.cumsum(-1, dtype=torch.float64)
     targets_R1 = (noise_R * sums_RV[:, -1])[:, None]
@@ -90,5 +90,5 @@ def _signed(value: int) -> int:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; torch shifts the sign in."""
+    """Shift to the right, [R] to [R], without the sign, which torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -10,7 +10,7 @@ from offbeat.transfer_queue.codec.header import MOST_DIMENSIONS
 
 
 def check_array(column: str, values: NDArray[Any]) -> None:
-    """Vouch that these are values with a first axis, and that nothing of them would be lost.
+    """Vouch that these are values [rows, ...], and that nothing of them would be lost.
 
     Raises:
         SchemaError: They are not.
@@ -26,7 +26,7 @@ def check_array(column: str, values: NDArray[Any]) -> None:
 
 
 def unsound_bools(values: NDArray[Any]) -> str | None:
-    """Return the problem of a bool array, if any: numpy relies on masks being 0 or 1."""
+    """Return the problem of a bool array [rows, ...], if any: numpy relies on masks being 0 or 1."""
     if values.dtype != np.bool_ or not values.size:
         return None
     most = values.view(np.uint8).max()
@@ -34,7 +34,7 @@ def unsound_bools(values: NDArray[Any]) -> str | None:
 
 
 def disorder(offsets: NDArray[Any]) -> str | None:
-    """Return the problem of the offsets of ragged rows, if any; their end is not checked."""
+    """Return the problem of the offsets [rows + 1] of ragged rows, if any; their end is not checked."""
     if offsets.ndim != 1 or len(offsets) < 1:
         return f"offsets of shape {offsets.shape}"
     if offsets[0] != 0:

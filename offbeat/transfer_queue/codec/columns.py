@@ -26,18 +26,18 @@ class Ragged:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> NDArray[Any]:
-        """A view of one row, counted from 0."""
+        """Return a view of one row, counted from 0: [length of the row, ...]."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
 
 Column = NDArray[Any] | Ragged | list[Any]
 Columns = Mapping[str, Column]
-"""Name to column. A dense column has its rows on the first axis; a list has an entry per row, made of
+"""Name to column. A dense column is [rows, ...]; a list has an entry per row, made of
 None, bool, int (64 bits), float, str, bytes, list, and dict with str keys."""
 
 
 def rows_of(columns: Columns) -> int:
-    """Return the number of rows of the columns; 0 without columns.
+    """Return the number of rows of the columns, [rows, ...] each; 0 without columns.
 
     Raises:
         SchemaError: They do not all have as many.
@@ -51,7 +51,9 @@ def rows_of(columns: Columns) -> int:
 
 
 def concat(payloads: Sequence[Columns]) -> dict[str, Column]:
-    """The rows of all payloads, in order. A single payload is handed through; several are copied.
+    """Return the rows of all payloads in order, each column [rows of all, ...].
+
+    A single payload is handed through; several are copied.
 
     Ragged columns that share offsets in the first payload share them in the result if they do so
     in the others.
@@ -76,6 +78,10 @@ def concat(payloads: Sequence[Columns]) -> dict[str, Column]:
 def _joined(
     name: str, parts: list[Column], offsets: dict[tuple[int, ...], NDArray[np.int64]]
 ) -> Column:
+    """Return one column of the rows of all parts, [rows of all, ...].
+
+    ``offsets`` keeps the joined offsets, [rows of all + 1], by the identities of those joined.
+    """
     kinds = [_kind(part) for part in parts]
     for kind in kinds:
         if kind != kinds[0]:
@@ -93,12 +99,14 @@ def _joined(
 
 
 def _kind(column: Column) -> str:
+    """Return what holds the rows: an array [rows, ...], a ``Ragged`` or a list."""
     if isinstance(column, Ragged):
         return "ragged"
     return "a list" if isinstance(column, list) else "dense"
 
 
 def _stacked(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return parts [rows, ...] behind each other, [rows of all, ...]."""
     first = parts[0]
     for part in parts:
         if part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:

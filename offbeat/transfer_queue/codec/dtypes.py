@@ -34,7 +34,7 @@ _KNOWN: Final = {
 
 
 def typed(column: str, values: NDArray[Any]) -> tuple[str, np.dtype[Any], NDArray[Any]]:
-    """The name and the type that the values have once they are written, and the values.
+    """Return the name and the type that values [rows, ...] have once they are written, and the values.
 
     Those come back as they are, but for another library's bfloat16: the same memory as ours.
 

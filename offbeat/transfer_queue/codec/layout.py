@@ -40,7 +40,7 @@ class PayloadLayout:
 
 
 def lay_out(columns: Columns) -> PayloadLayout:
-    """Check the columns and describe them.
+    """Check columns [rows, ...] and describe them.
 
     Raises:
         SchemaError: A column that cannot be written, by name.
@@ -100,6 +100,7 @@ class _SharedOffsets:
 
 
 def _checked(column: str, offsets: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the offsets [rows + 1] as they are written, or refuse them."""
     want = "int64 offsets [rows + 1]: 0 first, never falling"
     check_array(column, offsets)
     if offsets.dtype.kind not in "iu":

@@ -42,12 +42,18 @@ def flat(buffer: Buffer) -> Bytes:
 
 
 def copy_into(memory: Bytes, start: int, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Write the array to ``memory[start:]`` as ``dtype``, without gaps; bytes are swapped if need be."""
+    """Write an array [rows, ...] to ``memory[start:]`` as ``dtype``, without gaps.
+
+    Bytes are swapped if need be.
+    """
     np.copyto(np.ndarray(array.shape, dtype, memory, start), array)
 
 
 def flat_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> Bytes:
-    """The array's bytes as ``dtype`` without gaps: a view if that is how they lie, else a copy."""
+    """Return the bytes [nbytes] of an array of any shape as ``dtype``, without gaps.
+
+    A view if that is how they lie, else a copy.
+    """
     return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
 
 
@@ -57,7 +63,7 @@ def memory_at(start: int, nbytes: int, owner: object) -> Bytes:
 
 
 def address(memory: NDArray[Any]) -> int:
-    """Return the address of an array's first element."""
+    """Return the address of the first element of an array, [nbytes] or of any other shape."""
     return memory.__array_interface__["data"][0]
 
 

@@ -34,7 +34,9 @@ _BLOCK: Final = 256 * 1024  # copied, then digested while still in the cache
 
 
 def packed_size(columns: Columns) -> int:
-    """Bytes that :func:`pack_into` writes. It costs as much as packing without the copy.
+    """Return the bytes that :func:`pack_into` writes of columns [rows, ...].
+
+    It costs as much as packing without the copy.
 
     Raises:
         SchemaError: A column that cannot be written, by name.
@@ -43,7 +45,7 @@ def packed_size(columns: Columns) -> int:
 
 
 def pack(columns: Columns) -> Bytes:
-    """The columns in new memory that starts on a multiple of 64 bytes.
+    """Return columns [rows, ...] in new memory [nbytes] that starts on a multiple of 64 bytes.
 
     Columns are written little-endian and without gaps, whatever they are in memory.
 
@@ -57,7 +59,9 @@ def pack(columns: Columns) -> Bytes:
 
 
 def pack_into(buffer: Buffer, columns: Columns) -> int:
-    """Write the columns to the front of ``buffer``; gives the bytes written, the rest is left alone.
+    """Write columns [rows, ...] to the front of ``buffer``; return the number of bytes written.
+
+    The rest of the buffer is left alone.
 
     The preamble is cleared first and written last: a writer that dies leaves nothing that unpacks.
 
@@ -76,7 +80,9 @@ def pack_into(buffer: Buffer, columns: Columns) -> int:
 
 
 def unpack(buffer: Buffer, *, verify: bool = True) -> dict[str, Column]:
-    """The columns at the front of ``buffer``, as views of it: read-only if it is, valid while it is.
+    """Return the columns at the front of ``buffer``, [rows, ...] each, as views of it.
+
+    They are read-only if it is, and valid while it is.
 
     Only lists are copied. Bytes behind the payload are ignored. ``verify=False`` leaves out the
     digest and nothing else: damage to values then goes unseen, damage to the structure does not.
@@ -150,6 +156,7 @@ class _Writer:
             self._memory[start : self._end] = 0
 
     def append(self, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+        """Copy an array [rows, ...] behind what was written, as ``dtype``."""
         start = self._end
         if array.nbytes <= _BLOCK or array.dtype != dtype or not array.flags.c_contiguous:
             copy_into(self._memory, start, array, dtype)

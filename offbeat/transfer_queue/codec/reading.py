@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 2**63 - 1  # what numpy can count
 
 
 def read_columns(header: bytes | memoryview, buffer: Bytes) -> dict[str, Column]:
-    """The columns that ``header`` describes, as views of the buffer.
+    """Return the columns that ``header`` describes, [rows, ...] each, as views of the buffer.
 
     Raises:
         CorruptPayload: The header is not one, or does not fit the buffer exactly.
@@ -45,6 +45,7 @@ def read_columns(header: bytes | memoryview, buffer: Bytes) -> dict[str, Column]
 
 
 def _offsets(index: int, described: Boundaries, arrays: "_Arrays") -> NDArray[np.int64]:
+    """Return the offsets that come next in the buffer, [rows + 1]."""
     field, shape = f"offsets {index}", (described.length,)
     offsets = arrays.take(field, WIRE["int64"], shape)
     if (problem := disorder(offsets)) is not None:
@@ -53,6 +54,7 @@ def _offsets(index: int, described: Boundaries, arrays: "_Arrays") -> NDArray[np
 
 
 def _column(described: Values, arrays: "_Arrays", offsets: Sequence[NDArray[np.int64]]) -> Column:
+    """Return the column that comes next, [rows, ...]; ``offsets`` are [rows + 1] each."""
     field = f"column {described.name!r}"
     dtype = _TYPES.get(described.dtype)
     if dtype is None:
@@ -83,6 +85,7 @@ class _Arrays:
         self._memory, self._end = memory, 0
 
     def take(self, field: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the next array, of ``shape`` = [rows, ...], as a view of the buffer."""
         if not 1 <= len(shape) <= MOST_DIMENSIONS:
             raise CorruptPayload(field, f"of {len(shape)} dimensions", f"1 to {MOST_DIMENSIONS}")
         nbytes = math.prod(shape) * dtype.itemsize
