@@ -60,7 +60,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "queue_service/server/request_handler.py RequestHandler._add_columns",
         "queue_service/server/request_handler.py RequestHandler._put",
         "rollouts/calls.py environment_code",
-        "rollouts/multi_turn.py run_multi_turn",
+        "rollouts/samples.py SampleDraws.draw_all",
         "sampler/checked_sampler.py CheckedSampler._ask",
         "sampler/custom.py _imported",
         "sampler/custom.py load_custom",
