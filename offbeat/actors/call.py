@@ -1,4 +1,4 @@
-"""Awaiting a remote call: cancel reaches the actor, and its errors come back classified."""
+"""Awaits remote calls: cancellation reaches the actor, and its errors are classified."""
 
 import asyncio
 import re
@@ -44,10 +44,7 @@ _EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 
 
 class RemoteBug(OffbeatError):
-    """Raised when an actor raises an unexpected error.
-
-    That is a bug, so the run ends with its location.
-    """
+    """An actor raised an unexpected error: a bug, so the run ends with its location."""
 
     def __init__(self, actor: str, during: str, kind: str, detail: str) -> None:
         super().__init__(actor, during, kind, detail)
@@ -58,32 +55,32 @@ class RemoteBug(OffbeatError):
 
 
 class ArgumentLost(ActorLost):
-    """Raised when an argument died with the machine that held it, so that the call was not made.
+    """An argument was lost with the machine that stored it, so the call was not executed.
 
-    The actor itself is alive. Callers that pass references handle this apart; to all others it is a
-    call that did not reach the actor.
+    The actor itself is alive. Callers that pass references handle this error separately; for all
+    others the call did not reach the actor.
     """
 
     def __init__(self, actor: str, during: str, object_id: str, detail: str) -> None:
         OffbeatError.__init__(self, actor, during, object_id, detail)
         self.actor, self.during, self.detail = actor, during, detail
-        self.object_id = object_id  # as ``ObjectRef.hex()`` names it
+        self.object_id = object_id  # as in ``ObjectRef.hex()``
 
     def __str__(self) -> str:
         return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
 
 
 async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
-    """Return the value of a remote call.
+    """Await the value of a remote call.
 
-    Cancelling this await cancels the call in the actor too: by itself it would run to its end.
+    Cancelling this await also cancels the call in the actor, which would otherwise run to its end.
 
     Raises:
-        ActorLost: The process is gone or cannot be reached.
-        ArgumentLost: The process is there; an object that the call refers to is gone.
+        ActorLost: The process has died or cannot be reached.
+        ArgumentLost: The process is alive; an object that the call refers to is lost.
         StartFailed: Its constructor raised.
-        OffbeatError: Whatever typed failure the actor raised, as its own class.
-        RemoteBug: Anything else.
+        OffbeatError: Any typed failure that the actor raised, as its own class.
+        RemoteBug: Any other error of the actor.
     """
     try:
         return await ref
@@ -99,11 +96,11 @@ async def reply_of(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
 
 
 def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
-    """The typed failure inside a task error, or a ``RemoteBug`` that names what was raised."""
+    """Return the typed failure inside a task error, or a ``RemoteBug`` with its details."""
     cause = error.cause
     if isinstance(cause, OffbeatError):
         return cause
-    if isinstance(cause, ObjectLostError):  # raised in the callee, so the callee is there
+    if isinstance(cause, ObjectLostError):  # raised in the callee, so the callee is alive
         return ArgumentLost(actor, during, cause.object_ref_hex, _how_lost(cause))
     if isinstance(cause, _LOST):
         return lost(cause, actor, during)
@@ -113,14 +110,17 @@ def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
 
 
 def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
-    """The failure of a process that is gone, or that never came up because it raised."""
+    """Return the failure of a process that has died, or that did not start because it raised."""
     if isinstance(error, RayActorError) and error.actor_init_failed:
         return StartFailed(actor, raised_line(error))
     return ActorLost(actor, during, _cause_of_death(error))
 
 
 def _cause_of_death(error: BaseException) -> str:
-    """Return why a process is gone, in one line; Ray's message has it far behind its first line."""
+    """Return why a process died, in one line.
+
+    Ray's message contains it far below its first line.
+    """
     if isinstance(error, OutOfMemoryError):
         return _OUT_OF_MEMORY
     if isinstance(error, ActorUnavailableError):
@@ -134,7 +134,7 @@ def _cause_of_death(error: BaseException) -> str:
 
 
 def _how_lost(error: ObjectLostError) -> str:
-    """Return why an object is gone, in one line."""
+    """Return why an object is lost, in one line."""
     if isinstance(error, OwnerDiedError):
         return "the process that owned it died"
     if isinstance(error, ObjectFreedError):
@@ -145,7 +145,7 @@ def _how_lost(error: ObjectLostError) -> str:
 
 
 def raised_line(error: BaseException) -> str:
-    """The last line of a traceback that names an exception: what was raised, in one line."""
+    """Return the last line of a traceback that names an exception."""
     lines = [" ", *str(error).splitlines()]
     named = [
         line

@@ -1,16 +1,16 @@
-"""Batches many small calls between two actors into few remote ones.
+"""Batches many small calls between two actors into few remote calls.
 
-A remote call costs about a millisecond of CPU whatever it carries, and a rollout of a small model
-costs less than that. So what is asked within one turn of the event loop travels in one ``exchange``,
-and so do the answers that are there when it returns.
+A remote call costs about a millisecond of CPU whatever its size, and a rollout of a small model
+costs less than that. So all requests of one turn of the event loop are sent in one ``exchange``,
+which returns all replies that are ready.
 
-    Coalescer (caller)                                   Outbox (callee)
+    CallBatcher (caller)                                 ReplyBatcher (callee)
     call(question) -- exchange(asked, cancelled) -->     work(question) as a task each
-                   <-- answers, as soon as one is there --
+                   <-- answers, as soon as one is ready --
 
-One exchange is always open while answers are owed. A newer one takes over from it: the older
-returns at once with what there is. So an exchange that was alone and brings nothing says that
-nothing is owed: a callee which lost its memory with its process is found out.
+One exchange is always open while replies are pending. A newer one supersedes it: the older returns
+at once with the replies that are ready. So an exchange that was never superseded and returns
+nothing shows that the callee has no pending work, for example because its process was replaced.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ A = TypeVar("A")
 
 
 class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
-    """The reply to the question of this id: a value, or the failure that ``call`` raises."""
+    """Reply to the request of this id: a value, or the failure that ``call`` raises."""
 
     id: int
     value: A | None
@@ -40,11 +40,11 @@ Exchange = Callable[[Sequence[tuple[int, Q]], Sequence[int]], Awaitable[Sequence
 
 
 class CallBatcher(Generic[Q, A]):
-    """Batches the calls to one callee; this is the caller's end.
+    """Batches the calls to one callee; the caller's end.
 
-    A cancelled ``call`` cancels its work in the callee. When an exchange fails, for whatever
-    reason, every call that was open when it began raises that: its answers may have been in it.
-    Later calls try again.
+    A cancelled ``call`` cancels its work in the callee. When an exchange fails for any reason,
+    every call that was open when it began raises the error, because the lost reply may have
+    contained its result. Later calls start a new exchange.
     """
 
     def __init__(self, exchange: Exchange[Q, A]) -> None:
@@ -58,10 +58,10 @@ class CallBatcher(Generic[Q, A]):
         self._flush_is_due = False
 
     async def call(self, question: Q) -> A:
-        """The answer, or the failure, of one question.
+        """Send one request and return its result.
 
         Raises:
-            ActorLost: Also when the callee is there, but knows nothing of the question any more.
+            ActorLost: The callee is lost, or alive without knowing the request.
             Exception: The failure of the work, or of an exchange.
         """
         id_, self._next_id = self._next_id, self._next_id + 1
@@ -71,14 +71,15 @@ class CallBatcher(Generic[Q, A]):
         try:
             return await answer
         except asyncio.CancelledError:
-            self._cancelled.append(id_)  # it was sent: the flush was due before this could run
+            # It has been sent: the flush was scheduled before this line could run
+            self._cancelled.append(id_)
             self._flush_soon()
             raise
         finally:
             del self._open[id_]
 
     def close(self) -> None:
-        """Give up on open exchanges. Open calls are the caller's to cancel."""
+        """Cancel open exchanges. The caller cancels its own open calls."""
         for exchange in self._exchanges:
             exchange.cancel()
 
@@ -88,7 +89,7 @@ class CallBatcher(Generic[Q, A]):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Start an exchange with all that was asked since the last one."""
+        """Start an exchange with all requests since the last one."""
         self._flush_is_due = False
         asked, self._asked = self._asked, []
         cancelled, self._cancelled = self._cancelled, []
@@ -104,8 +105,8 @@ class CallBatcher(Generic[Q, A]):
     ) -> None:
         """Carry out one exchange; calls with ids from ``before`` on do not belong to it.
 
-        ``alone``: no other was on its way when it began. Exchanges may overtake each other, so only
-        one that was alone all the time knows that nobody took over from it.
+        ``alone`` states that no other exchange was in progress at its start. Exchanges may overtake
+        each other, so only one that was alone all the time knows that it was not superseded.
         """
         try:
             answers = await self._exchange(asked, cancelled)
@@ -118,7 +119,7 @@ class CallBatcher(Generic[Q, A]):
             return
         if answers or not alone:
             self._flush_soon()
-        else:  # nothing is owed there
+        else:  # the callee has no pending work
             detail = "it knows nothing of this question any more"
             self._fail(before, ActorLost("the callee", "a call", detail))
 
@@ -132,10 +133,7 @@ class CallBatcher(Generic[Q, A]):
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
     def _fail(self, before: int, failure: Exception) -> None:
-        """Fail every call made until then.
-
-        A callee that is alive learns of it in the next exchange.
-        """
+        """Fail every call made until then; a live callee is notified in the next exchange."""
         for id_ in self._owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)
@@ -146,7 +144,7 @@ class CallBatcher(Generic[Q, A]):
 
 @dataclass(slots=True)
 class _Client(Generic[A]):
-    """The replies that one caller is owed."""
+    """Replies that one caller waits for."""
 
     incarnation: str
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -154,7 +152,7 @@ class _Client(Generic[A]):
     waiter: asyncio.Future[None] | None = None
 
     def ended(self, id_: int, _task: asyncio.Task[None]) -> None:
-        """A task is done: it left an answer, or was cancelled."""
+        """Handle the end of a task, which has stored a reply or was cancelled."""
         del self.tasks[id_]
         if self.answers or not self.tasks:
             self.wake()
@@ -170,10 +168,10 @@ class _Client(Generic[A]):
 
 
 class ReplyBatcher(Generic[Q, A]):
-    """Answers batched calls; this is the callee's end, for any number of callers.
+    """Executes batched calls; the callee's end, for any number of callers.
 
-    A caller has a name; when it comes back as another incarnation, the calls of the former one are
-    cancelled.
+    Callers are identified by name; when a new incarnation of a caller appears, the calls of the
+    former one are cancelled.
     """
 
     def __init__(
@@ -184,13 +182,13 @@ class ReplyBatcher(Generic[Q, A]):
         weigh: Callable[[A], int] = lambda _: 0,
         limit: int = 1,
     ) -> None:
-        """Make it.
+        """Create the callee's end.
 
         Args:
-            work: Answers one question.
-            failed: The typed failure to send for what ``work`` raised.
-            weigh: Weight of an answer, for ``limit``.
-            limit: An exchange returns no further answer once those it has weigh this much.
+            work: Executes one request.
+            failed: Converts an error of ``work`` to the typed failure to send.
+            weigh: Returns the weight of a reply, for ``limit``.
+            limit: Weight from which on an exchange returns no further replies.
         """
         self._work, self._failed = work, failed
         self._weigh, self._limit = weigh, limit
@@ -199,9 +197,10 @@ class ReplyBatcher(Generic[Q, A]):
     async def exchange(
         self, name: str, incarnation: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
     ) -> list[BatchedReply[A]]:
-        """Take questions; return the answers that are there.
+        """Accept requests; return the replies that are ready.
 
-        Without any, a newer exchange took over, or this caller is owed nothing.
+        An empty list means that a newer exchange has superseded this one, or that the caller has no
+        pending requests.
         """
         client = self._client(name, incarnation)
         for id_ in cancelled:
@@ -209,22 +208,23 @@ class ReplyBatcher(Generic[Q, A]):
                 task.cancel()
         for id_, question in asked:
             task = client.tasks[id_] = asyncio.ensure_future(self._answer(client, id_, question))
-            # Not at the end of ``_answer``: a task cancelled before its first step never gets there.
+            # Not at the end of ``_answer``: a task cancelled before its first step never reaches
+            # it.
             task.add_done_callback(partial(client.ended, id_))
-        client.wake()  # an older exchange: this one takes over
+        client.wake()  # supersedes an older exchange
         waiter = client.waiter = asyncio.get_running_loop().create_future()
         if client.tasks and not client.answers:
             await waiter
-            await asyncio.sleep(0)  # what else this turn of the loop finishes comes along
+            await asyncio.sleep(0)  # other replies finished in this turn of the loop are included
         return self._taken(client)
 
     def cancel_all(self) -> None:
-        """Cancel all work; its callers receive that it is lost."""
+        """Cancel all work; its callers receive an error."""
         for client in self._clients.values():
             client.cancel_all()
 
     async def close(self) -> None:
-        """Give up on all work, and return when none is going on."""
+        """Cancel all work, and return when it has ended."""
         self.cancel_all()
         if going_on := [
             task for client in self._clients.values() for task in client.tasks.values()

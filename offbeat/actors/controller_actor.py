@@ -1,4 +1,4 @@
-"""Hosts the controller in a Ray actor. The launcher builds it, since it knows both."""
+"""Hosts the controller in a Ray actor. The launcher passes a function that builds it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -8,14 +8,14 @@ from offbeat.environments.exits import contain_exits
 
 
 class HostedController(Protocol):
-    """A run as its host sees it."""
+    """Interface between a run and its host."""
 
     async def run(self) -> bytes:
         """Run to the end and return the run's summary as JSON."""
         ...
 
     def status(self) -> bytes:
-        """The run's status as JSON."""
+        """Return the run's status as JSON."""
         ...
 
     def abort(self, reason: str) -> None: ...
@@ -27,9 +27,8 @@ class HostedController(Protocol):
 class ControllerActor:
     """Async actor of the controller.
 
-    ``status`` and ``abort`` are answered while ``run`` is in progress.
-
-    Nobody but the driver calls it; the actors it calls never call back.
+    ``status`` and ``abort`` are answered while ``run`` is in progress. Only the driver calls it;
+    the actors it calls never call back.
     """
 
     def __init__(self, build: Callable[[], Awaitable[HostedController]]) -> None:
@@ -40,7 +39,7 @@ class ControllerActor:
         self._early_commands = list[bytes]()  # received while the run was being built
 
     async def run(self) -> bytes:
-        """Build the controller on this actor's loop and let it run to its end."""
+        """Build the controller on this actor's loop and run it to its end."""
         contain_exits()
         self._hosted = await self._build()
         if self._abort_reason is not None:
@@ -50,11 +49,11 @@ class ControllerActor:
         return await self._hosted.run()
 
     async def status(self) -> bytes | None:
-        """Return the run's status as JSON; None before the run was built."""
+        """Return the run's status as JSON; None before the run is built."""
         return None if self._hosted is None else self._hosted.status()
 
     async def abort(self, reason: str) -> None:
-        """End the run now. Asked before it began, it ends as it begins."""
+        """End the run now. If it has not begun, it ends at its start."""
         self._abort_reason = reason
         if self._hosted is not None:
             self._hosted.abort(reason)
@@ -62,7 +61,7 @@ class ControllerActor:
     async def control(self, command: bytes) -> None:
         """Pause, resume, stop or abort.
 
-        A command that comes before the run is built begins with it.
+        A command that arrives early takes effect at the start of the run.
         """
         if self._hosted is None:
             self._early_commands.append(command)

@@ -1,4 +1,4 @@
-"""The Ray actor of the embedded engine."""
+"""Ray actor of the embedded engine."""
 
 import asyncio
 import threading
@@ -50,14 +50,15 @@ class EmbeddedEngineActor(EngineActor):
         )
         self._loop = EngineLoop(engine)
         self._module = engine.model
-        self._receiver: ModuleReceiver | None = None  # of the last transfer; it knows what fits
+        # Receiver of the last transfer, which caches the checks of its manifest
+        self._receiver: ModuleReceiver | None = None
         super().__init__(spec, self._loop, incarnation)
 
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        # Handed from one transfer that was taken to the next: one that was cancelled may still wait
-        # for the engine's thread with its chunks staged, and must not meet those of another.
+        # Passed from one completed transfer to the next. A cancelled one may still wait for the
+        # engine's thread with its chunks staged, and must not mix with those of another.
         receiver, self._receiver = self._receiver, None
         receiver, given_up = receiver or ModuleReceiver(self._module, self._name), threading.Event()
         try:

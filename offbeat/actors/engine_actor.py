@@ -1,7 +1,7 @@
-"""Implements what all engine actors share: fence, weights, health. One actor is one engine.
+"""Base of all engine actors: fence, weights, health. One actor is one engine.
 
-An engine serves no version until a release was received, verified and committed; its ack carries
-the version and the digest it then serves.
+An engine serves no version until a release was received, verified and committed; its ack contains
+the version and the digest that it then serves.
 """
 
 import os
@@ -48,18 +48,18 @@ class ServedEngine(Protocol):
 class TakenRelease(NamedTuple):
     """Outcome of receiving a release."""
 
-    pause_s: float  # decoding stood still, the canary included
+    pause_s: float  # seconds that decoding was paused, the canary included
     canary_gap: float | None  # nats; None: the release has no canary
 
 
 class EngineActor:
-    """Fence, state and acks; the kinds differ in how they take weights. An async actor."""
+    """Base class of engine actors: fence, state and acks. Subclasses load the weights. Async."""
 
     def __init__(self, spec: EngineSpec, served: ServedEngine, incarnation: str) -> None:
         self._name, self._served, self._incarnation = spec.name, served, incarnation
         self._guard = FenceGuard(spec.name)
         self._requests = ReplyBatcher(self._generate, self._as_failure)
-        self._epoch = 0  # of the newest transfer begun
+        self._epoch = 0  # epoch of the newest transfer begun
         self._broadcasts = Broadcasts(spec.name)
         self._version: int | None = None
         self._digest: str | None = None
@@ -78,7 +78,7 @@ class EngineActor:
         """Return the engine's state.
 
         Raises:
-            EngineUnavailable: The process is alive, the engine in it is not.
+            EngineUnavailable: The process is alive, but the engine in it is not.
         """
         self._guard.check(fence)
         self._served.check_usable("say how it is")
@@ -104,10 +104,10 @@ class EngineActor:
         manifest: Manifest,
         *chunks: Bytes,
     ) -> WeightsAck:
-        """Take a release wholly, or raise and serve what was served before.
+        """Load a release completely, or raise and keep serving the previous one.
 
         Raises:
-            WeightSyncFailed: It did not fit, or did not arrive as it was sent.
+            WeightSyncFailed: It did not fit, or arrived damaged.
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
@@ -123,10 +123,11 @@ class EngineActor:
         route: Route,
         members: tuple[str, ...],
     ) -> WeightsAck:
-        """Do as ``load_weights`` does with a release that is broadcast to ``members`` together.
+        """Receive and load a release that is broadcast to ``members`` together.
 
         Raises:
-            WeightSyncFailed: The sender is gone, this engine was too slow, or as there.
+            WeightSyncFailed: The sender has ended, this engine was too slow, or as in
+                ``load_weights``.
         """
         self._begin(fence, epoch, version)
         started_s = time.perf_counter()
@@ -180,7 +181,7 @@ class EngineActor:
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate, but only with weights of this run.
 
-        A restarted process holds those it was created with.
+        A restarted process has the weights that it was created with.
         """
         if self._version is None:
             problem = "it holds no weights of this run"
@@ -188,7 +189,7 @@ class EngineActor:
         return await self._served.generate(request)
 
     def _as_failure(self, error: Exception) -> OffbeatError:
-        """Typed failures travel as they are; anything else is a bug of the engine."""
+        """Return a typed failure as it is; any other error is a bug of the engine."""
         if isinstance(error, OffbeatError):
             return error
         return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
@@ -196,10 +197,12 @@ class EngineActor:
     async def _take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]
     ) -> TakenRelease:
-        """Receive, verify, commit, and compute the manifest's canary, if there is one.
+        """Load, verify and commit a release, and check its canary, if it has one.
 
         Raises:
-            WeightSyncFailed: It did not fit, or did not arrive: the engine serves what it served.
-            CanaryFailed: It computes something else: it serves nothing, and what ran in it is lost.
+            WeightSyncFailed: It did not fit, or arrived damaged: the engine serves the previous
+                version.
+            CanaryFailed: The engine computes other values: it serves nothing, and its requests are
+                lost.
         """
         raise NotImplementedError

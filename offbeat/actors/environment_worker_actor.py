@@ -1,4 +1,4 @@
-"""The Ray actor that runs episodes: many groups at once on one event loop."""
+"""Ray actor that runs episodes: many groups concurrently on one event loop."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -38,27 +38,22 @@ from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
 COALESCED_BYTES: Final = 64 * 1024
-"""Payload of small groups that travels in one reply.
-
-A larger group travels, and is freed, alone.
-"""
+"""Bytes of payloads of small groups that share one reply; a larger group has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Everything that a worker is created from.
-
-    Picklable, so that a restart creates the same one.
-    """
+    """Constructor arguments of a worker; picklable, so that a restart builds the same worker."""
 
     name: str
     config: RunConfig
     model_path: str
-    working_dir: str  # user reward code is imported from here
+    working_dir: str  # directory that user reward code is imported from
     run_dir: str
     engines: Mapping[str, str]  # actor names; a handle would not survive the driver's object store
-    sharing: Sharing | None = None  # None: there is one machine
-    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # digests the run began with
+    sharing: Sharing | None = None  # None: there is only one machine
+    # Input digests that the run began with
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class EnvironmentActor:
@@ -90,7 +85,7 @@ class EnvironmentActor:
         )
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         self._spooling: Spooling | None = None
-        # What no controller could read, nobody would remove either.
+        # Spooled groups that no controller could read would never be removed.
         if spec.config.transfer_queue.spool == "ready" and place.files is None:
             spool = place.directory / FOLDER
             self._spooling = Spooling(
@@ -108,9 +103,9 @@ class EnvironmentActor:
         """Roll groups out; see ``offbeat.actors.call_batching``.
 
         Returns:
-            The name of this process and the receipts, for the controller; and the columns of those
-            that succeeded, in their order, for the trainer. Failures are ``RolloutFailed``, classified here where they
-            happened.
+            The name of this process and the receipts, for the controller; and the columns of the
+            successful groups, in the same order, for the trainer. Failures are ``RolloutFailed``,
+            classified where they happened.
         """
         contain_exits()
         self._guard.check(fence)
@@ -147,7 +142,7 @@ class EnvironmentActor:
             raise
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:  # classified where it happened, before it crosses
+        except BaseException as error:  # classified here, before it crosses processes
             raise classified(error, task) from error
         receipt = msgspec.structs.replace(receipt, sampling=self._sampled_under)
         if config.rollout.log and not task.evaluation:
@@ -157,9 +152,9 @@ class EnvironmentActor:
         return receipt, columns
 
     def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
-        """The engine of that name, looked up at its first request.
+        """Return the engine of that name, looked up at its first request.
 
-        One that is retired has no actor.
+        A retired one has no actor.
 
         Raises:
             ActorLost: No actor has the name.
@@ -175,7 +170,7 @@ class EnvironmentActor:
         return engine
 
     async def ping(self) -> str:
-        """Return the name of this incarnation; an answer shows that its process is alive."""
+        """Return the name of this incarnation; a reply shows that the process is alive."""
         return self._incarnation
 
     async def close(self) -> None:
@@ -192,7 +187,7 @@ class EnvironmentActor:
 
 
 def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
-    """The model's tokenizer; a stub environment works without any, and without its import."""
+    """Load the model's tokenizer; a stub environment needs none, and no import of it."""
     if spec.config.environment.name == "stub":
         return None
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, for what a stub never uses
@@ -217,17 +212,14 @@ def _exchange_with(
 
 
 def _as_failure(error: Exception) -> OffbeatError:
-    """Return an error of ``_roll_out``, which is typed already.
-
-    Anything else is a bug of this module.
-    """
+    """Return an error of ``_roll_out``, which is already typed; any other error is a bug here."""
     if isinstance(error, OffbeatError):
         return error
     return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))
 
 
 def classified(error: BaseException, task: RolloutTask) -> RolloutFailed:
-    """Classify an error of a rollout by whether a retry may help. An unknown one is a bug."""
+    """Classify an error of a rollout by whether a retry may help. An unknown error is a bug."""
     match error:
         case ActorLost():
             kind, reason = FailureKind.INFRASTRUCTURE, "engine_lost"

@@ -1,18 +1,18 @@
-"""Refuses calls of a controller that has been replaced. Pure."""
+"""Fence check of actors, which refuses calls of a replaced controller. Pure."""
 
 from offbeat.messages.failures import StaleFence
 from offbeat.messages.fences import Fence
 
 
 class FenceGuard:
-    """Obeys the highest incarnation of one run; the first fence seen binds the run."""
+    """Accepts the highest incarnation of one run; the first fence seen binds the run."""
 
     def __init__(self, actor: str) -> None:
         self._actor = actor
         self._held: Fence | None = None
 
     def check(self, fence: Fence) -> None:
-        """Accept a call or refuse it.
+        """Check the fence of a call.
 
         Raises:
             StaleFence: The caller is of another run or of an older incarnation.

@@ -1,8 +1,7 @@
-"""Ray's actor handles, as this package types them."""
+"""Type of Ray's actor handles in this package."""
 
 from typing import Any
 
 Handle = Any
-"""A handle's methods are those of its class, found when called; Ray's own types do not describe
-that for a class that becomes an actor by ``ray.remote(cls)``.
-"""
+"""Actor handle, whose methods are those of its class. Ray's own types do not describe a class that
+becomes an actor by ``ray.remote(cls)``."""

@@ -1,4 +1,4 @@
-"""The Ray actor of a rank of the megatron backend."""
+"""Ray actor of a rank of the megatron backend."""
 
 from contextlib import ExitStack
 
@@ -14,18 +14,18 @@ from offbeat.weight_sync.transport import Source
 
 
 class MegatronTrainerActor(TrainerActor):
-    """One rank of a model that tensor, pipeline, data and expert parallelism have divided."""
+    """One rank of a model under tensor, pipeline, data and expert parallelism."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         trainer = spec.config.trainer
         torch.set_num_threads(trainer.threads)
-        self._stands_in = ExitStack()  # for the incarnation of this process
+        self._stands_in = ExitStack()  # active for the lifetime of this process
         if trainer.device == "cpu":
             self._stands_in.enter_context(cpu_stands_in(trainer.device))
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple[MegatronTrainer, Source]:
-    """The trainer of a rank, and what sends its weights."""
+    """Create the trainer of a rank, and the source of its weights."""
     trainer = trainer_of(MegatronTrainer, spec, peers)
     return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

@@ -1,4 +1,4 @@
-"""Sets up every actor process before it works."""
+"""Setup of every actor process."""
 
 import atexit
 import faulthandler
@@ -12,10 +12,10 @@ from offbeat.telemetry.redaction import Redactor
 
 
 def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
-    """Log into the run directory, and have SIGUSR1 dump the stacks of all threads.
+    """Log into the run directory, and dump the stacks of all threads on SIGUSR1.
 
-    Ray keeps Ctrl-C away from its workers. ``config``: of one that knows the whole recipe, whose
-    secrets then reach no log either.
+    Ray shields its workers from Ctrl-C. Pass ``config`` in a process that has the whole recipe, so
+    that its secrets are redacted in the log too.
     """
     redactor = Redactor.from_environment(config=config)
     logs = configure_logging(name, Path(run_dir) / "logs", redactor=redactor)
@@ -24,10 +24,10 @@ def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
 
 
 def dump_stacks_on_signal() -> None:
-    """SIGUSR1 writes the stacks of all threads to stderr; unhandled, it would end the process."""
+    """Dump the stacks of all threads to stderr on SIGUSR1, which would else end the process."""
     faulthandler.register(signal.SIGUSR1)
 
 
 def new_incarnation(name: str) -> str:
-    """Return a name for this incarnation that no other one has."""
+    """Return a unique name for this incarnation."""
     return f"{name}-{os.getpid()}-{os.urandom(4).hex()}"

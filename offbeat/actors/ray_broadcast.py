@@ -1,9 +1,10 @@
-"""The generator's port where a release is broadcast.
+"""The generators' ports for broadcast releases: engines called together receive together.
 
-Engines that are asked together take it together.
+The members of a broadcast are the engines called in the same turn of the event loop for the same
+epoch.
 
-Nothing but the members of a broadcast is decided here: who is asked in the same turn of the event
-loop for the same epoch. The trainer sends to them, they answer one by one, as without a broadcast.
+Nothing else differs: the trainer sends to all of them, and they reply one by one, as without a
+broadcast.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from offbeat.messages.weights import WeightRelease, WeightsAck
 
 
 def generators_for(transport: str, engines: Mapping[str, Handle]) -> dict[str, RayGenerator]:
-    """A port for each engine, over a transport of ``sync.transport``."""
+    """Create a port for each engine, over a transport of ``sync.transport``."""
     if transport == "object_store":
         return {name: RayGenerator(name, engine) for name, engine in engines.items()}
     gathering = BroadcastBarrier()

@@ -1,7 +1,7 @@
 """The controller's ports over Ray actors: thin adapters, one remote call each.
 
-Payload handles go as top-level arguments, so that Ray resolves them: what is small travels inside
-the call, what is large is read from shared memory.
+Payload handles are passed as top-level arguments, so that Ray resolves them: small ones travel
+inside the call, large ones are read from shared memory.
 """
 
 import asyncio
@@ -25,14 +25,15 @@ from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 from offbeat.transfer_queue.schema import Columns
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
-"""For each group, the places of its columns: ``(object, index in it)``, in the order written."""
+"""Location of each group's columns: ``(object, index in it)``, in the order written."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadHandle:
     """A payload handle: one group's columns inside an object that may hold several groups'.
 
-    The object is freed with the last handle to it; a copy on disk stays while ``hold`` is held.
+    The object is freed with the last handle to it; a copy on disk is kept while ``hold`` is
+    referenced.
     """
 
     ref: "ray.ObjectRef[list[Columns]]"
@@ -41,15 +42,15 @@ class PayloadHandle:
 
 
 class RayRollouts:
-    """All environment worker actors, in turn; tasks to the same one are batched.
+    """Port of all environment workers, used in turn; tasks to the same worker are batched.
 
-    Those that are gone are passed over, unless all are: then a group waits for one to come back.
+    Workers that are gone are skipped, unless all are: then a group waits until one is back.
     """
 
     def __init__(
         self, workers: Sequence[Handle], hold: Callable[[Receipt], object] = lambda _: None
     ) -> None:
-        """Create the port. ``hold`` is called for each group answered.
+        """Create the port. ``hold`` is called for each finished group.
 
         Its result is kept as long as the payload.
         """
@@ -62,7 +63,10 @@ class RayRollouts:
         self._turn = itertools.cycle(range(len(self._workers)))
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, PayloadHandle]:
-        """The receipt by value; the payload stays a reference that this process owns."""
+        """Roll out a task.
+
+        Return the receipt by value and a reference to the payload, owned here.
+        """
         self._fence = fence
         index, clock = self._next(), asyncio.get_running_loop().time
         give_up_at = clock() + task.deadline_s
@@ -77,7 +81,7 @@ class RayRollouts:
             raise
 
     def report_joined(self, on_joined: OnJoined) -> None:
-        """Set the callback for each worker process that answers for the first time."""
+        """Set the callback for each worker process that replies for the first time."""
         for worker in self._workers:
             worker.on_joined = on_joined
 
@@ -120,7 +124,7 @@ class RayRollouts:
 
 
 class RayGenerator:
-    """Adapter of one engine actor."""
+    """Port of one engine actor."""
 
     def __init__(self, name: str, engine: Handle) -> None:
         self.name = name
@@ -150,7 +154,7 @@ class RayGenerator:
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
-    """Return every object of a chunk once, and for each group the places of its columns in them."""
+    """Return every object of a chunk once, and the location of each group's columns in them."""
     refs: dict[Any, int] = {}
     places = tuple(
         tuple((refs.setdefault(handle.ref, len(refs)), handle.index) for handle in handles)

@@ -1,4 +1,4 @@
-"""The run directory over Ray: an actor on the driver's machine, and how others reach it."""
+"""Remote access to the run directory: an actor on the driver's machine, and its client."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from offbeat.run_files.place import (
 )
 from offbeat.run_files.sharing import Sharing, WriteLocation
 
-_CALL_S: Final = 60.0  # one call carries 8 MiB at most
+_CALL_S: Final = 60.0  # a call carries at most 8 MiB
 PIN_FIX: Final = "Start offbeat train on a machine of the cluster, as offbeat submit does"
 SHARE_FIX: Final = (
     "Several trainer ranks write one checkpoint together: put run_dir on a file system that all "
@@ -39,18 +39,18 @@ def prepared(
     *,
     needs_to_share: str = "",
 ) -> WriteLocation:
-    """Find out where this process writes, and have it log there.
+    """Determine where this process writes, and configure its log there.
 
     Args:
-        process: Its name in the run.
-        run_dir: The driver's.
-        sharing: None: the run has this machine alone.
-        config: Of a process that knows the whole recipe, as for ``prepare``.
-        needs_to_share: What to do if this process does not see the run directory and has to; empty:
+        process: Name of the process in the run.
+        run_dir: Run directory of the driver.
+        sharing: None: the run uses this machine only.
+        config: Config, in a process that has the whole recipe; see ``prepare``.
+        needs_to_share: Fix to name if this process must see the run directory and does not; empty:
             it need not.
 
     Raises:
-        RunDirNotShared: It does not, and has to.
+        RunDirNotShared: The process must see the run directory and does not.
         OSError: The driver's machine cannot be reached.
     """
     if sharing is not None:
@@ -77,7 +77,7 @@ def _place_of(
 
 
 def check_sees(process: str, run_dir: Path, token: RunDirToken) -> None:
-    """Pass in a process that sees the driver's directory.
+    """Raise unless this process sees the driver's directory.
 
     Raises:
         RunDirNotShared: It does not, although it is on the driver's machine.
@@ -87,7 +87,7 @@ def check_sees(process: str, run_dir: Path, token: RunDirToken) -> None:
 
 
 class RunFilesActor:
-    """``RunFiles`` for processes of other machines."""
+    """Actor that serves ``RunFiles`` to processes on other machines."""
 
     def __init__(self, run_dir: str, token: RunDirToken) -> None:
         check_sees("run-files", Path(run_dir), token)
@@ -120,7 +120,7 @@ class RunFilesActor:
 
 
 class RayFiles:
-    """``Files`` of the driver's machine, from another one."""
+    """Client of the driver's ``RunFilesActor``."""
 
     def __init__(self, actor: str) -> None:
         self._actor = actor
@@ -160,5 +160,5 @@ class RayFiles:
             raise OSError(f"{problem}: no answer within {_CALL_S:g} s") from late
         except RayError as error:
             raise OSError(f"{problem}: {raised_line(error) or first_line(error)}") from error
-        except ValueError as gone:  # no actor has this name any more
+        except ValueError as gone:  # there is no actor of this name any more
             raise OSError(f"{problem}: {gone}") from gone

@@ -1,7 +1,4 @@
-"""The controller's side of the spool.
-
-Groups whose owner or machine died become payloads of this one.
-"""
+"""Controller's side of the spool: groups of a lost owner become payloads of this process."""
 
 import asyncio
 import contextlib
@@ -26,13 +23,13 @@ log = structlog.stdlib.get_logger()
 class RaySpool:
     """Reads the groups that a former controller left on disk, and removes those no longer needed.
 
-    A group's copy stays on disk for as long as its payload handle exists. All methods belong to one
-    event loop; files are removed beside it. On a machine that does not see the producers' disk
+    A group's copy stays on disk as long as its payload handle exists. All methods belong to one
+    event loop; files are removed in a thread. On a machine that does not see the producers' disk
     nothing is readable, and groups are rolled out again.
     """
 
     def __init__(self, directory: Path, needed: Iterable[str] = ()) -> None:
-        """Take over a spool: segments that are not ``needed`` are removed at once."""
+        """Open a spool; segments that are not ``needed`` are removed at once."""
         needed = frozenset(needed)
         self._directory = directory
         self._holds = Holds(needed)
@@ -40,10 +37,7 @@ class RaySpool:
         sweep(directory, needed)
 
     def readable(self, receipt: Receipt) -> PayloadHandle | None:
-        """The columns this receipt vouches for, owned by this process now.
-
-        None when they are gone.
-        """
+        """Return the columns of this receipt, now owned by this process; None if they are lost."""
         place = receipt.spooled
         if place is None:
             return None
@@ -55,12 +49,12 @@ class RaySpool:
         return PayloadHandle(ray.put([columns]), 0, self._holds.inherit(place))
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return the groups with an object that its owner, this process, knows to be gone."""
+        """Return the groups with an object that its owner, this process, knows to be lost."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, _lost, payloads)
 
     def hold(self, receipt: Receipt) -> Hold | None:
-        """Return a hold that keeps the copy of a group that has just been answered."""
+        """Return a reference that keeps the copy of a group that has just finished."""
         place = receipt.spooled
         if place is None:
             return None
@@ -72,7 +66,7 @@ class RaySpool:
         return hold
 
     def close(self, needed: Iterable[str]) -> None:
-        """Release everything and leave only what the next controller needs. Blocks."""
+        """Release everything except the segments that the next controller needs. Blocks."""
         self._thread.shutdown()
         sweep(self._directory, set(needed))
 
@@ -83,15 +77,12 @@ class RaySpool:
 
     def _remove(self, segments: list[str]) -> None:
         for segment in segments:
-            with contextlib.suppress(OSError):  # it goes with the next sweep
+            with contextlib.suppress(OSError):  # the next sweep removes it
                 (self._directory / segment).unlink(missing_ok=True)
 
 
 def _lost(payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-    """Groups with a lost object. Each object is looked at once.
-
-    What is not here is not waited for.
-    """
+    """Return the groups with a lost object. Each object is checked once, without waiting for it."""
     lost: dict[Any, bool] = {}
     gone = set[int]()
     for prompt_index, handles in payloads.items():
@@ -107,7 +98,7 @@ def _is_lost(ref: "ray.ObjectRef[Any]") -> bool:
     try:
         ray.get(ref, timeout=0)
     except GetTimeoutError:
-        return False  # it is on another machine, as far as is known
+        return False  # on another machine, as far as is known
     except ObjectLostError:
         return True
     return False

@@ -1,10 +1,10 @@
 """The controller's trainer port over Ray actors: all ranks as one.
 
-every call          goes to all ranks, in the same order; those that train get a share each
+every call          goes to all ranks, in the same order; training calls have a share for each
 a rank raises       the others end the call too, together or at their timeout; the step is aborted
-columns are lost    PayloadLost, with the groups they are of; the ranks are well
-a rank is gone      ActorLost, whichever rank it was: the controller replaces all of them
-ranks lost touch    the same
+columns are lost    PayloadLost, with their groups; the ranks are healthy
+a rank dies         ActorLost, whichever rank it was: the controller replaces all of them
+ranks disconnect    the same
 a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
 """
 
@@ -41,21 +41,21 @@ from offbeat.trainers.spec import WorldRendezvous
 
 T = TypeVar("T")
 _GRACE_S: Final = 5.0
-"""Longest wait for the other ranks after one has failed. Healthy ones notice it at once."""
+"""Seconds to wait for the other ranks after one has failed. Healthy ones detect it at once."""
 _PATIENCE: Final = 0.7
-"""Share of ``step_deadline_s`` that ranks wait for each other: less than the controller does."""
+"""Share of ``step_deadline_s`` that ranks wait for each other: less than the controller waits."""
 
 
 class RayTrainer:
     """Presents all trainer ranks as one trainer.
 
-    A rank that was killed comes back by itself, with the initial model. Until all are up, every call
-    raises ``ActorLost``; the first ``state`` that answers says they are. One that is being killed may
-    still answer calls for a moment: ``state`` does not take its word.
+    Ray restarts a killed rank, with the initial model. Until all ranks are up, every call raises
+    ``ActorLost``; the first ``state`` that returns shows that they are. A rank that is being killed
+    may still reply for a moment; ``state`` ignores it.
     """
 
     def __init__(self, ranks: Sequence[Handle], config: TrainerConfig | None = None) -> None:
-        """``config``: how the ranks share the model and the data; None: there is one rank."""
+        """``config`` defines how ranks share model and data; None: there is one rank."""
         config = config or TrainerConfig()
         self._ranks = list(ranks)
         self._replicas = (
@@ -65,14 +65,14 @@ class RayTrainer:
         )
         self._timeout_s = _PATIENCE * config.step_deadline_s
         self._grace_s = min(_GRACE_S, (1 - _PATIENCE) * config.step_deadline_s / 2)
-        self._chunks = 0  # of a release; learnt from the first state
+        self._chunks = 0  # chunks of a release; learnt from the first state
         self._incarnations, self._killed = list[str](), set[str]()  # names of incarnations
-        self._numbers = itertools.count(1)  # of the calls whose columns are sent ahead
+        self._numbers = itertools.count(1)  # numbers of the calls whose columns are sent ahead
 
     # --- start and end ---------------------------------------------------------------------------
 
     async def state(self, fence: Fence) -> TrainerState:
-        """The ranks' state; they are brought together first, if need be."""
+        """Return the ranks' state; first form their process group if needed."""
         standings = await self._all(lambda rank: rank.standing.remote(fence), "start")
         incarnations = [incarnation for incarnation, _ in standings]
         if dying := self._killed.intersection(incarnations):
@@ -175,7 +175,7 @@ class RayTrainer:
     # --- all ranks at once -----------------------------------------------------------------------
 
     def _dealt(self, chunk: Chunk) -> tuple[tuple[int, ...], ...]:
-        """Places in the chunk of each share's groups; one rank is given the chunk as it is."""
+        """Return the indices of each share's groups in the chunk; one rank gets the whole chunk."""
         places = range(len(chunk.prompt_indices))
         if self._replicas.data == 1:
             return (tuple(places),)
@@ -195,10 +195,10 @@ class RayTrainer:
         chunk: Chunk,
         sent: list["_Sent"],
     ) -> tuple[Places, list[Any]]:
-        """Return the places of a rank's groups in its columns, and the arguments that carry these.
+        """Return the location of a rank's columns, and the arguments that carry them.
 
-        One rank is given them with the call. Several compute together: a rank whose columns are lost
-        has to say so inside the call, so they are sent ahead of it.
+        One rank gets them with the call. Several ranks compute together: a rank whose columns are
+        lost must report it inside the call, so they are sent ahead of it.
         """
         places, refs = flat(part_of(chunk, dealt[self._replicas.share_of(rank)]))
         if len(self._ranks) == 1 or not refs:
@@ -215,11 +215,11 @@ class RayTrainer:
         sent: Sequence["_Sent"],
         during: str,
     ) -> list[Any]:
-        """The replies of all ranks to a call with groups.
+        """Return the replies of all ranks to a call with groups.
 
         Raises:
             UnfitGroup: A rank cannot train one of them.
-            PayloadLost: The columns of some of them are gone.
+            PayloadLost: The columns of some of them are lost.
             OffbeatError: As ``_gathered``.
         """
         try:
@@ -254,11 +254,11 @@ class RayTrainer:
         return await self._gathered([call(rank) for rank in self._ranks], during)
 
     async def _gathered(self, refs: Sequence[Any], during: str) -> list[Any]:
-        """The replies of all ranks.
+        """Return the replies of all ranks.
 
         Raises:
-            ActorLost: A rank is gone, has lost the others, or does not answer while others failed.
-            OffbeatError: What a rank raised of its own, if all have answered.
+            ActorLost: A rank died, lost the others, or does not reply while others failed.
+            OffbeatError: The error of a rank, if all have replied.
         """
         if len(refs) == 1:
             return [await self._reply(0, refs[0], during)]
@@ -292,11 +292,11 @@ class _Sent:
     """Columns that were sent to a rank ahead of a call."""
 
     rank: int
-    held: Any  # the reference of that call's answer
+    held: Any  # reference of that call's reply
 
 
 def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:
-    """The groups of a chunk whose columns are in the lost objects."""
+    """Return the groups of a chunk whose columns are in the lost objects."""
     gone = {each.object_id for each in losses}
     prompt_indices = tuple(
         prompt_index
@@ -308,7 +308,7 @@ def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | 
 
 
 def judged(failures: dict[int, BaseException], silent: Sequence[int], during: str) -> BaseException:
-    """Return the one failure that stands for those of all ranks: the most specific one."""
+    """Return the most specific failure of all ranks' failures."""
     for kind in (StartFailed, ActorLost):
         if gone := next((each for each in failures.values() if isinstance(each, kind)), None):
             return gone
@@ -323,7 +323,7 @@ def judged(failures: dict[int, BaseException], silent: Sequence[int], during: st
 
 
 def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
-    """The groups of a chunk at these places."""
+    """Return the groups of a chunk at these indices."""
     return Chunk(
         tuple(chunk.prompt_indices[place] for place in places),
         tuple(chunk.payloads[place] for place in places),
@@ -332,7 +332,7 @@ def part_of(chunk: Chunk, places: Sequence[int]) -> Chunk:
 
 
 def combined(replies: Sequence[ChunkResult]) -> ChunkResult:
-    """Combine the results of one rank per replica: counts are added, the slowest gives the time."""
+    """Combine the results of one rank per replica: counts are added, times are the maximum."""
     return ChunkResult(
         tokens=sum(each.tokens for each in replies),
         sequences=sum(each.sequences for each in replies),

@@ -4,11 +4,11 @@
        |                                                |
        +--no answer within the time to start: killed----+--the same, again and again
 
-Calls to a worker that is gone fail at once for as long as Ray takes to start it again, and each would
-cost its group an attempt. So nobody makes one before it has answered a probe.
+Calls to a worker that is gone fail at once until Ray has restarted it, and each would cost its
+group an attempt. So no call is made before the worker has answered a probe.
 
-A process that is killed while no call is under way is restarted by Ray without an error for anybody.
-So every reply names the process that gives it, and a name that is new is reported.
+A process that is killed while no call is open is restarted by Ray without any error. So every reply
+names its process, and a new name is reported.
 """
 
 import asyncio
@@ -25,28 +25,29 @@ from offbeat.messages.fixed_times import RETRY_S
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger()
-_SILENT_S: Final = 10.0  # one that answers a probe no sooner hangs
-_START_S: Final = 120.0  # for a new process, imports included; then it hangs and is killed
+_SILENT_S: Final = 10.0  # for the reply to a probe; a silent process hangs
+# For a new process, imports included; then it counts as hanging and is killed
+_START_S: Final = 120.0
 
 
 OnJoined = Callable[[str, str], None]
-"""Gets the name of a worker and that of its process, when a process has answered."""
+"""Receives the names of a worker and its process when the process replies for the first time."""
 
 
 class WorkerProcess(Protocol):
-    """The process of a worker, whichever is there."""
+    """The present process of a worker."""
 
     async def ping(self, during: str) -> str:
-        """Return the name of the process, once it answers.
+        """Return the name of the process, once it replies.
 
         Raises:
-            ActorLost: It is gone, or being started.
+            ActorLost: It has died, or is starting.
             StartFailed: Its constructor raised.
         """
         ...
 
     def kill(self) -> None:
-        """End it, so that another one is started."""
+        """Kill the process, so that another one is started."""
         ...
 
 
@@ -67,21 +68,21 @@ class RayWorker:
     """One worker, whose actor Ray restarts whenever it is lost."""
 
     def __init__(self, name: str, handle: Handle, process: WorkerProcess | None = None) -> None:
-        """``process`` None: the one of the actor ``handle``."""
+        """``process`` defaults to that of the actor ``handle``."""
         self.name, self.handle = name, handle
         self._process = process or RayProcess(name, handle)
         self._standing: Literal["starting", "up", "gone"] = "starting"
-        self._probe: asyncio.Task[None] | None = None  # the one under way
-        self._reported = set[str]()  # processes that have answered
+        self._probe: asyncio.Task[None] | None = None  # probe in progress
+        self._reported = set[str]()  # processes that have replied
         self.on_joined: OnJoined = lambda name, incarnation: None  # noqa: ARG005 - nobody counts
 
     @property
     def gone(self) -> bool:
-        """Return whether its process was lost and no other one has answered yet."""
+        """Return whether its process was lost and no other one has replied yet."""
         return self._standing == "gone"
 
     async def answer(self, ref: "ray.ObjectRef[tuple[str, T]]", during: str) -> T:
-        """Return the reply to a call, without the name of the process, which comes with it.
+        """Return the reply to a call, without the name of the process, which is part of it.
 
         Raises as ``reply_of`` does.
         """
@@ -94,10 +95,10 @@ class RayWorker:
         return answer
 
     async def back(self) -> None:
-        """Return once it is there; at once, if it is not gone.
+        """Wait until the worker is back; return at once if it is not gone.
 
         Raises:
-            ActorLost: It takes too long to come back.
+            ActorLost: It takes too long.
         """
         try:
             async with asyncio.timeout(_START_S):
@@ -108,14 +109,14 @@ class RayWorker:
             raise ActorLost(self.name, "start", late) from None
 
     def introduce(self) -> None:
-        """Find out before a call which process has the name, if none has answered yet."""
+        """Ask for the name of the process before a call, if none has replied yet."""
         if self._standing == "starting" and self._probe is None:
             self._begin(self._until_answered())
 
     def doubt(self) -> None:
-        """A group is past its deadline: a worker that does not answer a probe either is replaced.
+        """Probe the worker after a missed deadline: one that does not answer is replaced.
 
-        One that has not answered yet is starting, and has longer.
+        One that has not replied yet is starting, and has more time.
         """
         if self._standing != "gone" and self._probe is None:
             silent_s = _SILENT_S if self._standing == "up" else _START_S
@@ -128,11 +129,11 @@ class RayWorker:
     def _lost(self) -> None:
         if not self.gone:
             self._standing = "gone"
-            self.close()  # what is known needs no probe
+            self.close()  # no probe is needed any more
             self._begin(self._until_answered())
 
     def _answered_by(self, incarnation: str) -> None:
-        """Report a process at its first answer; one that was replaced may answer late."""
+        """Report a process at its first reply; the reply of a replaced process may be late."""
         self._standing = "up"
         if incarnation not in self._reported:
             self._reported.add(incarnation)
@@ -151,7 +152,7 @@ class RayWorker:
             except ActorLost:
                 await asyncio.sleep(RETRY_S)
             except StartFailed:
-                self._standing = "starting"  # the next call says it
+                self._standing = "starting"  # the next call reports it
                 break
             else:
                 self._answered_by(incarnation)

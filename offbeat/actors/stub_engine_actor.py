@@ -1,4 +1,4 @@
-"""The Ray actor of the stub engine: dry runs, without torch."""
+"""Ray actor of the stub engine: dry runs, without torch."""
 
 import time
 
@@ -12,7 +12,7 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
 class StubEngineActor(EngineActor):
-    """A latency model; it takes weights by taking time."""
+    """Stub engine: a latency model that also takes time to load weights."""
 
     def __init__(self, spec: EngineSpec) -> None:
         prepared(spec.name, spec.run_dir, spec.sharing)
@@ -26,7 +26,7 @@ class StubEngineActor(EngineActor):
         del digest
         started_s, gap = time.perf_counter(), None
         if manifest.canary is not None:
-            held = bytes(chunks[0]).hex()  # all that there is of a stub's weights
+            held = bytes(chunks[0]).hex()  # all of a stub's weights
             answers = invented_answers(held)
             gap = check(manifest.canary, answers, engine=self._name, epoch=epoch, version=version)
         await self._stub.set_version(version)

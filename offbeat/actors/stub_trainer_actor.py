@@ -1,4 +1,4 @@
-"""The Ray actor of the stub trainer: dry runs, without torch."""
+"""Ray actor of the stub trainer: dry runs, without torch."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ from offbeat.weight_sync.manifest import plan
 
 
 class StubSource:
-    """Sends the stub's sixteen bytes of weights."""
+    """Weight source of the stub: the sixteen bytes of its weights."""
 
     def __init__(self, trainer: StubTrainer) -> None:
         self._trainer = trainer
@@ -28,7 +28,7 @@ class StubSource:
 
 
 class StubTrainerActor(TrainerActor):
-    """Async actor of one stub rank; it stands in for all ranks of the recipe."""
+    """Async actor of one stub rank, which represents all ranks of the recipe."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         config = spec.config

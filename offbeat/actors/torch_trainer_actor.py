@@ -1,4 +1,4 @@
-"""The Ray actor of the torch backend."""
+"""Ray actor of a rank of the torch backend."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from offbeat.weight_sync.transport import Source
 
 
 class TorchTrainerActor(TrainerActor):
-    """A Hugging Face model on one rank, or cut over several."""
+    """One rank of a Hugging Face model, whole or sharded over several ranks."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         torch.set_num_threads(spec.config.trainer.threads)
@@ -21,7 +21,7 @@ class TorchTrainerActor(TrainerActor):
 
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
-    """The trainer of a rank, and what sends its weights."""
+    """Create the trainer of a rank, and the source of its weights."""
     max_model_len = spec.config.generator.max_model_len
     trainer = trainer_of(partial(TorchTrainer, max_model_len=max_model_len), spec, peers)
     return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)

@@ -1,7 +1,7 @@
-"""Implements what all trainer ranks share: fence, classified failures, a log of what it trained.
+"""Base of all trainer ranks: fence, classified failures, a log of trained groups.
 
-A sync actor with one call at a time (``max_concurrency=1``, Ray's default for it): calls are served
-in the order the controller makes them, which the split step relies on.
+A sync actor with one call at a time (``max_concurrency=1``, Ray's default for it): calls are
+executed in the order in which the controller makes them, which the split step relies on.
 """
 
 import time
@@ -51,20 +51,19 @@ Make = Callable[[Peers], tuple[TrainerBackend, Source]]
 
 
 class TrainerActor:
-    """One trainer rank around a split step and a weight source.
+    """One trainer rank: a split step and a weight source.
 
-    It starts with the initial model, version 0; ``restore`` brings it to where a run is. A finish that
-    raises (``TrainStepFailed`` during finish) may leave weights that are of no version: no retry helps,
-    only a restore.
+    It starts with the initial model, version 0; ``restore`` loads the state of a run. A finish that
+    raises (``TrainStepFailed`` during finish) may leave weights of no version: then only a restore
+    helps.
 
-    Several ranks can do nothing before they form a process group: the first one gets ``listen``, then
-    all of them ``join``. They are given the same calls in the same order, each with its share of
-    the groups, and work on each call together. ``WorldBroken`` says that they have lost each other:
-    then only new processes can go on.
+    Several ranks first form a process group: rank 0 is called with ``listen``, then all of them
+    with ``join``. They get the same calls in the same order, each with its share of the groups, and
+    execute each call together. After ``WorldBroken``, only new processes can continue.
     """
 
     def __init__(self, spec: TrainerSpec, make: Make) -> None:
-        """``make`` is called once the other ranks are there; at once, if there are none."""
+        """``make`` is called once the other ranks have joined; at once if there are none."""
         name = f"trainer-rank{spec.rank}"
         needs = SHARE_FIX if spec.ranks > 1 else ""
         place = prepared(name, spec.run_dir, spec.sharing, spec.config, needs_to_share=needs)
@@ -72,14 +71,13 @@ class TrainerActor:
         self._place, self._checkpoints = place, place.directory / FOLDER
         self._guard = FenceGuard(f"trainer rank {spec.rank}")
         self._log = None if spec.rank else trained_log(place)
-        self._prompt_indices: dict[
-            StepKey, Sequence[int]
-        ] = {}  # by call: a repeated one counts once
+        # By call: a repeated one counts once
+        self._prompt_indices: dict[StepKey, Sequence[int]] = {}
         self._held, self._canaries = HeldColumns(), Canaries(spec.config)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._incarnation = new_incarnation(name)
-        self._world = ""  # of the ranks that it works with; empty before they have met
-        self._store_server: Any = None  # its module loads torch
+        self._world = ""  # name of the process group; empty before it is formed
+        self._store_server: Any = None  # its module imports torch
         self._peers: Peers = SingleRank()
         if spec.ranks == 1:
             self._enter(self._incarnation, SingleRank())
@@ -92,7 +90,7 @@ class TrainerActor:
         return self._incarnation, self._world
 
     def listen(self, fence: Fence) -> StoreAddress:
-        """Return where this first rank waits for the others of a new world, and the key."""
+        """Start the store of a new world on rank 0; return its address and key."""
         self._guard.check(fence)
         from offbeat.trainers.ranks.process_group import (  # noqa: PLC0415 -- loads torch
             open_rendezvous,
@@ -104,10 +102,10 @@ class TrainerActor:
         return address
 
     def join(self, fence: Fence, at: WorldRendezvous) -> None:
-        """Meet the other ranks, and make this one's part of the model with them.
+        """Join the other ranks, and create this rank's part of the model with them.
 
         Raises:
-            WorldBroken: They did not come in time; the same processes may try again.
+            WorldBroken: Not all joined in time; the same processes may try again.
         """
         self._guard.check(fence)
         from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- loads torch
@@ -120,7 +118,7 @@ class TrainerActor:
         """Return the address under which Ray knows this machine.
 
         Raises:
-            StartFailed: No network interface here has it, so nobody could be met at it.
+            StartFailed: No network interface here has it, so no rank could connect to it.
         """
         address = ray.util.get_node_ip_address()
         try:
@@ -167,12 +165,15 @@ class TrainerActor:
         )
 
     def about(self, fence: Fence) -> tuple[str, int]:
-        """Return this incarnation's name, and how many handles end the answer of ``publish_weights``."""
+        """Return this incarnation's name, and the number of handles of a published release."""
         self._admit(fence)
         return self._incarnation, self._sender.handles
 
     def publish_weights(self, fence: Fence, version: int) -> tuple[Any, ...]:
-        """``((manifest, digest), handle, handle, ...)``: a snapshot; training may go on at once."""
+        """Publish a snapshot: ``((manifest, digest), handle, handle, ...)``.
+
+        Training may continue at once.
+        """
         self._admit(fence)
         if version != self._split.steps_applied:
             raise TrainStepFailed(
@@ -188,11 +189,11 @@ class TrainerActor:
         return (manifest, digest), *handles
 
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
-        """Take the columns of the next call with groups, which names them by ``number``.
+        """Receive the columns of the next call with groups, which refers to them by ``number``.
 
-        With several ranks they are sent apart from the call: where an object is lost this call is
-        not made, and the rank finds that out inside the next one, together with the other ranks,
-        which would wait for it in vain otherwise.
+        With several ranks they are sent separately from the call: if an object is lost, this call
+        is not executed, and the rank reports that inside the next one, together with the other
+        ranks, which would otherwise wait for it in vain.
         """
         self._guard.check(fence)
         self._held.put(number, payloads)
@@ -201,9 +202,9 @@ class TrainerActor:
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, held: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """``(column names, bytes of each group)``, and the columns written, per group.
+        """Return ``(column names, bytes of each group)``, and the columns written, per group.
 
-        Of no group at all there are no names.
+        Without groups there are no names.
 
         Raises:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
@@ -225,9 +226,9 @@ class TrainerActor:
         return (names, sizes), list(written)
 
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
-        """Open a step: the one after the version these ranks hold, and no other.
+        """Open the step after the version that these ranks have, and no other.
 
-        A rank that was started anew without its controller's knowledge holds the initial model.
+        A rank that was restarted without the controller's knowledge has the initial model.
         """
         self._admit(fence)
         if key.step != self._split.steps_applied + 1:
@@ -251,12 +252,12 @@ class TrainerActor:
         """Train this rank's share of a chunk.
 
         Args:
-            fence: The controller's.
-            key: The next of the step.
-            prompt_indices: Of the whole chunk, not of the share.
-            advantages: Of the share's groups.
-            places: Where in the payloads the columns of each of its groups are.
-            held: Number of the ``hold`` that brought the payloads; 0: they are here.
+            fence: Fence of the controller.
+            key: The next key of the step.
+            prompt_indices: Those of the whole chunk, not of the share.
+            advantages: Those of the share's groups.
+            places: Location of each group's columns in the payloads.
+            held: Number of the ``hold`` that sent the payloads; 0: they are arguments of this call.
             payloads: Lists of columns.
 
         Raises:
@@ -285,10 +286,10 @@ class TrainerActor:
         self._classified("abort", key.step, lambda: self._split.abort_train_step(key))
 
     def save(self, fence: Fence, step: int) -> None:
-        """A Hugging Face directory that transformers and vLLM load, in the run's checkpoints.
+        """Export a Hugging Face directory for transformers and vLLM to the run's checkpoints.
 
         Raises:
-            TrainStepFailed: These are not the weights of ``step``: a rank was started anew.
+            TrainStepFailed: These are not the weights of ``step``: a rank was restarted.
         """
         self._admit(fence)
         if step != self._split.steps_applied:
@@ -304,11 +305,11 @@ class TrainerActor:
             remove(model)
 
     def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        """Save all that ``restore`` needs, complete and durable. Training waits meanwhile.
+        """Save the state that ``restore`` needs, completely and durably. Training waits meanwhile.
 
         Raises:
-            CheckpointFailed: The disk refused.
-            TrainStepFailed: This is not the version it holds: a rank was started anew.
+            CheckpointFailed: The disk refused a write.
+            TrainStepFailed: The weights are of another version: a rank was restarted.
         """
         self._admit(fence)
         started = time.perf_counter()
@@ -330,7 +331,7 @@ class TrainerActor:
 
         Raises:
             CheckpointMismatch: That checkpoint is of another model, backend or schema.
-            CheckpointFailed: It could not be read, or holds other weights than it says.
+            CheckpointFailed: It could not be read, or contains other weights than its digest.
         """
         self._admit(fence)
         self._prompt_indices = {}
@@ -345,7 +346,7 @@ class TrainerActor:
         if self._log is not None:
             self._log.close()
         if self._place.files is not None:
-            remove(self._checkpoints)  # the run directory has them
+            remove(self._checkpoints)  # the run directory has copies
 
     def _restored(self, at_most: int) -> TrainerState:
         found = self._store.rewind(at_most)
@@ -366,9 +367,9 @@ class TrainerActor:
     def _groups(
         self, during: str, places: Places, held: int, payloads: Sequence[Sequence[Columns]]
     ) -> Sequence[Columns]:
-        """The columns of each group.
+        """Return the columns of each group.
 
-        Missing ones raise when they are read, beside the other ranks.
+        Missing ones raise when they are read, inside the call of all ranks.
         """
         brought = self._held.take(held) if held else payloads
         if brought is None:
@@ -376,7 +377,7 @@ class TrainerActor:
         return merged(places, brought)
 
     def _together(self, during: str, work: Callable[[], T]) -> T:
-        """Run ``work``, which all ranks do; a rank that is left alone in it raises that."""
+        """Run ``work``, which all ranks do; losing another rank raises ``WorldBroken``."""
         try:
             with self._memory.during(during):
                 return work()
@@ -386,7 +387,7 @@ class TrainerActor:
             raise WorldBroken(self._rank, during, line_of(error)) from error
 
     def _classified(self, during: str, step: int, work: Callable[[], T]) -> T:
-        """Run ``work``; what it raises of its own becomes a failure of this rank in this step."""
+        """Run ``work``; convert its unexpected errors to a failure of this rank in this step."""
         try:
             return self._together(during, work)
         except UnfitColumns as unfit:

@@ -1,4 +1,4 @@
-"""The Ray actor of a vLLM engine."""
+"""Ray actor of a vLLM engine."""
 
 import asyncio
 from typing import Any
@@ -40,10 +40,10 @@ Started = tuple[Library, Any]
 
 
 class VllmEngineActor(EngineActor):
-    """A vLLM engine. Its first answer comes after a real request has gone through it."""
+    """A vLLM engine. Its first reply comes after a real request has passed through it."""
 
     def __init__(self, spec: EngineSpec, started: Started | None = None) -> None:
-        """``started``: processes that run already, taken over as they are; tests share them."""
+        """``started`` is an engine that runs already, used as it is; tests share it."""
         prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
         incarnation, config = new_incarnation(spec.name), spec.generator
@@ -74,7 +74,7 @@ class VllmEngineActor(EngineActor):
         """Return the engine's state. The first answer waits for the warm-up.
 
         Raises:
-            EngineUnavailable: The process is alive, the engine in it is not.
+            EngineUnavailable: The process is alive, but the engine in it is not.
         """
         self._guard.check(fence)
         await self._warmed_up()
@@ -106,9 +106,9 @@ def start(spec: EngineSpec) -> Started:
     """Import vLLM, start the engine's processes and load the model: 20 s and more.
 
     Raises:
-        VllmMissing: It is not installed.
+        VllmMissing: vLLM is not installed.
         EngineArgsRefused: The recipe's ``engine_args`` do not exist in this vLLM.
-        RopeDiffers: It would compute other positions than the trainer.
+        RopeDiffers: It would use other rotary frequencies than the trainer.
     """
     check_rope(spec.model_path, spec.generator.max_model_len)
     prepare_environment(spec.generator)

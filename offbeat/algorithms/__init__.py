@@ -1,4 +1,4 @@
-"""Pure functions from rewards to a loss, each with its formula, its source and its reference test.
+"""Pure functions from rewards to a loss, each with its formula, source and reference test.
 
 ``advantages`` is plain Python, because the controller computes advantages from receipts; the losses
 need torch and are imported by trainers only.

@@ -25,7 +25,7 @@ GRPO_EPS: Final = 1e-6  # keeps a nearly constant group finite; rewards are of o
 
 
 class RewardsNotFinite(OffbeatError):
-    """A reward that is no number as float32 got past its producer's checks: a bug."""
+    """A reward that is not finite as float32 passed the checks of its producer: a bug."""
 
     def __init__(self, estimator: str, rewards: Rewards) -> None:
         super().__init__(estimator, rewards)
@@ -45,11 +45,11 @@ def _is_finite(reward: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageEstimator:
-    """A named formula, and what has to be fetched before it can be evaluated."""
+    """A named formula, and the data it needs."""
 
     name: str
     formula: Callable[[Rewards], Advantages]
-    needs: Literal["tags"] = "tags"  # rewards ride with the receipt; no payload is read
+    needs: Literal["tags"] = "tags"  # rewards are part of the receipt; no payload is read
 
     def __call__(self, rewards: Rewards, valid: Sequence[bool]) -> Advantages:
         """Return one advantage per sample, in the order of ``rewards``.
@@ -74,7 +74,7 @@ class AdvantageEstimator:
 
 
 def grpo(rewards: Rewards) -> Advantages:
-    """``(r - mean) / (std + 1e-6)`` with the sample standard deviation (divisor ``G - 1``).
+    """Compute ``(r - mean) / (std + 1e-6)`` with the sample standard deviation (divisor ``G - 1``).
 
     DeepSeekMath, arXiv:2402.03300, section 4.1.2. The paper leaves the divisor open; ``G - 1`` is
     what TRL and verl use, and 1e-6 is verl's. Dividing gives a nearly solved prompt the weight of
@@ -86,13 +86,13 @@ def grpo(rewards: Rewards) -> Advantages:
 
 
 def grpo_no_std(rewards: Rewards) -> Advantages:
-    """``r - mean``: GRPO without its division by the standard deviation."""
+    """Compute ``r - mean``: GRPO without its division by the standard deviation."""
     mean = math.fsum(rewards) / len(rewards)
     return tuple(each - mean for each in rewards)
 
 
 def dr_grpo(rewards: Rewards) -> Advantages:
-    """``r - mean``: the advantage of Dr. GRPO, arXiv:2503.20783, section 3.2.
+    """Compute ``r - mean``: the advantage of Dr. GRPO, arXiv:2503.20783, section 3.2.
 
     Dr. GRPO removes two biases of GRPO. The division by the standard deviation is removed here,
     which makes this ``grpo_no_std`` by formula. The division by lengths belongs to the loss:
@@ -105,7 +105,7 @@ def dr_grpo(rewards: Rewards) -> Advantages:
 
 
 def rloo(rewards: Rewards) -> Advantages:
-    """``r_i`` minus the mean of the other samples: ``G / (G - 1) * (r_i - mean)``.
+    """Compute ``r_i`` minus the mean of the other samples: ``G / (G - 1) * (r_i - mean)``.
 
     Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740. Unbiased, because a sample's
     baseline does not depend on the sample.
@@ -115,7 +115,7 @@ def rloo(rewards: Rewards) -> Advantages:
 
 
 def pass_at_k(rewards: Rewards, k: int) -> Advantages:
-    """Return, per sample, k times the gain of the best of k tries from having the sample among them.
+    """Compute, per sample, k times its marginal contribution to the best of k attempts.
 
     ``k * (mean of max(r[I]) over the I with i  -  mean of max(r[J]) over the J without i)``, where I
     and J are the subsets of k samples. The mean over samples of this times the gradient of a
@@ -127,8 +127,7 @@ def pass_at_k(rewards: Rewards, k: int) -> Advantages:
     group's advantages cancel; the one that paper prefers (equation 33) is the best of the k - 1
     other samples of each subset, with which no advantage is negative.
 
-    A group of G samples has tries without one of them only for k < G; a larger k counts as G - 1.
-    O(G log G).
+    Subsets without a given sample exist only for k < G; a larger k counts as G - 1. O(G log G).
     """
     size = len(rewards)
     k = min(k, size - 1)
@@ -150,11 +149,11 @@ def pass_at_k(rewards: Rewards, k: int) -> Advantages:
 
 
 def estimator(name: str, *, pass_k: int) -> AdvantageEstimator:
-    """The estimator a recipe names.
+    """Return the estimator that a recipe names.
 
     Args:
         name: One of ``ESTIMATORS``, or ``pass_at_k``.
-        pass_k: The k of ``pass_at_k``; no other reads it.
+        pass_k: The k of ``pass_at_k``; unused by the others.
     """
     if name == pass_at_k.__name__:
         return AdvantageEstimator(name, partial(pass_at_k, k=pass_k))

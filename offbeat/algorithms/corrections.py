@@ -1,9 +1,9 @@
-"""Weights for samples of a policy that is not quite the old one, without gradient.
+"""Importance weights, without gradient, for samples of a policy other than the old one.
 
 An engine computes slightly other logprobs than the trainer, and its weights may be older. With the
 old logprobs computed by the trainer, ``k = exp(old - generation)`` is how much more likely the old
 policy was to emit a token than the engine was. Each correction maps ``k`` to a weight of the token;
-what is asked for is multiplied.
+the corrections of a recipe are multiplied.
 
 What a band drops has weight 0. With ``count_dropped`` it goes on counting in what the loss is
 divided by, as IcePop and AReaL have it: dropping data makes a step smaller. Without, the loss is the
@@ -31,13 +31,13 @@ Band = tuple[float, float]
 class Correction(NamedTuple):
     """Importance weights that multiply the surrogate's loss, and their metrics."""
 
-    weight_N: Tensor | None  # None: nothing is asked for, every weight is 1
-    dropped_N: Tensor | None  # bool, what a band dropped; None: there is no band
+    weight_N: Tensor | None  # None: no correction, every weight is 1
+    dropped_N: Tensor | None  # bool, dropped by a band; None without a band
     metrics: dict[str, PartialMetric]
 
 
 def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
-    """All corrections of ``spec``, multiplied. NaN at a valid token stays NaN."""
+    """Return the product of all corrections of ``spec``. NaN at a valid token stays NaN."""
     parts, dropped, metrics = list[Tensor](), list[Tensor](), dict[str, PartialMetric]()
     log_k_N = (tokens.old_N - tokens.generation_N).detach()
     if spec.tis_cap is not None or spec.icepop_band is not None:
@@ -54,7 +54,7 @@ def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
     if spec.sequence_band is not None:
         k_S = sequence_ratio(tokens, log_k_N, spec.sequence_statistic)
         out_S = outside(k_S, spec.sequence_band)
-        # k / k is 1, or NaN where k is: a broken logprob must not pass for a good one.
+        # k / k is 1, or NaN where k is: a broken logprob must not pass for a valid one.
         weight_S = torch.where(out_S, 0.0, k_S if spec.sequence_weights else k_S / k_S)
         parts.append(weight_S[tokens.sequence_N])
         dropped.append(out_S[tokens.sequence_N])
@@ -77,7 +77,7 @@ def truncated(k_N: Tensor, cap: float) -> Tensor:
 
 
 def outside(k: Tensor, band: Band) -> Tensor:
-    """True where ``k`` leaves the closed band; a NaN does not.
+    """Return whether ``k`` is outside the closed band; False for NaN.
 
     By token this is IcePop's mask, arXiv:2510.18855, section 2.3.2: ``k`` inside the band is the
     weight, outside it the token is dropped. IcePop's band is [0.5, 5]; AReaL's
@@ -88,14 +88,14 @@ def outside(k: Tensor, band: Band) -> Tensor:
 
 
 def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tensor:
-    """One ratio a sequence, [S]: the product of its tokens' or their geometric mean.
+    """Return one ratio per sequence, [S]: the product of its tokens' ratios or geometric mean.
 
     A sequence whose ratio leaves the band is dropped whole. The product is the true ratio of the
-    sequence, which long ones leave any band with; as weight of the kept ones (``sequence_weights``)
-    it makes masked importance sampling (MIS). The geometric mean does not depend on length and is
-    for rejection only. richardli.xyz/rl-collapse, part 3; dropping whole sequences, by another
-    criterion, is analysed in Trust Region Masking, arXiv:2512.23075. A sequence without valid
-    tokens has ratio 1.
+    sequence, which for long ones is outside any band; as weight of the kept ones
+    (``sequence_weights``) it makes masked importance sampling (MIS). The geometric mean does not
+    depend on length and is for rejection only. richardli.xyz/rl-collapse, part 3; dropping whole
+    sequences, by another criterion, is analysed in Trust Region Masking, arXiv:2512.23075. A
+    sequence without valid tokens has ratio 1.
     """
     sums_S = tokens.sequence_sums(log_k_N)
     return ratio(sums_S if statistic == "product" else sums_S / tokens.lengths_S)

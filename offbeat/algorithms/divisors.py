@@ -1,13 +1,13 @@
-"""Normalisation of the sums of a whole step, done once at its end.
+"""Divisors of a step's loss and gradient, computed once at the end of the step.
 
 Each call of a loss returns its part: units, samples, squares; parts of microbatches, chunks and
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
 each sequence (``LossSpec.normalize``). *Samples* and *squares*, the sum of squared advantages, give
-the standard deviation of the step's advantages, which nobody knows before its last group is there:
-because a loss without a KL penalty is proportional to its advantages, dividing its gradient by that
-number at the end is the same as dividing the advantages at the beginning. That is the second half
-of REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and
-deviation over tokens, where long responses count more and the mean is not 0. Legend: S sequences.
+the standard deviation of the step's advantages, which is unknown before the last group: because a
+loss without a KL penalty is proportional to its advantages, dividing its gradient by that number at
+the end is the same as dividing the advantages at the beginning. That is the second half of
+REINFORCE++ with baseline, arXiv:2501.03262, section 3.2; verl and OpenRLHF take mean and deviation
+over tokens, where long responses count more and the mean is not 0. Legend: S sequences.
 """
 
 import math
@@ -21,7 +21,7 @@ from offbeat.algorithms.tokens import ValidTokens
 from offbeat.messages.training import LossSpec
 
 STD_EPS: Final = 1e-8
-"""Added to the standard deviation of a step's advantages: a step of zeros stays one."""
+"""Added to the standard deviation of a step's advantages, so that zeros stay zeros."""
 
 Parts = Sequence[float]
 """Units, samples, squares, as numbers."""
@@ -30,12 +30,12 @@ NOTHING: Final = (0.0, 0.0, 0.0)
 
 @torch.no_grad()
 def divisor_parts(valid: ValidTokens, counted: ValidTokens, spec: LossSpec) -> Tensor:
-    """The part of one call, float64 [3].
+    """Return the part of one call, float64 [3].
 
     Args:
         valid: All valid tokens: their sequences are the samples.
-        counted: Those the loss is averaged over, fewer where a band dropped some for good.
-        spec: With ``constant_tokens`` where it asks for ``normalize="constant"``.
+        counted: Tokens that the loss is averaged over, fewer if a band dropped some.
+        spec: Must have ``constant_tokens`` for ``normalize="constant"``.
     """
     counts_S, present_S = counted.counts_S.double(), valid.counts_S > 0
     sequences = (counts_S > 0).sum(dtype=torch.float64)
@@ -46,7 +46,7 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, spec: LossSpec) -> T
             units = sequences
         case _:
             units = sequences * _constant_tokens(spec)
-    # In float64: the sum over a long sequence would not be its advantage again.
+    # In float64: the sum over a long sequence must equal its advantage.
     advantages_N = torch.where(valid.mask_N, valid.advantages_N.double(), 0.0)
     sums_S = torch.zeros_like(counts_S).index_add(0, valid.sequence_N, advantages_N)
     squares = (sums_S / valid.lengths_S).square().sum()
@@ -58,7 +58,7 @@ def denominator(spec: LossSpec, parts: Iterable[Parts]) -> float:
 
     With ``step_std`` the units times the standard deviation of the samples' advantages. Their mean
     is taken to be 0, which holds for every estimator of ``advantages``: a group's advantages
-        cancel.
+    cancel.
     """
     units, samples, squares = (sum(each) for each in zip(NOTHING, *parts, strict=True))
     if not spec.step_std or not samples:

@@ -6,7 +6,7 @@ from offbeat.algorithms.tokens import LOG_RATIO_LIMIT
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """Per-token estimate of ``KL(policy || reference)`` from tokens of the policy.
+    """Return per-token estimates of ``KL(policy || reference)`` from tokens of the policy.
 
     With ``d = reference - logprob``, clamped to ``LOG_RATIO_LIMIT``; names and variances:
     joschu.net/blog/kl-approx.html.

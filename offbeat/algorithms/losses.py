@@ -1,9 +1,9 @@
-"""Losses over packed tokens, as sums: whoever calls divides once, when a step is complete.
+"""Losses over packed tokens, as sums: the caller divides once, when a step is complete.
 
 A loss is a surrogate of each token (``surrogates``), times a weight for off-policy data
 (``corrections``), times a weight that makes the sum one over tokens or over sequences; plus a KL
-penalty (``kl``), which carries no importance weight. What the sums of a step are divided by is in
-``divisors``. What is common to all of them:
+penalty (``kl``), which carries no importance weight. ``divisors`` computes the divisor of a step's
+sums. Common to all losses:
 
 - Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
   neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
@@ -50,13 +50,13 @@ __all__ = ["LOSSES", "LossSums", "LossTokens", "clipped_pg"]
 
 
 def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
-    """The clipped policy gradient of PPO, GRPO and DAPO: ``surrogates.clipped``.
+    """Compute the clipped policy gradient of PPO, GRPO and DAPO: ``surrogates.clipped``.
 
     For each valid token, with ratio ``r = exp(logprob - old)`` and advantage ``A``::
 
         w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)  +  kl_coef * KL(logprob, reference)
 
-    ``w`` is the product of the corrections asked for. ``normalize="tokens"`` is DAPO's token-level
+    ``w`` is the product of the recipe's corrections. ``normalize="tokens"`` is DAPO's token-level
     loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
     ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
     """
@@ -65,22 +65,25 @@ def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
 
 
 def gspo(tokens: LossTokens, spec: LossSpec) -> LossSums:
-    """``clipped_pg`` with one ratio a sequence: ``surrogates.sequence_clipped``, arXiv:2507.18071."""
+    """Compute ``clipped_pg`` with one ratio per sequence: ``surrogates.sequence_clipped``.
+
+    arXiv:2507.18071.
+    """
     valid = valid_tokens(tokens, spec)
     return _sums(valid, sequence_clipped(valid, spec), correction(valid, spec), tokens, spec)
 
 
 def cispo(tokens: LossTokens, spec: LossSpec) -> LossSums:
-    """Policy gradient with a bounded importance weight: ``surrogates.bounded_weight``.
+    """Compute a policy gradient with a bounded importance weight: ``surrogates.bounded_weight``.
 
-    arXiv:2506.13585, where the sum is one over tokens.
+    arXiv:2506.13585, which normalises over tokens.
     """
     valid = valid_tokens(tokens, spec)
     return _sums(valid, bounded_weight(valid, spec), correction(valid, spec), tokens, spec)
 
 
 def sft(tokens: LossTokens, spec: LossSpec) -> LossSums:
-    """Negative log-likelihood of the trained tokens: no advantage, no ratio, no correction."""
+    """Compute the negative log-likelihood of the trained tokens, without any weights."""
     valid = valid_tokens(tokens, spec)
     return _sums(valid, likelihood(valid, spec), Correction(None, None, {}), tokens, spec)
 
@@ -112,7 +115,10 @@ def _sums(
 
 
 def _share(counted: ValidTokens, spec: LossSpec) -> Tensor:
-    """[N]: what a token adds of itself: all, or its part of its sequence's mean. 0 where invalid."""
+    """Return each token's weight in the sum [N]: 1, or its part of its sequence's mean.
+
+    0 if invalid.
+    """
     one_N = counted.mask_N.to(counted.counts_S.dtype)
     if spec.normalize != "sequences":
         return one_N

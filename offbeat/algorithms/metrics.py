@@ -11,7 +11,7 @@ class PartialReduction(enum.StrEnum):
 
     TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
     SEQUENCES = "sequences"  # sum over sequences / number of sequences with a valid token
-    LOSS = "loss"  # sum / what the loss is divided by: ``divisors.denominator``
+    LOSS = "loss"  # sum / divisor of the loss: ``divisors.denominator``
     MIN = "min"  # never scaled
     MAX = "max"  # never scaled
 

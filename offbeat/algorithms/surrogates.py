@@ -1,7 +1,7 @@
 """Surrogate losses per token, before weighting and summation. One function per surrogate.
 
-Each takes valid tokens and returns their loss, [N], with the ratio it used and which tokens a bound
-got hold of. Legend: N tokens, S sequences; ``A`` the advantage, ``r = exp(logprob - old)``.
+Each takes valid tokens and returns their loss, [N], with the ratio it used and the tokens that a
+bound clipped. Legend: N tokens, S sequences; ``A`` the advantage, ``r = exp(logprob - old)``.
 """
 
 from dataclasses import dataclass, field
@@ -17,27 +17,26 @@ LOW, HIGH, DUAL = "clip_fraction_low", "clip_fraction_high", "clip_fraction_dual
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """A loss of each token. Values at invalid tokens are finite and mean nothing."""
+    """Loss of each token. Values at invalid tokens are finite and meaningless."""
 
     loss_N: Tensor  # carries the gradient
-    ratio_N: Tensor | None = None  # importance ratio, without gradient; None: it uses none
-    bounded_N: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # bool: which tokens each bound holds
+    ratio_N: Tensor | None = None  # importance ratio, without gradient; None if unused
+    # Bool: the tokens that each bound clips
+    bounded_N: dict[str, Tensor] = field(default_factory=dict)
 
 
 def clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``: a token beyond its bound stops pulling.
+    """Compute ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO's clipped objective.
 
-    PPO, arXiv:1707.06347, equation 7. Separate bounds are DAPO's clip-higher, arXiv:2503.14476.
-    With ``dual_clip = c`` a token of negative advantage stops at ``r = c`` too: see
-    ``_pessimistic``.
+    Tokens beyond their bound have no gradient. PPO, arXiv:1707.06347, equation 7. Separate bounds
+    are DAPO's clip-higher, arXiv:2503.14476. With ``dual_clip = c`` a token of negative advantage
+    stops at ``r = c`` too: see ``_pessimistic``.
     """
     return _pessimistic(ratio(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, spec)
 
 
 def sequence_clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
-    """``clipped``, with one ratio for all tokens of a sequence: the geometric mean of theirs.
+    """Compute ``clipped`` with one ratio for all tokens of a sequence: their geometric mean.
 
     ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071;
     its objective, equation 5, is a mean over sequences: ``normalize="sequences"``. A mean moves
@@ -49,11 +48,12 @@ def sequence_clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
 
 
 def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
-    """``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``, without gradient through the clipped ratio.
+    """Compute ``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``.
 
-    CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5: bounds limit a token's weight and never
-    take its gradient away. ``clip_low = 1`` is no lower bound, which is how the paper trains. The
-    value of this loss means little; its gradient is what counts.
+    There is no gradient through the clipped ratio. CISPO, arXiv:2506.13585 (MiniMax-M1), equations
+    4 and 5: bounds limit a token's weight and never remove its gradient. ``clip_low = 1`` is no
+    lower bound, as in the paper's training. The value of this loss is not meaningful; its gradient
+    is.
     """
     ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
     low, high = 1 - spec.clip_low, 1 + spec.clip_high
@@ -66,17 +66,17 @@ def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
 
 
 def likelihood(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
-    """``-logprob``: imitate every trained token, whatever its advantage (supervised fine-tuning)."""
+    """Compute ``-logprob``: imitate every trained token, whatever its advantage."""
     del spec
     return Surrogate(-tokens.logprobs_N)
 
 
 def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, spec: LossSpec) -> Surrogate:
-    """PPO's lower bound on ``r A``, and on request a floor below it.
+    """Compute PPO's lower bound on ``r A``, with an optional floor below it.
 
-    The bound leaves ``r A`` unbounded where A < 0 and r is large: a token that the policy has come
-    to like much more than the sampler did. ``max(bound, c A)`` there, with ``c = dual_clip > 1``,
-    is dual-clip PPO, arXiv:1912.09729, equation 5.
+    The bound leaves ``r A`` unbounded where A < 0 and r is large: a token that is now far more
+    likely than when it was sampled. ``max(bound, c A)`` there, with ``c = dual_clip > 1``, is
+    dual-clip PPO, arXiv:1912.09729, equation 5.
     """
     low, high = 1 - spec.clip_low, 1 + spec.clip_high
     objective_N = torch.minimum(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)

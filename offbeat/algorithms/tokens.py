@@ -1,7 +1,7 @@
 """Inputs and outputs of a loss. Legend: N tokens, S sequences.
 
-Tokens lie in one flat axis, whatever the microbatch they came from looked like. A sequence's tokens
-are all in the same call.
+Tokens are on one flat axis, whatever the shape of their microbatch. All tokens of a sequence are in
+the same call.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.messages.training import LossSpec
 
 LOG_RATIO_LIMIT: Final = 20.0
-"""Log-ratios are clamped to this on both sides: ``exp`` stays finite in float32 and in bfloat16."""
+"""Bound on the absolute value of log-ratios: ``exp`` stays finite in float32 and bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LossTokens:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """A loss summed over tokens or over sequence means, by the spec; and what to divide it by."""
+    """Loss summed over tokens or over sequence means, by the spec; and the parts of its divisor."""
 
     loss: Tensor  # scalar, carries the gradient
     metrics: dict[str, PartialMetric]
@@ -61,7 +61,7 @@ class ValidTokens:
 
     @property
     def lengths_S(self) -> Tensor:  # noqa: N802 - an axis
-        """``counts_S``, at least 1: what a sequence's sum is divided by."""
+        """Return ``counts_S``, at least 1: the divisors of sequence means."""
         return self.counts_S.clamp(min=1)
 
     def without(self, dropped_N: Tensor) -> "ValidTokens":
@@ -72,13 +72,13 @@ class ValidTokens:
         )
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Sum of each sequence's valid tokens; [N] -> [S]."""
+        """Return the sum of each sequence's valid tokens; [N] -> [S]."""
         sums_S = torch.zeros_like(self.counts_S)
         return sums_S.index_add(0, self.sequence_N, torch.where(self.mask_N, values_N, 0.0))
 
 
 def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
-    """Replace what is invalid before anything is computed from it: no NaN reaches a gradient.
+    """Replace invalid values before anything is computed from them: no NaN reaches a gradient.
 
     All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be exact.
     With ``old_logprobs="current"`` the old policy is the one being trained: its logprobs without
@@ -120,15 +120,15 @@ def ratio(log_ratio: Tensor) -> Tensor:
 
 
 def token_mean(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
-    """The part of a mean over valid tokens: their sum."""
+    """Return the part of a mean over valid tokens: their sum."""
     return PartialMetric(PartialReduction.TOKENS, torch.where(mask_N, values_N, 0).sum())
 
 
 def largest(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
-    """The largest valid value; minus infinity when none is valid."""
+    """Return the largest valid value; minus infinity if none is valid."""
     return PartialMetric(PartialReduction.MAX, torch.where(mask_N, values_N, -torch.inf).amax())
 
 
 def smallest(values_N: Tensor, mask_N: Tensor) -> PartialMetric:
-    """The smallest valid value; infinity when none is valid."""
+    """Return the smallest valid value; infinity if none is valid."""
     return PartialMetric(PartialReduction.MIN, torch.where(mask_N, values_N, torch.inf).amin())

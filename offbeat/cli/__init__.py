@@ -1,4 +1,4 @@
-"""Implements the command line.
+"""The command line.
 
 Commands import what they start, so that `--help` loads neither torch nor ray.
 """

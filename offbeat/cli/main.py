@@ -41,7 +41,7 @@ RunDirOption = Annotated[
 
 
 def main() -> None:
-    """The entry point of the ``offbeat`` command. Always ends in ``SystemExit``."""
+    """Run the ``offbeat`` command. Always ends in ``SystemExit``."""
     app(prog_name="offbeat")
 
 
@@ -261,7 +261,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 @app.command()
 def replay(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Fold a run's journal again, and hold it against what the run wrote. 1: they differ."""
+    """Fold a run's journal again, and compare it with what the run wrote. 1: they differ."""
     from offbeat.runs.past_run import told_in_one_line
     from offbeat.runs.replay import replay as replayed
 

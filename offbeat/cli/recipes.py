@@ -1,4 +1,4 @@
-"""Reading a recipe on behalf of a command, and showing what came of it."""
+"""Reads the recipe of a command, and prints its configuration or problems."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ BAD_CONFIG = 2
 def read_or_exit(
     recipe: Path, overrides: Sequence[str] | None, *, dry_run: bool = False
 ) -> LoadedRecipe:
-    """The configuration; or the report of all its problems on standard error, and exit code 2."""
+    """Read a recipe; on errors, report all problems on standard error and exit with code 2."""
     try:
         return load_recipe(recipe, overrides or (), dry_run=dry_run)
     except ConfigError as error:
@@ -25,13 +25,13 @@ def read_or_exit(
 
 
 def _report(error: ConfigError) -> str:
-    """The error's own text, headed in red. ``typer.echo`` takes colours out off a terminal."""
+    """Format the error with a red heading. ``typer.echo`` removes colours off a terminal."""
     head, _, rest = str(error).partition("\n")
     return f"{typer.style(head, fg=typer.colors.RED, bold=True)}\n{rest}"
 
 
 def show(loaded: LoadedRecipe, *, origins: bool) -> str:
-    """The whole configuration as YAML without secrets, or one line for each key that was given."""
+    """Format the whole configuration as YAML without secrets, or one line per given key."""
     if not origins:
         return to_yaml(loaded.config, os.environ)
     lines = [f"{key}: {location}" for key, location in loaded.origins.items()]

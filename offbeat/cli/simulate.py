@@ -1,4 +1,4 @@
-"""``offbeat simulate``: the recipe's controller, through seeds and faults, without actors."""
+"""``offbeat simulate``: runs the recipe's controller in the simulator."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ def simulate_recipe(
     faults: str,
     schedule: Path | None,
 ) -> int:
-    """Run it; the exit code: 0 without a violation, 1 with one, 2 for a profile there is not."""
+    """Run a campaign or one seed. Exit code 0: no violation, 1: a violation, 2: unknown profile."""
     return simulate(
         loaded.config,
         recipe=str(recipe),

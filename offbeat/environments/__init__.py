@@ -1,5 +1,5 @@
-"""Turns a prompt and a model into rewarded samples: the protocol, prompt sources, built-in tasks.
+"""Environments: the protocol, prompt sources, built-in tasks and killable user rewards.
 
-Nothing here imports ray, torch or transformers: a tokenizer is handed in by the worker, and the
+Nothing here imports ray, torch or transformers: the worker passes a tokenizer in, and the
 controller uses ``prompts`` alone. User reward code runs in child processes that can be killed.
 """

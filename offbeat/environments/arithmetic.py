@@ -9,7 +9,7 @@ from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
 
 _DIGITS = "0123456789"
-_NO_SUM = "?"  # stands for any text that no sum contains
+_NO_SUM = "?"  # for texts that no sum contains
 
 
 class Arithmetic(SingleTurn):
@@ -30,7 +30,7 @@ class Arithmetic(SingleTurn):
         return [1.0 if self._text(ids) == answer else 0.0 for ids in content_ids(result)]
 
     def _text(self, token_ids: list[int]) -> str:
-        """The response's text, or one that differs from every sum where the text would."""
+        """Return the response's text, or a text unlike any sum if the response cannot be one."""
         surfaces = [self._surfaces[token_id] for token_id in token_ids]
         if None in surfaces and _NO_SUM not in surfaces:
             return self._tokenizer.decode(token_ids)
@@ -38,9 +38,9 @@ class Arithmetic(SingleTurn):
 
 
 def _surfaces(tokenizer: Tokenizer) -> list[str | None]:
-    """Return what each token adds to a text of digits, so that scoring needs no tokenizer.
+    """Return the text that each token adds to digits, so that scoring needs no tokenizer.
 
-    None where that depends on the tokens beside it (space markers, byte tokens, empty text).
+    None where that depends on adjacent tokens (space markers, byte tokens, empty text).
     """
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     return [_surface(tokenizer, token_id, token) for token_id, token in enumerate(tokens)]

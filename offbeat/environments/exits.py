@@ -1,7 +1,8 @@
-"""Keeps an event loop alive that runs user code: ``sys.exit()`` there fails one call, not the loop.
+"""Keeps an event loop alive that runs user code: ``sys.exit()`` fails one call, not the loop.
 
-asyncio passes ``SystemExit`` and ``KeyboardInterrupt`` of a task or a callback on to whoever runs the
-loop. In an actor that is a thread: it ends without a word, and the process stays and answers nobody.
+asyncio passes ``SystemExit`` and ``KeyboardInterrupt`` of a task or a callback on to the thread
+that runs the loop. In an actor that thread ends silently, and the process stays and answers no
+calls.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ LOOP_ENDED: Final = 70
 
 
 class ExitRaised(OffbeatError):
-    """User code raised what would have ended its process: ``SystemExit`` and the like."""
+    """User code raised an exception that would have ended its process, such as ``SystemExit``."""
 
     def __init__(self, raised: str) -> None:
         super().__init__(raised)
@@ -37,9 +38,9 @@ class ExitRaised(OffbeatError):
 
 @contextmanager
 def exits_as_errors() -> Generator[None]:
-    """Raise ``ExitRaised`` in place of any exception of the block that is no ``Exception``.
+    """Raise ``ExitRaised`` in place of any exception of the block that is not an ``Exception``.
 
-    Being cancelled or closed passes through: that comes from outside of the block.
+    Cancellation and closing pass through: they come from outside the block.
     """
     try:
         yield
@@ -50,7 +51,7 @@ def exits_as_errors() -> Generator[None]:
 
 
 class _Contained(Coroutine[Any, Any, T]):
-    """A coroutine that ends in ``ExitRaised`` where the one it drives raises an exit."""
+    """A coroutine that raises ``ExitRaised`` where the wrapped coroutine raises an exit."""
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
         self._inner = inner
@@ -83,8 +84,8 @@ def contain_exits() -> None:
     """Make the running loop survive exits of tasks; end the process if a callback ends the loop.
 
     A task that raises ``SystemExit``, ``KeyboardInterrupt`` or another ``BaseException`` fails with
-    ``ExitRaised`` instead. A callback (``call_later``) cannot be contained: it ends the process with
-    code ``LOOP_ENDED`` and a line in its log, so that who waits for it learns that it is lost.
+    ``ExitRaised`` instead. A callback (``call_later``) cannot be contained: it ends the process
+    with code ``LOOP_ENDED`` and a log line, so that callers learn that it is lost.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not _contained_task:
@@ -104,11 +105,11 @@ def _end_with_thread(ident: int) -> None:
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:
-        before(ended)  # says nothing of SystemExit
+        before(ended)  # does not report SystemExit
         if ended.thread is not None and ended.thread.ident == ident:
             raised = describe(ended.exc_value) if ended.exc_value else ended.exc_type.__name__
             log.critical("event_loop.ended", by=raised)
-            logging.shutdown()  # handlers write now, or never
+            logging.shutdown()  # flush the handlers before the exit
             os._exit(LOOP_ENDED)
 
     threading.excepthook = hook

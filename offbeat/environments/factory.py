@@ -1,4 +1,4 @@
-"""Builds a prompt source and an environment from the config sections."""
+"""Creates a prompt source and an environment from the config sections."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,11 +32,11 @@ from offbeat.messages.failures import OffbeatError
 _STUB_ROWS: Final = 1024
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
 _ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem}
-"""Environments whose rows are no ``prompt`` and no ``messages``."""
+"""Row checks of environments whose rows have neither ``prompt`` nor ``messages``."""
 
 
 class BadEnvironment(OffbeatError):
-    """The config names an environment that cannot be made."""
+    """The config names an environment that cannot be created."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(key, problem)
@@ -54,19 +54,19 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS) -> PromptSource:
-    """The run's prompts: those of ``data.path``, or the environment's own.
+    """Create the prompt source of the run: ``data.path``, or the environment's own prompts.
 
-    ``began_with``: digests by key of what the run's inputs held when it began.
+    ``began_with`` maps keys to the digests of the run's inputs at its start.
 
     Raises:
-        InputChanged: The file holds something else.
+        InputChanged: The file has other content than when the run began.
         PromptFileError: The file cannot be used.
         BadEnvironment: The environment has no prompts of its own, or cannot use its options.
     """
     data, name = config.data, config.environment.name
     shuffle, seed, epochs = data.shuffle, config.seed, data.epochs
     if name == "gsm8k":
-        _gsm8k_options(config.environment)  # a mistake in them is reported before anything starts
+        _gsm8k_options(config.environment)  # report a mistake in the options before anything starts
     if data.path is not None:
         prompts = _file_prompts(config, data.path, shuffle=shuffle, epochs=epochs)
         check_same(DATA, data.path, prompts.digest, began_with)
@@ -83,10 +83,10 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
 def make_evaluation_prompts(
     config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS
 ) -> PromptSource | None:
-    """The prompts of ``eval``, in their own order; None when nothing is to be scored.
+    """Create the prompt source of ``eval``, in its own order; None without an evaluation.
 
     Raises:
-        InputChanged: The file holds something else than when the run began.
+        InputChanged: The file has other content than when the run began.
         PromptFileError: The file cannot be used.
     """
     evaluation = config.eval
@@ -96,7 +96,8 @@ def make_evaluation_prompts(
         prompts = _file_prompts(config, evaluation.path, shuffle=False, epochs=1)
         check_same(EVAL, evaluation.path, prompts.digest, began_with)
         return prompts
-    once = config.data.model_copy(update={"epochs": 1})  # a short source gives no row twice
+    # One epoch: a short source gives no row twice
+    once = config.data.model_copy(update={"epochs": 1})
     return make_prompts(config.model_copy(update={"data": once}), began_with)
 
 
@@ -106,17 +107,17 @@ def make_environment(
     working_dir: Path,
     began_with: Mapping[str, str] = _NO_DIGESTS,
 ) -> Environment:
-    """The environment of one worker, not started yet.
+    """Create the environment of one worker; it is not started yet.
 
-    ``tokenizer`` is the model's; None only for the stub. ``working_dir`` is where
-    ``environment.target`` is imported from first; ``began_with``: digests by key of what the run's
-    inputs held when it began.
+    ``tokenizer`` is the model's; None only for the stub. ``working_dir`` is searched first for
+    ``environment.target``. ``began_with`` maps keys to the digests of the run's inputs at its
+    start.
 
     Raises:
-        BadEnvironment: Something the environment needs is missing, or of the wrong kind.
+        BadEnvironment: The environment lacks something it needs, or an option has the wrong type.
         TargetNotFound: A custom environment cannot be imported.
         InputChanged: Its source is not what the run began with.
-        NoChatTemplate: The tokenizer has none, and the environment needs it.
+        NoChatTemplate: The environment needs a chat template, and the tokenizer has none.
     """
     if config.name == "stub":
         return StubEnvironment()

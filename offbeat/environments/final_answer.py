@@ -1,7 +1,7 @@
 """Extracts the final number of a response as text, and compares two such numbers.
 
-Everything here is text in, text out, in time linear in the text, whatever the text is: a model
-writes millions of digits, half a tag, or no language at all, and none of it may hang a worker.
+All functions take linear time on any text: a model may write millions of digits, half a tag, or
+noise, and none of it may hang a worker.
 """
 
 import re
@@ -31,17 +31,18 @@ _PLAIN: Final = str.maketrans(
 
 
 class FinalAnswer(NamedTuple):
-    """The number a text ends in."""
+    """The last number of a text."""
 
-    number: str  # canonical: two are equal exactly when the numbers are
-    strict: bool  # it stood behind ####
+    number: str  # canonical form: two are equal exactly when the numbers are
+    strict: bool  # whether it follows ####
 
 
 def without_thinking(text: str) -> str:
-    """``text`` without what stands in ``<think>...</think>``.
+    """Return ``text`` without its ``<think>...</think>`` blocks.
 
-    A block that is never closed reaches to the end: the model was cut off before it answered. A
-    block that is never opened began before the text, for some chat templates open it.
+    An unclosed block reaches to the end: the model was cut off before it answered. A closing tag
+    without an opening one ends a block that began before the text, since some chat templates open
+    it.
     """
     said, thinking = list[str](), False
     for piece in _TAG.split(text):
@@ -57,10 +58,10 @@ def without_thinking(text: str) -> str:
 
 
 def final_answer(text: str) -> FinalAnswer | None:
-    """The last number behind ``####``, else the last number at all; None without one.
+    """Return the last number after ``####``, else the last number of all; None without one.
 
-    ``$``, thousands commas, a percent sign and a full stop behind it do not count: ``$1,234.50.``
-    is 1234.5, ``72.0`` is 72. Fractions and exponents are not read: ``1/2`` ends in 2.
+    ``$``, thousands commas, a percent sign and a trailing full stop are ignored: ``$1,234.50.`` is
+    1234.5, ``72.0`` is 72. Fractions and exponents are not parsed: ``1/2`` gives 2.
     """
     plain = text.translate(_PLAIN).replace("{,}", ",")  # LaTeX's comma between thousands
     strict = _last(_STRICT, plain)

@@ -1,7 +1,8 @@
-"""Defines the messages of a reward child and its parent: length-prefixed JSON, never pickle.
+"""Messages between a reward child and its parent: length-prefixed JSON, never pickle.
 
-Parent: ``Hello`` once, then one ``RewardCall`` a group. Child: ``Ready`` or ``Refused`` once, then one
-``RewardReply`` a sample. JSON rather than MessagePack, for a row may hold integers of any size.
+Parent: ``Hello`` once, then one ``RewardCall`` per group. Child: ``Ready`` or ``Refused`` once,
+then one ``RewardReply`` per sample. JSON rather than MessagePack, because a row may hold integers
+of any size.
 """
 
 from typing import Any, Final
@@ -22,7 +23,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class RewardCall(msgspec.Struct, frozen=True):
-    """Score these responses to one prompt. Calls of a child are numbered from 1."""
+    """Request to score responses to one prompt. Calls of a child are numbered from 1."""
 
     number: int
     prompt: msgspec.Raw  # the row as JSON
@@ -30,7 +31,10 @@ class RewardCall(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The target is imported. ``concurrent``: it is async, the samples of a call run at once."""
+    """The target is imported.
+
+    ``concurrent``: it is async, so the samples of a call run concurrently.
+    """
 
     concurrent: bool
 
@@ -42,7 +46,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class RewardReply(msgspec.Struct, frozen=True, tag=True):
-    """The reward of one sample, or why there is none."""
+    """Reward of one sample, or the reason why it has none."""
 
     call: int
     sample: int
@@ -52,7 +56,7 @@ class RewardReply(msgspec.Struct, frozen=True, tag=True):
 
 
 LONGEST_ANSWER_BYTES: Final = 1 << 20
-"""Largest answer of a child: a number or a bounded text. Anything longer is refused."""
+"""Largest reply of a child: a number or a bounded text. Longer ones are refused."""
 
 
 def framed(message: msgspec.Struct) -> bytes:

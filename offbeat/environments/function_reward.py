@@ -1,10 +1,10 @@
-"""Uses a plain Python function as reward: ``reward(prompt: dict, response.
+"""Environment with a Python function as reward.
 
-Str, **options) -> float``.
+    ``reward(prompt: dict, response: str, **options) -> float``
 
 ``prompt`` is the row of the data file, ``response`` the decoded text without special tokens. The
-function may be async; then the samples of a group are scored at once. It runs in child processes
-(``killable``), so whatever it does costs one group at most.
+function may be async; then the samples of a group are scored concurrently. It runs in child
+processes (``killable``), so that a failure costs at most one group.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from offbeat.messages.groups import Prompt, RolloutTask
 
 
 class FunctionReward(SingleTurn):
-    """Scores responses by a user's function.
+    """Scores responses with a user's function.
 
     ``score`` raises ``RolloutFailed`` with one of the reasons ``reward_raised``, ``reward_none``,
     ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``,
-    ``reward_answered_twice``: all of kind DATA. ``reward_import_failed`` is a BUG, for no retry can heal it; at ``start`` it is
-    raised as ``RewardFailed``.
+    ``reward_answered_twice``: all of kind DATA. ``reward_import_failed`` is a BUG, because no retry
+    can fix it; at ``start`` it is raised as ``RewardFailed``.
     """
 
     def __init__(self, tokenizer: Tokenizer, target: RewardTarget, workers: int) -> None:

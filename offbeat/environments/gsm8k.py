@@ -1,4 +1,4 @@
-"""Word problems with one number as answer, in the form of GSM8K: rows, prompt and reward.
+"""Word problems with a number as answer, as in GSM8K: rows, prompt and reward.
 
 A row is ``{"question": "...", "answer": "... #### 72"}``; the answer may also be the number alone.
 Trusted code in linear time, so it runs in the worker's own process.
@@ -24,33 +24,32 @@ _Reward = Annotated[float, msgspec.Meta(ge=-_LARGEST_REWARD, le=_LARGEST_REWARD)
 class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``environment.options`` of ``environment.name: gsm8k``.
 
-    A sample's reward is the sum of what applies: ``correct`` and ``format``.
+    A sample's reward is the sum of ``correct`` and ``format`` where they apply.
     """
 
     correct: _Reward = 1.0
-    """Reward for the row's number as final answer.
-
-    The last behind ``####``, else the last number.
-    """
+    """Reward if the row's number is the final answer: the last number after ``####``, else the last
+    number."""
 
     format: _Reward = 0.0
-    """Reward for a final answer that stands behind ``####``, right or wrong."""
+    """Reward if the final answer follows ``####``, right or wrong."""
 
     strict: bool = False
-    """Whether only a number behind ``####`` counts as an answer."""
+    """Whether only a number after ``####`` counts as an answer."""
 
     instruction: str = "Think step by step. End with #### and the answer, a number alone."
-    """Stands below every question; empty: the question alone."""
+    """Text after every question; empty: none."""
 
     system: str = ""
-    """The system message of the chat; empty: none."""
+    """System message of the chat; empty: none."""
 
     chat: bool = True
-    """Put the question through the model's chat template; off: as plain text, for a base model."""
+    """Whether the question goes through the model's chat template; if not, it is plain text for a
+    base model."""
 
 
 class NoChatTemplate(OffbeatError):
-    """The model's tokenizer cannot make a chat of a question."""
+    """The model's tokenizer has no chat template, or it cannot render a question."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -64,10 +63,10 @@ class NoChatTemplate(OffbeatError):
 
 
 class Gsm8k(SingleTurn):
-    """Rewards a response by the number it ends in, without what it thinks in between.
+    """Rewards a response by its final number, ignoring its thinking block.
 
     Raises:
-        NoChatTemplate: ``options.chat`` with a tokenizer that has none.
+        NoChatTemplate: ``options.chat`` is set and the tokenizer has no template.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Gsm8kOptions) -> None:
@@ -102,12 +101,12 @@ class Gsm8k(SingleTurn):
             return self._tokenizer.apply_chat_template(
                 chat, add_generation_prompt=True, tokenize=True, return_dict=False
             )
-        except ValueError as error:  # what transformers raises where there is no template
+        except ValueError as error:  # transformers raises it without a template
             raise NoChatTemplate(str(error)) from error
 
 
 def row_answer(row: Mapping[str, Any]) -> str | None:
-    """The number of a row's ``answer``, canonical; None without one."""
+    """Return the number of a row's ``answer`` in canonical form; None without one."""
     answer: FinalAnswer | None = final_answer(str(row["answer"]))
     return None if answer is None else answer.number
 

@@ -1,7 +1,7 @@
-"""Digests of the files a run is made of besides its recipe: prompts, and source of the user's own.
+"""Digests of the input files of a run besides its recipe: prompts, and the user's source code.
 
-A run may go on for days and be taken up by new processes. Each of them reads these files again, so
-each compares what it has read with what the run began with.
+A run may take days and be continued by new processes. Each of them reads these files again, and
+compares their content with that at the start of the run.
 """
 
 import ast
@@ -22,7 +22,7 @@ SAMPLER: Final = "sampler.target"
 
 
 class InputChanged(OffbeatError):
-    """A file that the run is made of has another content than when the run began."""
+    """An input file of the run has other content than when the run began."""
 
     def __init__(self, key: str, value: str) -> None:
         super().__init__(key, value)
@@ -37,17 +37,17 @@ class InputChanged(OffbeatError):
 
 
 def check_same(key: str, value: str, digest: str | None, began_with: Mapping[str, str]) -> None:
-    """Pass if this input is what the run began with, as far as both are known.
+    """Raise if this input differs from what the run began with, as far as both are known.
 
     Raises:
-        InputChanged: It is not.
+        InputChanged: The digests differ.
     """
     if digest is not None and began_with.get(key, digest) != digest:
         raise InputChanged(key, value)
 
 
 def digest_of(contents: Iterable[bytes]) -> str:
-    """Return one SHA-256 of several contents, in this order."""
+    """Return one SHA-256 digest of several contents, in this order."""
     whole = hashlib.sha256()
     for content in contents:
         whole.update(hashlib.sha256(content).digest())
@@ -55,16 +55,16 @@ def digest_of(contents: Iterable[bytes]) -> str:
 
 
 def source_digest(target: str, working_dir: Path) -> str | None:
-    """Return the digest of the source behind ``module:name``; None where there is none to read.
+    """Return the digest of the source behind ``module:name``; None without a source file.
 
-    It covers the module and whatever modules below ``working_dir`` it imports by ``import`` and
-    ``from`` statements, and these in turn. Installed packages are not the user's source.
+    It covers the module and the modules below ``working_dir`` that it imports by ``import`` and
+    ``from`` statements, recursively. Installed packages are not the user's source.
     """
     try:
         files = _sources(target.partition(":")[0], working_dir)
         return digest_of(file.read_bytes() for file in files) if files else None
     except OSError:
-        return None  # the import says why, where it fails
+        return None  # the import reports the problem
 
 
 def find_module(module: str, working_dir: Path) -> Path | None:
@@ -80,7 +80,7 @@ def find_module(module: str, working_dir: Path) -> Path | None:
 
 
 def _installed(name: str) -> ModuleSpec | None:
-    """Found by any finder: an editable install brings one of its own."""
+    """Find a module with all finders: an editable install adds one of its own."""
     try:
         return importlib.util.find_spec(name)
     except ValueError:  # loaded already, and without a spec: __main__
@@ -125,7 +125,7 @@ def _imports(module: str, file: Path) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
-        return  # the import says so, where it fails
+        return  # the import reports the problem
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
         for name in _named(node, package):

@@ -1,8 +1,8 @@
-"""Child processes that can be killed at any moment, and a pool of them that keeps its size.
+"""Child processes that can be killed at any moment, and a pool of them of constant size.
 
 Not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool, and
-values travel as pickle. Here a child is a process group of its own; a call that is late, dies or
-is cancelled costs exactly one SIGKILL, and a new child is on its way before the error is raised.
+values travel as pickle. Here a child is a process group of its own; a call that is late, dies or is
+cancelled costs exactly one SIGKILL, and a new child is started before the error is raised.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply)
 
 
 class RewardFailed(OffbeatError):
-    """Raised when a group gets no rewards; ``reason`` is the failure's counter."""
+    """A group gets no rewards; ``reason`` names the failure counter."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -72,7 +72,7 @@ class RewardChild:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     concurrent: bool = False
-    calls: int = 0  # begun
+    calls: int = 0  # number of calls begun
 
     @classmethod
     async def start(cls, target: RewardTarget) -> Self:
@@ -98,13 +98,13 @@ class RewardChild:
         return child
 
     async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response. After any error the child is no longer fit for use.
+        """Return one reward per response. After any error the child must not be used again.
 
-        The deadline is that of one sample's call: of each in turn for a plain function, of all
-        together for an async one, whose calls run at once.
+        The deadline applies to one sample's call: to each in turn for a plain function, to all
+        together for an async one, whose calls run concurrently.
 
         Raises:
-            RewardFailed: At the first sample without a reward, or with two.
+            RewardFailed: For the first sample without a reward, or with two.
         """
         self.calls += 1
         call = RewardCall(self.calls, msgspec.Raw(msgspec.json.encode(prompt)), list(responses))
@@ -141,7 +141,7 @@ class RewardChild:
             await self.writer.wait_closed()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):  # it has ended, and nothing of it is left
+        with suppress(ProcessLookupError):  # it has already ended
             os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _greet(self) -> None:
@@ -180,7 +180,7 @@ class RewardChild:
 
 @dataclass(slots=True)
 class RewardPool:
-    """``size`` children; calls beyond that wait their turn, first come, first served."""
+    """Pool of ``size`` children; further calls wait their turn, first come, first served."""
 
     target: RewardTarget
     size: int
@@ -191,7 +191,7 @@ class RewardPool:
         """Start all children.
 
         Raises:
-            RewardFailed: The target cannot be imported. Nothing is left running.
+            RewardFailed: The target cannot be imported. No child is left running.
         """
         self._slots = [_Slot(self.target) for _ in range(self.size)]
         try:
@@ -205,7 +205,7 @@ class RewardPool:
     async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
         """Return one reward per response.
 
-        A child whose call ended in any error, or was cancelled, is killed and replaced.
+        A child whose call failed or was cancelled is killed and replaced.
 
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.
@@ -235,15 +235,15 @@ class RewardPool:
 
 
 class _Slot:
-    """A place in the pool: a child that is ready, starting, or could not start.
+    """A place in the pool, whose child is ready, starting, or failed to start.
 
-    Replacing needs no await, so that no cancellation can make the pool smaller.
+    Replacing needs no await, so that no cancellation can shrink the pool.
     """
 
     def __init__(self, target: RewardTarget) -> None:
         self._target = target
         self._start = asyncio.create_task(RewardChild.start(target), name="reward-child-start")
-        # Apart from the start, so that cancelling the new child never spares the old one.
+        # Separate from the start, so that cancelling the new child never spares the old one.
         self._end: asyncio.Task[None] | None = None
 
     @property
@@ -252,12 +252,12 @@ class _Slot:
         return self._start.result().process.pid if ready else None
 
     async def child(self) -> RewardChild:
-        """The child, once started. Being cancelled here leaves it starting."""
+        """Return the child, once started. A cancellation here does not cancel the start."""
         await asyncio.wait({self._start})
         return self._start.result()
 
     def replace(self) -> None:
-        """Kill the child and start another; one that is still starting stays."""
+        """Kill the child and start another, unless one is already starting."""
         if self._start.done():
             self._end = asyncio.create_task(_ended(self._start), name="reward-child-end")
             self._start = asyncio.create_task(self._restart(self._end), name="reward-child-start")
@@ -275,7 +275,7 @@ class _Slot:
 
 
 async def _ended(start: asyncio.Task[RewardChild]) -> None:
-    """Once this returns, nothing of the child is left, if it ever started."""
+    """Wait until a child that is starting has ended, if it ever started."""
     if not start.cancelled() and start.exception() is None:
         await start.result().close()
 
@@ -283,7 +283,7 @@ async def _ended(start: asyncio.Task[RewardChild]) -> None:
 async def _spawn(theirs: socket.socket, working_dir: Path) -> Process:
     return await create_subprocess_exec(
         sys.executable,
-        "-P",  # the working directory must not shadow what the child itself imports
+        "-P",  # the working directory must not shadow the child's own imports
         "-m",
         "offbeat.environments.reward_child",
         str(theirs.fileno()),
@@ -298,7 +298,7 @@ async def _spawn(theirs: socket.socket, working_dir: Path) -> Process:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's, with its import path, and one thread for each child's numpy and torch."""
+    """Return the parent's environment with its import path, and one thread for numpy and torch."""
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     import_path = os.pathsep.join(path for path in sys.path if path)
     return threads | os.environ | {"PYTHONPATH": import_path}

@@ -1,4 +1,4 @@
-"""A seeded permutation that needs no memory: row of any place, in constant time."""
+"""A seeded permutation in constant memory and time."""
 
 import hashlib
 from functools import lru_cache
@@ -8,11 +8,11 @@ _MASK = (1 << 64) - 1
 
 
 def permuted(place: int, rows: int, seed: int, epoch: int) -> int:
-    """The row at ``place`` of epoch ``epoch``: a permutation of ``range(rows)`` for each epoch.
+    """Return the row at ``place`` of epoch ``epoch``: a permutation of ``range(rows)`` per epoch.
 
     A balanced Feistel network over the smallest power of four that holds ``rows``; a value outside
-    the range is sent through again (cycle walking, Black and Rogaway 2002), fewer than four times
-    on average. Unlike a shuffled list it costs no memory, and no pause at the start of an epoch.
+    the range is mapped again (cycle walking, Black and Rogaway 2002), fewer than four times on
+    average. Unlike a shuffled list it costs no memory, and no pause at the start of an epoch.
     """
     half_bits = max(1, ((rows - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
@@ -37,7 +37,7 @@ def _feistel(value: int, half_bits: int, keys: tuple[int, ...]) -> int:
 
 
 def _mix(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31

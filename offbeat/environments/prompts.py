@@ -1,4 +1,4 @@
-"""Provides prompts: a pure function from a place in the endless order to a prompt.
+"""Prompt sources: pure functions from an index in the endless order to a prompt.
 
 There is no cursor. A run that resumes asks for the prompt indices it still needs and gets the same
 prompts, so nothing is skipped and nothing repeated.
@@ -20,20 +20,23 @@ from offbeat.messages.groups import Prompt
 
 
 class PromptSource(Protocol):
-    """An order of prompts that only depends on its construction."""
+    """An order of prompts that depends only on the arguments of the constructor."""
 
     @property
     def rows(self) -> int:
-        """Prompts in one epoch, at least one."""
+        """Number of prompts in one epoch, at least one."""
         ...
 
     def prompt(self, prompt_index: int) -> Prompt | None:
-        """Return prompt ``prompt_index``; None beyond the last epoch. Any order, any number."""
+        """Return prompt ``prompt_index``; None beyond the last epoch.
+
+        Calls may come in any order.
+        """
         ...
 
 
 class PromptFileError(OffbeatError):
-    """A prompt file cannot be used as it is. ``line`` 0: the file as a whole."""
+    """A prompt file cannot be used as it is. ``line`` is 0 for the file as a whole."""
 
     def __init__(self, path: str, line: int, problem: str) -> None:
         super().__init__(path, line, problem)
@@ -52,7 +55,7 @@ RowCheck = Callable[[Mapping[str, object]], str | None]
 
 
 class RowPrompts(abc.ABC):
-    """A prompt source over numbered rows; what is left to a subclass is what a row holds."""
+    """Prompt source over numbered rows; a subclass returns the content of a row."""
 
     def __init__(self, rows: int, *, shuffle: bool, seed: int, epochs: int | None) -> None:
         self._rows, self._shuffle, self._seed, self._epochs = rows, shuffle, seed, epochs
@@ -73,15 +76,15 @@ class RowPrompts(abc.ABC):
 
 
 class JsonlPrompts(RowPrompts):
-    """The rows of a JSON Lines file. Blank lines are no rows.
+    """The rows of a JSON Lines file; blank lines are skipped.
 
     Each row is an object in which ``problem_of`` finds no problem: unless the environment has rows
-    of its own, ``prompt`` (a string, tokenised as it stands) or ``messages`` (a list of
-    ``{"role": ..., "content": ...}``, put through the chat template). All other keys are the
-    environment's. Every line is checked once, here; rows are kept as the bytes they came as.
+    of its own, ``prompt`` (a string, tokenised as it is) or ``messages`` (a list of ``{"role": ...,
+    "content": ...}``, rendered by the chat template). All other keys belong to the environment.
+    Every line is checked once, here; rows are kept as bytes.
 
     Raises:
-        PromptFileError: Naming the line, what is wrong with it and what it should be.
+        PromptFileError: Names the line, its problem and what is expected.
     """
 
     def __init__(
@@ -95,12 +98,12 @@ class JsonlPrompts(RowPrompts):
     ) -> None:
         content = _content(path)
         self.digest = digest_of([content])
-        """Of the bytes the rows were read from."""
+        """Digest of the file's bytes."""
         self._lines = _read_rows(path, content, problem_of or row_problem)
         super().__init__(len(self._lines), shuffle=shuffle, seed=seed, epochs=epochs)
 
     def longest(self, count: int) -> Iterator[Prompt]:
-        """Yield the prompts of the longest rows, by bytes, the longest first."""
+        """Yield the prompts of the longest rows by bytes, longest first."""
         for row in heapq.nlargest(count, range(self.rows), key=lambda row: len(self._lines[row])):
             yield Prompt(row, 0, row, self._data(row))
 
@@ -109,9 +112,9 @@ class JsonlPrompts(RowPrompts):
 
 
 class ArithmeticPrompts(RowPrompts):
-    """``a+b=`` for all pairs ``low <= a, b < high``.
+    """Prompts ``a+b=`` for all pairs ``low <= a, b < high``.
 
-    Row ``(a - low) * (high - low) + (b - low)``.
+    The row is ``(a - low) * (high - low) + (b - low)``.
     """
 
     def __init__(
@@ -155,13 +158,13 @@ def _read_rows(path: Path, text: bytes, problem_of: RowCheck) -> list[bytes]:
 
 
 _DEEPEST: Final = 100
-"""Lists and objects within each other: what reads or copies a row by recursion ends far beyond."""
+"""Maximum nesting of lists and objects: far below the limit of recursive readers."""
 
 _TOO_DEEP: Final = f"is nested more than {_DEEPEST} deep; make it flatter, or put it in a string"
 
 
 def _depth(value: object) -> int:
-    """Return how many lists and objects are within each other, without recursion."""
+    """Return the nesting depth of lists and objects, without recursion."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1

@@ -1,4 +1,4 @@
-"""Defines an environment: one object per worker that gives observations and rewards.
+"""Protocol of environments: one object per worker that gives observations and rewards.
 
 An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
 at once: a method that waits is async, a method that computes long belongs in a child process
@@ -6,8 +6,8 @@ at once: a method that waits is async, a method that computes long belongs in a 
 ``rollout.on_failed_sample``, with reason ``environment_raised``; no failure ever becomes a reward of
 0. ``EnvironmentUnavailable`` says that another moment will do.
 
-Your own environment subclasses one of the two, is named ``module:Class`` in
-``environment.target`` and made once a worker, as ``Class(tokenizer, **environment.options)``.
+A custom environment subclasses one of the two, is named ``module:Class`` in ``environment.target``
+and is created once per worker, as ``Class(tokenizer, **environment.options)``.
 """
 
 import abc
@@ -19,10 +19,10 @@ from offbeat.messages.groups import Prompt, RolloutTask
 
 
 class EnvironmentUnavailable(Exception):
-    """Raised by an environment when what it depends on is out of service: a sandbox, a judge.
+    """Raised by an environment when a service it depends on is down: a sandbox, a judge.
 
-    The prompt is not at fault: the group is tried again with growing waits, within
-    ``rollout.infrastructure_retries``. No engine is blamed for it.
+    The prompt is not at fault: the group is retried with growing waits, within
+    ``rollout.infrastructure_retries``. It does not count against the engine.
     """
 
 
@@ -30,14 +30,14 @@ class Environment(abc.ABC):
     """Base class of both forms of environment."""
 
     async def start(self) -> None:  # noqa: B027 - most environments hold nothing
-        """Called once, before anything else."""
+        """Start the environment. Called once, before any other method."""
 
     async def close(self) -> None:  # noqa: B027
-        """Called once, at the end. No group is running then."""
+        """Close the environment. Called once, at the end, when no group is running."""
 
     @abc.abstractmethod
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The first observation: at least one token, shared by all samples of the group."""
+        """Return the first observation: at least one token, shared by all samples of the group."""
 
 
 class SingleTurn(Environment):
@@ -57,7 +57,7 @@ class Response:
 
     @property
     def content_ids(self) -> tuple[int, ...]:
-        """The tokens without the stop token."""
+        """Tokens without the stop token."""
         return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
 
 
@@ -66,20 +66,20 @@ class Episode(abc.ABC):
 
     @abc.abstractmethod
     async def step(self, response: Response) -> tuple[int, ...] | None:
-        """Take the model's turn; return the next observation as token ids, None at the end."""
+        """Process the model's turn; return the next observation as token ids, None at the end."""
 
     @abc.abstractmethod
     async def reward(self) -> float:
-        """The finite reward of the whole episode.
+        """Return the finite reward of the whole episode.
 
-        Asked once, after the last ``step``: also when the episode was cut because no turn or no
-        room for the observation was left, so that every sample has a reward its author decided.
+        Called once, after the last ``step``, also if the episode was cut because no turn or no room
+        for the observation was left, so that every sample gets a reward from its author.
         """
 
 
 class MultiTurn(Environment):
-    """Several model calls a sample; each sample is an episode of its own."""
+    """Environment with several model calls per sample; each sample is an episode of its own."""
 
     @abc.abstractmethod
     def begin(self, task: RolloutTask, sample: int) -> Episode:
-        """A fresh episode for sample ``sample`` of the group."""
+        """Create the episode of sample ``sample`` of the group."""

@@ -1,7 +1,7 @@
 """Runs a user's reward function: ``python -m offbeat.environments.reward_child FD PID``.
 
-It communicates over the socket ``FD`` alone, so that nothing user code prints can disturb the protocol;
-both standard streams of user code lead to the worker's standard error. Its address space is
+It communicates over the socket ``FD`` alone, so that prints of user code cannot disturb the
+protocol; both of its standard streams go to the worker's standard error. Its address space is
 limited, and it dies with the process ``PID`` that started it.
 """
 
@@ -42,7 +42,7 @@ def main() -> None:
     """Serve calls until the parent closes the socket."""
     parent_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     _die_with_parent(parent_pid)
-    # A process that user code starts must not hold the socket open.
+    # A process that user code starts must not keep the socket open.
     os.set_inheritable(parent_fd, False)  # noqa: FBT003 - its parameter has no name
     channel = socket.socket(fileno=parent_fd)
     frames = channel.makefile("rb")
@@ -60,7 +60,7 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
     except TargetNotFound as error:
         send(Refused(str(error)))
         return
-    source = source_digest(hello.target, working_dir)  # of what has just been imported
+    source = source_digest(hello.target, working_dir)  # digest of what has just been imported
     if hello.source and source is not None and source != hello.source:
         send(Refused(str(InputChanged(ENVIRONMENT, hello.target))))
         return
@@ -76,9 +76,9 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
 
 
 def _of_this_process(send: _Send) -> _Send:
-    """Return ``send`` for this process alone: one that user code has forked ends in place of sending.
+    """Return ``send`` restricted to this process: a fork of user code exits instead of sending.
 
-    It has the socket too, and comes back from user code as if it had been asked.
+    The fork inherits the socket, and would return from user code as if it were this process.
     """
     asked = os.getpid()
 
@@ -93,7 +93,7 @@ def _of_this_process(send: _Send) -> _Send:
 def _answer_in_turn(
     reward: Callable[..., object], call: RewardCall, working_dir: Path, send: _Send
 ) -> None:
-    """Answer sample by sample: each answer shows the parent that the next call has begun."""
+    """Answer sample by sample: each reply shows the parent that the next call has begun."""
     for sample, response in enumerate(call.responses):
         try:
             value = reward(_row_of(call), response)
@@ -125,7 +125,7 @@ async def _answer_at_once(
 
 
 def _row_of(call: RewardCall) -> dict[str, Any]:
-    """Return a row of its own for one sample: what the function changes in it, no other one sees."""
+    """Return a copy of the row for one sample, so that the function's changes affect no other."""
     return msgspec.json.decode(call.prompt, type=dict[str, Any])
 
 

@@ -1,14 +1,14 @@
-"""Defines which values count as a reward."""
+"""Validation of reward values."""
 
 import math
 import numbers
 from typing import NamedTuple, TypeGuard
 
-_LARGEST = 3.4e38  # rewards travel as float32
+_LARGEST = 3.4e38  # rewards are stored as float32
 
 
 class BadReward(NamedTuple):
-    """Explains why a value is no reward: a counter's name, and one line for a person."""
+    """Reason why a value is not a reward: a counter's name, and a line for the user."""
 
     reason: str
     detail: str

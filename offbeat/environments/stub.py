@@ -1,4 +1,4 @@
-"""The environment of dry runs: no tokenizer, no text, rewards that rise slowly."""
+"""Environment of dry runs: no tokenizer, no text, rewards that rise slowly."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Text in and out: what environments use of a tokenizer."""
+"""The part of a tokenizer that environments use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -29,10 +29,10 @@ class Tokenizer(Protocol):
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The prompt as the model reads it.
+    """Tokenise the prompt as the model reads it.
 
-    ``prompt`` is tokenised as it stands, with the special tokens the tokenizer adds by its own
-    definition. ``messages`` go through the chat template, which opens the assistant's turn.
+    ``prompt`` is tokenised as it is, with the special tokens that the tokenizer adds by itself.
+    ``messages`` are rendered by the chat template, which opens the assistant's turn.
     """
     messages = prompt.data.get("messages")
     if messages is None:
@@ -45,7 +45,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def content_ids(result: GenerateResult) -> list[list[int]]:
-    """Each sample's tokens without the stop token that ended it."""
+    """Return each sample's tokens without the stop token."""
     token_ids, ends = result.token_ids.tolist(), result.offsets.tolist()
     return [
         token_ids[start : end - (reason == "stop")]

@@ -1,4 +1,4 @@
-"""Reaching the code a user names, and telling where it failed."""
+"""Imports code that a user names, and locates its failures."""
 
 import importlib
 import sys
@@ -28,7 +28,7 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
     """Import ``module:name``, looking in ``working_dir`` first.
 
     Raises:
-        TargetNotFound: Whatever went wrong, the module's own errors included.
+        TargetNotFound: For any failure, including errors of the module itself.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -48,7 +48,10 @@ def load_target(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the us
 
 
 def describe(error: BaseException, user_dir: Path | None = None) -> str:
-    """``ValueError: no digits (rewards.py:12 in reward)``: one line, at the user's last line."""
+    """Describe an error in one line, with the last line of user code.
+
+    For example ``ValueError: no digits (rewards.py:12 in reward)``.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     inside = [
         f for f in frames if user_dir is not None and Path(f.filename).is_relative_to(user_dir)

@@ -1,1 +1,1 @@
-"""Generators: the engines that sample, and what drives one inside its process."""
+"""Inference engines, and the code that drives one inside its actor process."""

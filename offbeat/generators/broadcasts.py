@@ -1,7 +1,7 @@
-"""An engine's part in broadcasts, in a thread of its own: requests are served meanwhile.
+"""The receiving side of a weight broadcast, in a thread of its own beside the serving engine.
 
-torch and the transport are imported when the first one comes: a run on another transport needs
-neither.
+torch and the transport are imported when the first broadcast arrives: a run on another transport
+needs neither.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Broadcasts:
-    """Fetches releases that are sent to several engines at once."""
+    """Receives weight releases that the trainer broadcasts to several engines at once."""
 
     def __init__(self, member: str) -> None:
         self._member = member
@@ -25,9 +25,9 @@ class Broadcasts:
     async def fetch(
         self, route: Route, epoch: int, members: tuple[str, ...], manifest: Manifest
     ) -> tuple[Bytes, ...]:
-        """All chunks of a release, each as it was sent.
+        """Receive and verify all chunks of a release; return them as they were sent.
 
-        A fetch that is cancelled stops at its next chunk, or when that is too late.
+        A cancelled fetch stops at the next chunk, or at that chunk's deadline.
 
         Raises:
             TransferFailed: The sender is gone or gave up, or this engine was too slow.
@@ -55,9 +55,9 @@ class Broadcasts:
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:
-    """The result of blocking work, in a new thread that the process does not wait for at its end.
+    """Run blocking work in a daemon thread and return its result.
 
-    Cancelled, it leaves the work to end by itself, and nobody reads what comes of it.
+    If the caller is cancelled, the work runs to its end and its result is discarded.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()

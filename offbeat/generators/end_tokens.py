@@ -1,6 +1,6 @@
-"""Finds the tokens that end a sample in the files of a model: the same for every engine.
+"""Finds the tokens that end a sample in the files of a model, for every kind of engine.
 
-Reads JSON alone. A model whose samples never end trains on samples that are all cut off.
+It reads JSON files only. A model whose samples never end trains on samples that are all cut off.
 """
 
 import json
@@ -16,7 +16,7 @@ _log = structlog.stdlib.get_logger()
 
 
 def end_ids_of(model_path: str | Path) -> list[int]:
-    """Return the end-of-sequence tokens of a model directory: those of the first file that names any.
+    """Return the end-of-sequence tokens of a model directory, from the first file that has any.
 
     Raises:
         ValueError: A file is no JSON object.
@@ -31,11 +31,11 @@ def end_ids_of(model_path: str | Path) -> list[int]:
 
 
 def end_ids_problem(model_path: str | Path, stop_token_ids: Sequence[int] = ()) -> str:
-    """Say why samples may never end; "" if nothing speaks for it.
+    """Return the reason why samples may never end; empty if there is none.
 
     Args:
         model_path: A model directory.
-        stop_token_ids: What the recipe ends samples with besides.
+        stop_token_ids: Further tokens that end a sample, from the recipe.
     """
     folder = Path(model_path)
     ends = [*end_ids_of(folder), *stop_token_ids]
@@ -52,7 +52,7 @@ def end_ids_problem(model_path: str | Path, stop_token_ids: Sequence[int] = ()) 
 
 
 def warn_of_end_ids(model_path: str | Path, stop_token_ids: Sequence[int]) -> None:
-    """Log what ``end_ids_problem`` says, if anything."""
+    """Log a warning if ``end_ids_problem`` finds a problem."""
     if problem := end_ids_problem(model_path, stop_token_ids):
         _log.warning("model.no_end", problem=problem, fix="generator.sampling.stop_token_ids")
 

@@ -5,9 +5,9 @@
 | callers      | their answer                               | the thread, through the event loop   |
 | engine thread| nothing: without work it returns           | a command starts it again            |
 
-Everything the callers want is a command in one inbox. The thread works it off between two steps,
-and steps back to back while it has work: neither side waits for the other in between. Only the
-thread touches the engine.
+Every call is a command in one inbox. The thread executes the commands between two steps, and runs
+steps back to back while it has work: neither side waits for the other in between. Only the thread
+touches the engine.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something to do with the engine between two steps."""
+    """Action to run on the engine between two steps."""
 
     action: Callable[[EmbeddedEngine], Any]
     answer: asyncio.Future[Any]
@@ -50,7 +50,7 @@ class _Gone:
 
 
 class EngineLoop:
-    """The asyncio face of an ``EmbeddedEngine``. All methods belong to one event loop.
+    """Asyncio interface of an ``EmbeddedEngine``. All methods belong to one event loop.
 
     A step that raises breaks the engine for good: every open call, and every later one, raises
     ``EngineUnavailable`` with the step's error as its cause.
@@ -67,32 +67,32 @@ class EngineLoop:
 
     @property
     def running(self) -> int:
-        """Samples being decoded."""
+        """Number of samples being decoded."""
         return self._engine.running
 
     @property
     def waiting(self) -> int:
-        """Requests not started."""
+        """Number of requests that have not been started."""
         return self._engine.waiting
 
     @property
     def tokens(self) -> int:
-        """Generated since start."""
+        """Tokens generated since start."""
         return self._engine.tokens
 
     @property
     def busy_s(self) -> float:
-        """Time spent in steps since start."""
+        """Seconds spent in steps since start."""
         return self._engine.busy_s
 
     # -- requests ----------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """The finished samples of this request; a cancelled call takes it out of the engine.
+        """Return the finished samples of a request; cancelling the call removes it from the engine.
 
         Raises:
-            InvalidRequest: the engine can never serve it, or its id is open.
-            EngineUnavailable: broken or closed, now or before it finished.
+            InvalidRequest: The engine can never serve it, or its id is open.
+            EngineUnavailable: The engine broke or was closed before the request finished.
         """
         self.check_usable("generate")
         id_ = request.request_id
@@ -104,7 +104,7 @@ class EngineLoop:
         try:
             return await answer
         except asyncio.CancelledError:
-            if self._gone is None:  # ``answer`` is cancelled: nobody reads what comes of this
+            if self._gone is None:  # ``answer`` is cancelled: the result would be discarded
                 self._post(lambda engine: engine.drop(id_), answer, answers_at_once=True)
             raise
         finally:
@@ -113,9 +113,9 @@ class EngineLoop:
     # -- control -----------------------------------------------------------------------------------
 
     async def between_steps(self, action: Callable[[EmbeddedEngine], T]) -> T:
-        """Run this in the engine's thread with no step in progress: the place to swap weights.
+        """Run an action in the engine's thread while no step is in progress, as to swap weights.
 
-        What it raises is raised here; the engine is not broken by it.
+        An exception of the action is raised here; it does not break the engine.
         """
         self.check_usable("run between steps")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -123,9 +123,9 @@ class EngineLoop:
         return await answer
 
     def lose(self, problem: str) -> None:
-        """The engine's weights are of no version: every open call raises ``EngineUnavailable``.
+        """Mark the weights as of no version: every open call raises ``EngineUnavailable``.
 
-        Later ones are refused by the engine itself, until it is given a version again.
+        The engine itself refuses later calls, until its weights are of a version again.
         """
         for answer in self._open.values():
             if not answer.done():
@@ -153,7 +153,7 @@ class EngineLoop:
     ) -> None:
         self._inbox.append(_Command(action, answer, answers_at_once))
         if self._working is None and not self._start_is_due:
-            # not at once, so that what this turn of the event loop posts shares the first prefill
+            # Deferred, so that all requests of this turn of the event loop share the first prefill
             self._start_is_due = True
             answer.get_loop().call_soon(self._start)
 
@@ -189,10 +189,10 @@ class EngineLoop:
                 answer.set_exception(gone.error(self._engine.name, "answer"))
 
     def check_usable(self, during: str) -> None:
-        """Pass while the engine serves.
+        """Raise unless the engine serves.
 
         Raises:
-            EngineUnavailable: Broken or closed.
+            EngineUnavailable: The engine is broken or closed.
         """
         if self._gone is not None:
             raise self._gone.error(self._engine.name, during)
@@ -200,7 +200,7 @@ class EngineLoop:
     # -- the thread's side -------------------------------------------------------------------------
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Commands first, then a step, until there is neither."""
+        """Execute commands, then a step, until there is neither."""
         while self._gone is None:
             while self._inbox:
                 self._obey(self._inbox.popleft(), loop)
@@ -221,7 +221,7 @@ class EngineLoop:
 
 
 def _answer(answer: asyncio.Future[T], value: T) -> None:
-    if not answer.done():  # nobody cancelled it
+    if not answer.done():  # not cancelled by its caller
         answer.set_result(value)
 
 

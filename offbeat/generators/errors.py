@@ -13,7 +13,7 @@ NO_TOKENIZER_FIX: Final = (
 
 
 class InvalidRequest(OffbeatError):
-    """A generate request this engine can never serve. Nothing of it was accepted."""
+    """A generate request that this engine can never serve. No part of it was accepted."""
 
     def __init__(self, request_id: str, problem: str, fix: str) -> None:
         super().__init__(request_id, problem, fix)
@@ -24,7 +24,7 @@ class InvalidRequest(OffbeatError):
 
 
 class UndecodableModel(OffbeatError):
-    """A model this engine would decode wrongly, or not at all."""
+    """A model that this engine would decode wrongly, or not at all."""
 
     def __init__(self, model: str, problem: str, fix: str) -> None:
         super().__init__(model, problem, fix)

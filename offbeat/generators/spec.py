@@ -10,7 +10,7 @@ from offbeat.run_files.sharing import Sharing
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Everything an engine is made from; picklable, so that a restart makes the same one."""
+    """Everything an engine is built from; picklable, so that a restart builds the same engine."""
 
     name: str
     model_path: str

@@ -29,14 +29,14 @@ def stub_text(token_ids: Sequence[int]) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Rollout:
-    """One open request."""
+    """State of one open request."""
 
     timer: asyncio.Task[None]
-    versions: list[int]  # in place at some time while it was open
+    versions: list[int]  # every version that served while it was open
 
 
 class StubEngine:
-    """Engine for ``EngineActor`` with a latency model instead of a model; no torch, no thread.
+    """Stand-in for a model: random tokens after a random latency; no torch, no thread.
 
     A request takes a log-normal time. Its time and its tokens depend on (seed, request id,
     sampling seed) alone. All methods belong to one event loop.
@@ -54,16 +54,16 @@ class StubEngine:
         self.name, self.incarnation = name, incarnation
         self.version = 0
         self.tokens = 0
-        """Generated since start."""
+        """Tokens generated since start."""
         self.busy_s = 0.0
-        """Time modelled for the requests that ended, one at a time."""
+        """Seconds modelled for the requests that ended, one at a time."""
         self._config, self._seed, self._sleep = config, seed, sleep
         self._open: dict[str, _Rollout] = {}
         self._closed = False
 
     @property
     def running(self) -> int:
-        """Requests whose time is not up."""
+        """Number of open requests."""
         return len(self._open)
 
     @property
@@ -71,7 +71,7 @@ class StubEngine:
         return 0
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Random samples, once the time is up."""
+        """Return random samples, after the modelled latency."""
         self.check_usable("generate")
         id_ = request.request_id
         if "" in request.sampling.stop:
@@ -100,7 +100,7 @@ class StubEngine:
             rollout.versions.append(version)
 
     async def close(self) -> None:
-        """Open calls raise ``EngineUnavailable``."""
+        """Close the engine: open calls raise ``EngineUnavailable``."""
         self._closed = True
         for rollout in self._open.values():
             rollout.timer.cancel()
@@ -154,7 +154,7 @@ def _end_of(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[i
 
 
 def _even_spans(versions: list[int], tokens: int) -> VersionSpans:
-    """The tokens spread evenly over the versions, in order; the newest ones if they are too few."""
+    """Spread the tokens evenly over the versions, in order; over the newest if they are too few."""
     versions = versions[-tokens:]
     bounds = [round(at * tokens / len(versions)) for at in range(len(versions))] + [tokens]
     return tuple(

@@ -1,4 +1,1 @@
-"""Takes a checked recipe to an exit code.
-
-Driver, cluster, composition of the actors, submit, control.
-"""
+"""Launching of runs: driver, cluster, composition of the actors, checks, submit, control."""

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def engine_class(backend: str) -> type[Any]:
-    """The actor class of ``generator.backend``."""
+    """Return the actor class of ``generator.backend``."""
     if backend == "stub":
         from offbeat.actors.stub_engine_actor import StubEngineActor
 
@@ -19,7 +19,7 @@ def engine_class(backend: str) -> type[Any]:
 
 
 def trainer_class(backend: str) -> type[Any]:
-    """The actor class of ``trainer.backend``."""
+    """Return the actor class of ``trainer.backend``."""
     if backend == "stub":
         from offbeat.actors.stub_trainer_actor import StubTrainerActor
 

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def bounded(call: Callable[[], T], what: str, within_s: float) -> T:
-    """Return what ``call`` returns, in a thread; one that blocks is left behind.
+    """Call in a thread and return the result; a call that blocks is abandoned.
 
     Raises:
         DeadlineExceeded: It has not returned within ``within_s``.
-        Exception: What ``call`` raised.
+        Exception: The exception of ``call``.
     """
     answers = SimpleQueue[tuple[T | None, Exception | None]]()
 

@@ -1,4 +1,4 @@
-"""Ray for one run: start or join it, make the actors, take everything down again."""
+"""Ray for one run: starts or joins a cluster, creates the actors, and stops everything."""
 
 import contextlib
 import logging
@@ -36,12 +36,12 @@ from offbeat.run_files.place import RunDirToken
 from offbeat.run_files.sharing import Sharing
 from offbeat.trainers.spec import TrainerSpec
 
-_NODES_S: Final = 2.0  # for an answer of the control service, which takes milliseconds
-_FILE_CALLS: Final = 4  # of other machines at once; each takes a thread and 8 MiB
+_NODES_S: Final = 2.0  # for a reply of the control service, which takes milliseconds
+_FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thread and 8 MiB
 
 
 class NoRoom(OffbeatError):
-    """Raised when an actor needs more than any machine of the cluster has."""
+    """An actor needs more than any machine of the cluster has."""
 
     def __init__(self, actor: str, resource: str, asked: float, largest: float, key: str) -> None:
         super().__init__(actor, resource, asked, largest, key)
@@ -56,7 +56,7 @@ class NoRoom(OffbeatError):
 
 
 class RayNotStarted(OffbeatError):
-    """The private cluster on this machine did not come up."""
+    """The private cluster on this machine did not start."""
 
     def __init__(self, detail: str, fix: str) -> None:
         super().__init__(detail, fix)
@@ -70,7 +70,7 @@ class RayNotStarted(OffbeatError):
 
 
 class ClusterUnreachable(OffbeatError):
-    """Raised when no Ray cluster answers at ``RAY_ADDRESS``."""
+    """No Ray cluster answers at ``RAY_ADDRESS``."""
 
     def __init__(self, address: str, detail: str) -> None:
         super().__init__(address, detail)
@@ -96,12 +96,13 @@ class ClusterLost(OffbeatError):
 def start_ray(config: RunConfig) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start a private one on this machine.
 
-    Actors of a cluster get the run's environment variables; those of a private one inherit ours.
+    Actors of a joined cluster get the run's environment variables; those of a private one inherit
+    this process's.
 
     Raises:
-        RayNotStarted: The private one did not come up.
+        RayNotStarted: The private cluster did not start.
         ClusterUnreachable: There is no cluster at that address.
-        TokenRefused: It asks for a token that this process does not have.
+        TokenRefused: It requires a token that this process does not have.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     check_token(address)
@@ -127,10 +128,10 @@ def start_ray(config: RunConfig) -> None:
 
 
 def check_token(address: str) -> None:
-    """Pass unless the cluster at HOST:PORT refuses this process: ``ray.init`` would not say why.
+    """Raise if the cluster at HOST:PORT refuses this process: ``ray.init`` would not say why.
 
     Raises:
-        TokenRefused: Naming whether there is no token, or a wrong one.
+        TokenRefused: There is no token, or a wrong one; names which.
     """
     if address == "local":
         return
@@ -145,16 +146,14 @@ def check_token(address: str) -> None:
         problem = "the one here is another" if there else "there is none here"
         raise TokenRefused(address, problem) from error
     except (RayError, RuntimeError, ValueError):
-        pass  # ray.init says it
+        pass  # ray.init reports it
 
 
 def why_not_started(error: Exception) -> RayNotStarted | None:
-    """Return what an error of ``ray.init`` means about this machine.
-
-    None when its own message says it.
-    """
+    """Translate an error of ``ray.init`` about this machine; None if its own message suffices."""
     detail = " ".join(str(error).split()).rstrip(".")
-    if type(error) is Exception:  # Ray has no class of its own for a start that takes too long
+    # Ray has no error class of its own for a start that takes too long
+    if type(error) is Exception:
         return RayNotStarted(detail, "Stop what keeps its cores busy")
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         places = "Set RAY_TMPDIR to a short path, and HOME to a directory, that can be written"
@@ -172,7 +171,7 @@ def check_room(spec: RunSpec) -> None:
     """Check that every actor fits some machine.
 
     Raises:
-        NoRoom: Naming the actor, the resource and the key to change.
+        NoRoom: An actor fits no machine; names it, the resource and the key to change.
     """
     nodes = _alive()
     for section in ("trainer", "generator"):
@@ -186,10 +185,10 @@ def check_room(spec: RunSpec) -> None:
 
 
 def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Check that all actors fit together into a cluster that gets no more machines.
+    """Check that all actors fit together into a cluster that does not grow.
 
     Raises:
-        NoRoom: Naming the resource and the keys to change.
+        NoRoom: A resource does not suffice; names it and the keys to change.
     """
     ranks, engines = _ranks(config), config.generator.engines
     for resource, key in (("CPU", "cpus"), ("GPU", "gpus")):
@@ -206,13 +205,14 @@ def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None
 
 
 def check_alive() -> None:
-    """Pass while a lost controller can be started again: on this machine.
+    """Raise if a lost controller cannot be restarted on this machine.
 
     Raises:
-        ClusterLost: This machine's raylet is gone.
+        ClusterLost: This machine's raylet has ended.
     """
     here = _this_node()
-    try:  # the control service may be gone since it was last looked at: then this waits for ever
+    # The control service may have ended since the last check: then this call would block forever
+    try:
         nodes = bounded(ray.nodes, "the list of machines", _NODES_S)
     except DeadlineExceeded:
         return  # ``GcsWatch`` reports it
@@ -221,12 +221,12 @@ def check_alive() -> None:
 
 
 def _alive() -> list[dict[str, float]]:
-    """The resources of each machine."""
+    """Return the resources of each machine."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def make_actors(spec: RunSpec) -> Actors:
-    """Make all actors but the controller. Returns at once; they start in the background."""
+    """Create all actors except the controller. Returns at once; they start in the background."""
     config, model_path = spec.config, spec.config.model.path
     engine_cls = ray.remote(engine_class(config.generator.backend))
     engines: dict[str, Handle] = {}
@@ -252,13 +252,13 @@ def make_actors(spec: RunSpec) -> Actors:
 
 
 def _served_model(config: RunConfig) -> ModelConfig:
-    """The model as engines hold it: in the type that its weights travel in."""
+    """Return the model as engines load it: in the dtype that weights are sent in."""
     wire = config.sync.wire_dtype
     return config.model.model_copy(update={"dtype": wire}) if wire else config.model
 
 
 def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
-    """The trainer's; a stub stands in for all of them."""
+    """Create the trainer's ranks; one stub represents all of them."""
     config = spec.config
     rank_cls = ray.remote(trainer_class(config.trainer.backend)).options(
         num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
@@ -292,17 +292,18 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
 
 
 def global_name(spec: RunSpec, engine: str) -> str:
-    """Return the name of an engine's actor on the cluster, where several runs may live.
+    """Return the name of an engine's actor, unique on a cluster with several runs.
 
-    It is of this driver too: actors of one that was killed may still be there when its run is resumed.
+    It is also unique to this driver: actors of a killed driver may still exist when its run is
+    resumed.
     """
     return f"{spec.run_id}/{spec.driver}/{engine}"
 
 
 def make_controller(spec: RunSpec, actors: Actors) -> Handle:
-    """Create the controller's actor; it builds the run at the call of ``run``.
+    """Create the controller's actor; its method ``run`` builds and runs the run.
 
-    It is on the driver's machine: journal, metrics and summary are where the driver looks for them.
+    It runs on the driver's machine, where the driver reads journal, metrics and summary.
     """
     controller = ray.remote(ControllerActor).options(
         num_cpus=0, max_restarts=0, scheduling_strategy=_here()
@@ -311,7 +312,7 @@ def make_controller(spec: RunSpec, actors: Actors) -> Handle:
 
 
 def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
-    """Make the actor that writes into the run directory for those of other machines."""
+    """Create the actor that writes into the run directory for other machines."""
     actor = ray.remote(RunFilesActor).options(
         name=sharing.files,
         num_cpus=0,
@@ -323,9 +324,9 @@ def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
 
 
 def sharing_of(spec: RunSpec, token: RunDirToken) -> Sharing | None:
-    """Return how actors find out whether they see the run directory; None.
+    """Return how actors check whether they see the run directory.
 
-    No other machine can be.
+    None if there is one machine only.
     """
     if not os.environ.get("RAY_ADDRESS"):
         return None
@@ -342,14 +343,14 @@ def _this_node() -> str:
 
 
 def stop_ray(handles: list[Handle]) -> None:
-    """Kill all actors and leave the cluster.
+    """Kill all actors and disconnect from the cluster.
 
-    A private one ends with this process, whatever its state.
+    A private cluster ends with this process in any case.
     """
     started = [] if os.environ.get("RAY_ADDRESS") else psutil.Process().children(recursive=True)
     for handle in handles:
         ray.kill(handle)
     ray.shutdown()
-    for process in started:  # agents outlive a raylet that misses its control service
+    for process in started:  # agents outlive a raylet that has lost its control service
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,7 +1,4 @@
-"""The composition root inside the controller's process.
-
-Config and actor handles -> a controller.
-"""
+"""Composition root inside the controller's process: config and actor handles -> a controller."""
 
 import asyncio
 import os
@@ -59,28 +56,28 @@ class RunSpec:
     config: RunConfig
     run_id: str
     run_dir: Path
-    working_dir: Path  # user code is imported from here first
-    driver: str  # names the process that started all this
-    sharing: Sharing | None = None  # None: there is one machine
-    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # as ``read_inputs`` has them
+    working_dir: Path  # searched first for user code
+    driver: str  # name of the driver process
+    sharing: Sharing | None = None  # None: there is only one machine
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])  # result of ``read_inputs``
 
 
 @dataclass(frozen=True, slots=True)
 class Actors:
-    """Handles of all actors. The driver made them and owns them."""
+    """Handles of all actors. The driver created and owns them."""
 
-    ranks: Sequence[Handle]  # of the trainer
+    ranks: Sequence[Handle]  # trainer ranks
     engines: Mapping[str, Handle]
     workers: Sequence[Handle]
 
 
 async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
-    """Make everything a run consists of, on the event loop that will run it.
+    """Create all objects of a run, on the event loop that will run it.
 
     Raises:
         DeadlineExceeded: The journal cannot be read in time.
         RunDirNotShared: This process does not see the directory of the driver.
-        InputChanged: A file of prompts, or the sampler's source, is not what the run began with.
+        InputChanged: A prompt file, or the sampler's source, has changed since the run began.
     """
     config, run_dir = spec.config, spec.run_dir
     if spec.sharing is not None:
@@ -140,7 +137,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
 
 
 def _prompts(spec: RunSpec) -> PromptSource:
-    """Return the run's prompts, read and compared by this process: a new controller reads them again."""
+    """Read and verify the run's prompts; a restarted controller reads them again."""
     prompts = make_prompts(spec.config, spec.inputs)
     if isinstance(prompts, JsonlPrompts) and DATA not in spec.inputs:
         record_input(spec.run_dir, DATA, prompts.digest)  # the driver could not read them
@@ -155,7 +152,7 @@ def _sampler(spec: RunSpec) -> Sampler:
 
 
 async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
-    """Read the journal in a thread: meanwhile the driver gets answers, whatever the disk does."""
+    """Read the journal in a thread, so that the driver gets replies however slow the disk is."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     opening = partial(
@@ -177,7 +174,7 @@ async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
 
 
 def loss_spec(config: RunConfig) -> LossSpec:
-    """The recipe's loss, with what it takes from how the samples are drawn."""
+    """Return the recipe's loss, with the settings that depend on sampling."""
     loss, sampling = config.algorithm.loss.model_dump(), config.generator.sampling
     if loss["normalize"] == "constant" and loss["constant_tokens"] is None:
         loss["constant_tokens"] = sampling.max_new_tokens

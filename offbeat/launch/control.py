@@ -1,8 +1,8 @@
 """Sends commands to a live run through its run directory, over any file system that it shares.
 
-``offbeat control`` leaves a file; the driver, which looks at its run twice a second anyway, takes it
-away and hands it to the controller. The party that removes the file decides: the driver that obeys it, or
-the operator who waited long enough.
+``offbeat control`` writes a file; the driver, which polls its run twice per second anyway, removes
+it and passes the command to the controller. Removing the file decides: the driver removes it to
+execute the command, the operator's process to withdraw it after a timeout.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ _LOOK_S: Final = 0.1
 
 
 def leave(run_dir: Path, name: str) -> Path:
-    """Leave a command for the driver of this run; the file that it takes.
+    """Write a command for the driver of this run; return the path of its file.
 
     Raises:
-        RunDirUnusable: It is no live run's directory, or cannot be written.
+        RunDirUnusable: It is not the directory of a live run, or cannot be written.
     """
     if not (run_dir / CONFIG).exists():
         raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
@@ -55,9 +55,9 @@ def leave(run_dir: Path, name: str) -> Path:
 
 
 def was_taken(command: Path, *, within_s: float) -> bool:
-    """Wait for the driver to take the command.
+    """Wait for the driver to accept the command.
 
-    False when it did not and the command was withdrawn.
+    False if it did not and the command was withdrawn.
     """
     give_up_at = time.monotonic() + within_s
     while command.exists():
@@ -65,16 +65,16 @@ def was_taken(command: Path, *, within_s: float) -> bool:
             try:
                 command.unlink()
             except FileNotFoundError:
-                return True  # at the last moment
+                return True  # accepted just before the withdrawal
             return False
         time.sleep(_LOOK_S)
     return True
 
 
 def taken(run_dir: Path) -> list[bytes]:
-    """The commands left since the last look, oldest first; each is taken once.
+    """Remove and return the commands written since the last call, oldest first.
 
-    A file system that refuses is no reason to end a run: what it holds is taken at a later look.
+    Errors of the file system do not end the run: remaining commands are found by a later call.
     """
     found = list[bytes]()
     try:
@@ -89,14 +89,14 @@ def taken(run_dir: Path) -> list[bytes]:
 
 
 class CommandInbox:
-    """Holds the commands that a run gets: from an operator, or by its wall-clock limit."""
+    """Commands for a run, from an operator or from its wall-clock limit."""
 
     def __init__(
         self, run_dir: Path, limit_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``limit_s`` from here on it is ordered to stop; None: never."""
+        """``limit_s`` seconds from now the run gets a stop command; None: never."""
         self.given = list[bytes]()
-        """All commands so far: a controller that takes over needs them too."""
+        """All commands so far: a restarted controller needs them too."""
         self._run_dir, self._limit_s, self._clock = run_dir, limit_s, clock
         self._stop_at = math.inf if limit_s is None else clock() + limit_s
 

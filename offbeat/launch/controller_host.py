@@ -1,4 +1,4 @@
-"""A controller with everything around its run: journal, telemetry, summary."""
+"""Hosts a controller together with its journal, telemetry and summary."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TraceFile
 
 log = structlog.stdlib.get_logger()
-_FLUSH_S = 1.5  # telemetry may take this long to catch up after an abnormal end
-_FINAL_FLUSH_S = 20.0  # and this long after a normal one
+_FLUSH_S = 1.5  # for telemetry after an abnormal end
+_FINAL_FLUSH_S = 20.0  # for telemetry after a normal end
 
 
 class ControllerHost:
-    """Runs the controller to its end and writes the summary, however it ends."""
+    """Runs the controller to its end and writes the summary, however the run ends."""
 
     def __init__(
         self,
@@ -47,7 +47,10 @@ class ControllerHost:
         self._summary = b""
 
     async def run(self) -> bytes:
-        """Go to the end; the summary as JSON. A failed run is an outcome here, not an error."""
+        """Run to the end; return the summary as JSON.
+
+        A failed run is an outcome here, not an error.
+        """
         self._telemetry.start()
         self._trace.start()
         with contextlib.suppress(RunFailed):  # it is in the summary
@@ -70,12 +73,12 @@ class ControllerHost:
         self._controller.control(msgspec.json.decode(command, type=Command))
 
     def _segments_needed(self) -> set[str]:
-        """Return the spool segments still needed; none of a run that took its last step."""
+        """Return the spool segments still needed; none for a run that took its last step."""
         state = self._controller.state
         return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
     def _write_summary(self, raised: BaseException | None) -> None:
-        """Write everything that must survive to disk, before anything slow is done."""
+        """Write everything that must survive to disk, before anything slow."""
         match raised:
             case None:
                 self._outcome = "finished"
@@ -102,7 +105,7 @@ class ControllerHost:
 
 
 def segments_needed(ledger: Ledger) -> set[str]:
-    """Return the spool segments with a group that the next controller may train as it is."""
+    """Return the spool segments with groups that the next controller may train unchanged."""
     held = (*ledger.ready.values(), *ledger.training.values())
     spooled = (group.receipt.spooled for group in held if group.receipt is not None)
     return {place.segment for place in spooled if place is not None}

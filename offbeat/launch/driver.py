@@ -1,6 +1,6 @@
-"""The driver of a run: makes all actors and owns them, watches, takes everything down.
+"""Driver of a run: creates and owns all actors, watches the run, and stops everything.
 
-It is the one place that picks an exit code.
+It is the only place that chooses an exit code.
 """
 
 import os
@@ -74,41 +74,42 @@ FINISHED: Final = 0
 FAILED: Final = 1
 BAD_CONFIG: Final = 2
 _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
-_LOOK_S: Final = 0.5  # between two looks at the run: the display's refresh
-_BEGUN_S: Final = 2.0  # for a run that is to end to say that it has begun
+_LOOK_S: Final = 0.5  # polling interval, and refresh of the display
+_BEGUN_S: Final = 2.0  # for a run that is about to end to report that it has begun
 
 
 class Interrupted(BaseException):
-    """A signal came while nothing could be asked to end in order yet, or a second one."""
+    """A signal arrived before an orderly end was possible, or a second signal arrived."""
 
     def __init__(self, signals: "Signals") -> None:
         super().__init__(signals.received.name if signals.received else "")
 
 
 class Signals:
-    """Remembers the signal that requested the run's end; a second one ends it at once.
+    """Records the signal that requests the run's end; a second one ends it at once.
 
-    While nobody watches, the first one raises ``Interrupted`` wherever the process is. A watcher asks
-    ``at_once`` instead: an exception raised within a wait of Ray's would leave it as another one, and
-    one raised while Ray starts can take the interpreter along. So ``held_back`` waits for its end.
+    Without a watcher, the first signal raises ``Interrupted`` wherever the process is. A watcher
+    polls ``at_once`` instead: an exception raised inside a Ray call would surface as another one,
+    and one raised while Ray starts can crash the interpreter. ``held_back`` delays the exception to
+    the end of a block.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.watched = False  # a watcher polls it regularly
-        self.begun = False  # there is a run that can be ended in order
+        self.begun = False  # whether there is a run that can be ended in order
         self._again = self._held = False
 
     @property
     def at_once(self) -> bool:
-        """The run is not to be ended in order, or cannot be."""
+        """Return whether the run cannot, or must not, be ended in order."""
         return self.received is not None and (self._again or not self.begun)
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
         handled = set(_EXIT_OF_SIGNAL)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-            handled.remove(signal.SIGHUP)  # under nohup the run goes on without its terminal
+            handled.remove(signal.SIGHUP)  # under nohup the run continues without its terminal
         before = {number: signal.signal(number, self._on_signal) for number in handled}
         try:
             yield
@@ -118,7 +119,7 @@ class Signals:
 
     @contextmanager
     def held_back(self) -> Generator[None, None, None]:
-        """Raise ``Interrupted`` for the first signal, at the end of the block."""
+        """Delay ``Interrupted`` for the first signal to the end of the block."""
         self._held = True
         try:
             yield
@@ -143,7 +144,7 @@ def drive(
     resume: Path | None = None,
     changed_code: bool = False,
 ) -> int:
-    """Run it to its end; the exit code."""
+    """Run the recipe to its end; return the exit code."""
     console, errors = screen(sys.stdout), screen(sys.stderr)
     config = dry(loaded.config) if dry_run else loaded.config
     if _cannot_work(config, run_dir, errors, dry_run=dry_run):
@@ -173,7 +174,7 @@ def _opened(
     *,
     changed_code: bool,
 ) -> tuple[str, Path]:
-    """Name and directory of the run, new or resumed; the directory is held until ``ours`` ends."""
+    """Open a new or resumed run; return its name and its directory, locked until ``ours`` ends."""
     new_id = f"{config.name}-{secrets.token_hex(4)}"
     if resume is None:
         directory = make_run_dir(config, run_dir)
@@ -181,7 +182,7 @@ def _opened(
         return new_id, directory
     ours.enter_context(held(resume.absolute()))
     directory = reopen_run_dir(config, resume, changed_code=changed_code)
-    taken(directory)  # what was asked of a driver before this one
+    taken(directory)  # discard commands for an earlier driver
     return recover(directory / JOURNAL).run_id or new_id, directory
 
 
@@ -216,7 +217,10 @@ def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) 
 
 
 def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
-    """A signal may go to all processes of a run: what it breaks there is no failure of the run."""
+    """Return outcome and error.
+
+    A signal may hit all processes: failures it causes are not the run's.
+    """
     if signals.received is None:
         return "failed", problem
     return "aborted", f"{signals.received.name} before an orderly end: {problem}"
@@ -225,9 +229,9 @@ def _outcome(signals: Signals, problem: str) -> tuple[Outcome, str]:
 def _cannot_work(
     config: RunConfig, run_dir: Path | None, errors: Console, *, dry_run: bool
 ) -> bool:
-    """Report what ``offbeat check`` calls an error here, before anything is started.
+    """Report errors of ``offbeat check`` before anything is started; return whether there are any.
 
-    A run that joins a cluster is not judged by this machine, and a dry run by neither.
+    A run that joins a cluster is not checked against this machine, and a dry run is not checked.
     """
     if os.environ.get("RAY_ADDRESS"):
         recipe = () if dry_run else check_secrets(config)
@@ -247,7 +251,7 @@ def _run(spec: RunSpec, token: RunDirToken, console: Console, signals: Signals) 
     try:
         with signals.held_back():
             start_ray(spec.config)
-        with signals.installed():  # Ray puts a handler of its own in place when it starts
+        with signals.installed():  # Ray installs a handler of its own when it starts
             with signals.held_back():
                 check_room(spec)
                 if (sharing := sharing_of(spec, token)) is not None:
@@ -269,9 +273,9 @@ def _incarnations(
     signals: Signals,
     orders: CommandInbox,
 ) -> Summary:
-    """Run one controller after another, until one of them reaches the end of the run.
+    """Run controllers one after another, until one of them reaches the end of the run.
 
-    All other actors live on: the next controller reads the journal and goes on with them.
+    All other actors stay alive: the next controller reads the journal and continues with them.
     """
     budget = spec.config.supervision.controller_restart_budget
     for left in range(budget, -1, -1):
@@ -280,7 +284,7 @@ def _incarnations(
         try:
             return _watch(spec, controller, display, signals, orders)
         except (ActorLost, DeadlineExceeded) as gone:
-            ray.kill(controller)  # a frozen one must not come back
+            ray.kill(controller)  # a frozen one must not resume
             if not left or signals.received is not None:
                 raise
             log.warning("controller.lost", error=str(gone), restarts_left=left)
@@ -294,7 +298,7 @@ def _watch(
     signals: Signals,
     orders: CommandInbox,
 ) -> Summary:
-    """Show how it goes until it has ended; pass on what it is ordered."""
+    """Show progress and pass commands on, until the run has ended."""
     ended = controller.run.remote()
     for order in orders.given:
         controller.control.remote(order)
@@ -328,23 +332,26 @@ def _check_there(
     gcs: GcsWatch,
     silence: HeartbeatTimeout,
 ) -> None:
-    """Show how the run goes.
+    """Poll the controller and show its status.
 
     Raises:
-        OffbeatError: The controller is silent for too long, or there is no cluster for it.
+        OffbeatError: The controller is silent for too long, or the cluster has no place for it.
     """
     gcs.check()
     if _show(controller, display, signals):
         silence.broken()
-    elif gcs.answers:  # nobody else could say
-        check_alive()  # it may have nowhere to start
+    elif gcs.answers:  # otherwise its node cannot be checked
+        check_alive()  # there may be no machine left to restart it on
     silence.check()
 
 
 def _end_at_once_unless_begun(
     controller: Handle, display: ProgressDisplay, signals: Signals
 ) -> None:
-    """Raise ``Interrupted`` unless there is a run to end in order; it is asked once more."""
+    """Raise ``Interrupted`` unless there is a run to end in order.
+
+    The controller is polled once more.
+    """
     if not signals.begun:
         _show(controller, display, signals, _BEGUN_S)
     if signals.at_once:
@@ -354,11 +361,11 @@ def _end_at_once_unless_begun(
 def _show(
     controller: Handle, display: ProgressDisplay, signals: Signals, within_s: float = _LOOK_S
 ) -> bool:
-    """Show the status; return whether the controller answered."""
+    """Show the status; return whether the controller replied."""
     try:
         status = cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
     except (GetTimeoutError, RayError):
-        return False  # a controller that is gone ends the wait above with its own error
+        return False  # a dead controller ends the wait above with its own error
     if status is not None:
         signals.begun = True
         display.update(msgspec.json.decode(status, type=Status))
@@ -366,10 +373,7 @@ def _show(
 
 
 def _unfinished(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
-    """Return the summary of a run whose controller is lost.
-
-    Its own records win over what the driver knows.
-    """
+    """Return the summary of a run whose controller is lost, preferring its own records."""
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
 
 

@@ -12,8 +12,8 @@ TOKENS: Final = 64
 def dry(config: RunConfig) -> RunConfig:
     """Return the same run on stub backends: same controller, queue, sync, loggers.
 
-    One stub trainer stands in for all ranks, at most four stub engines for the fleet; prompts and
-    rewards are made up; nothing is loaded and nothing reaches a server.
+    One stub trainer replaces all ranks, and at most four stub engines the fleet; prompts and
+    rewards are synthetic; no model is loaded and no server is contacted.
     """
     changes: dict[str, dict[str, Any]] = {
         "environment": {

@@ -1,7 +1,7 @@
-"""Selects the environment variables that actors of other machines get, and how they get them.
+"""Selects the environment variables that actors of other machines get, and their transport.
 
-Plain ones are part of Ray's runtime environment, which Ray shows and logs. Secrets travel inside the
-arguments of actors, which it does not.
+Plain ones are part of Ray's runtime environment, which Ray shows and logs. Secrets are passed in
+the arguments of actors, which it does not log.
 """
 
 import json
@@ -17,18 +17,16 @@ _NAMES: Final = ("HUGGING_FACE_HUB_TOKEN", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Environment variables by how they travel."""
+    """Environment variables by transport: plain or secret."""
 
     plain: Mapping[str, str]
     secret: Mapping[str, str] = field(repr=False)
 
 
 def passed_on(environ: Mapping[str, str], recipe: Mapping[str, str]) -> Variables:
-    """Return what actors of a joined cluster get.
+    """Return the variables for actors of a joined cluster: the recipe's, and relevant ones of ours.
 
-    The recipe's, and those of the driver that matter.
-
-    What a Ray job sets for all of its processes is left to it: Ray refuses the same name twice.
+    Variables that a Ray job sets for all of its processes are left out: Ray refuses duplicates.
     """
     own = {
         name: value

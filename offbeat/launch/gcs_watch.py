@@ -1,7 +1,7 @@
 """Watches the cluster's control service (GCS): Ray ends a process that misses it for 60 s.
 
-It ends it at once, without an exception: nothing of the run would be reported. So the driver polls,
-and gives up earlier.
+Ray ends it without an exception, so the outcome of the run would not be reported. Therefore the
+driver polls the service, and gives up earlier.
 """
 
 import socket
@@ -11,14 +11,14 @@ from typing import Final
 
 from offbeat.messages.failures import OffbeatError
 
-PRIVATE_LIMIT_S: Final = 10.0  # the one that a private cluster had does not come back
-JOINED_LIMIT_S: Final = 40.0  # one of a cluster may be started again; Ray's own limit is 60 s
+PRIVATE_LIMIT_S: Final = 10.0  # the service of a private cluster does not restart
+JOINED_LIMIT_S: Final = 40.0  # that of a joined cluster may restart; Ray's own limit is 60 s
 _LOOK_S: Final = 2.0
 _CONNECT_S: Final = 2.0
 
 
 class GcsLost(OffbeatError):
-    """The cluster's control service does not answer any more."""
+    """The cluster's control service has stopped answering."""
 
     def __init__(self, address: str, silent_s: float, problem: str) -> None:
         super().__init__(address, silent_s, problem)
@@ -33,7 +33,7 @@ class GcsLost(OffbeatError):
 
 
 class GcsWatch:
-    """Looks at the control service now and then."""
+    """Polls the control service."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class GcsWatch:
         reach: Callable[[str, int], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``reach`` connects to a host and a port, or raises OSError; None: over TCP."""
+        """``reach`` connects to a host and a port, or raises OSError; None uses TCP."""
         self._address, self._limit_s = address, limit_s
         self._reach, self._clock = reach or _connect, clock
         self._look_at = self._answered_at = clock()
         self.answers = True
-        """Whether it answered at the last look. Calls to it block while it does not."""
+        """Whether it answered the last poll. Calls to it block while it does not."""
 
     def check(self) -> None:
-        """Pass while it answers, or may come back.
+        """Raise if the service is lost.
 
         Raises:
             GcsLost: It has been silent for longer than the limit.

@@ -1,4 +1,4 @@
-"""Takes a checked recipe to an exit code: sets the process up, then starts the driver."""
+"""Configures the process for a checked recipe, then starts the driver."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def launch(
     resume: Path | None = None,
     changed_code: bool = False,
 ) -> int:
-    """Run it; the exit code.
+    """Run the recipe; return the exit code.
 
     0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143 terminated.
     """
@@ -41,13 +41,13 @@ def run_recipe(
 ) -> int:
     """Run a recipe from a program, as ``offbeat train`` does; return the exit code of ``launch``.
 
-    It sets environment variables of this process, starts or joins Ray, and takes it down again: one
-    run per process, in the main thread, with Ray not imported yet.
+    It sets environment variables of this process, starts or joins Ray, and stops it again: one run
+    per process, in the main thread, before Ray is imported.
 
     Args:
         recipe: A YAML file.
-        overrides: Settings laid over the recipe, as ``["steps=10"]``.
-        run_dir: Where the run is written; None: as the recipe says.
+        overrides: Overrides of recipe keys, as ``["steps=10"]``.
+        run_dir: Directory of the run; None: the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
 
     Raises:

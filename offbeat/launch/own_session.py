@@ -1,4 +1,4 @@
-"""A session of its own for the cluster that Ray starts on this machine.
+"""Starts Ray's processes in a session of their own, which signals to the driver do not reach.
 
 ``timeout``, a shell's ``kill -TERM -PGID`` and many schedulers signal the process group of the driver.
 Ray's daemons are in it, and block SIGINT alone: a SIGTERM would end them, and all actors with them,
@@ -15,10 +15,10 @@ from ray._private import services
 
 @contextmanager
 def in_own_session() -> Generator[None, None, None]:
-    """Start Ray's processes outside of our process group, within the block.
+    """Start Ray's processes outside of this process group, within the block.
 
-    Only on Linux: there the kernel ends them when the driver dies. Elsewhere a process of Ray's does,
-    and finds them by the group.
+    On Linux only: there the kernel ends them when the driver dies. Elsewhere a Ray process does
+    that, and finds them by the group.
     """
     if not sys.platform.startswith("linux"):
         yield

@@ -1,4 +1,4 @@
-"""Handles the token of a Ray cluster.
+"""Authentication token of a Ray cluster.
 
 Ray creates one for any local ``ray.init``, and a head started later requires it.
 
@@ -12,7 +12,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TokenRefused(OffbeatError):
-    """Raised when the cluster requires a token, and this process has none, or another one."""
+    """The cluster requires a token, and this process has none, or another one."""
 
     def __init__(self, address: str, problem: str) -> None:
         super().__init__(address, problem)
@@ -33,10 +33,8 @@ def has_token(environment: Mapping[str, str], home: Path) -> bool:
 
 
 def client_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the variables that Ray's client needs.
+    """Return the variables that Ray's client needs to send a token.
 
-    It sends a token only in token mode, even if it has one.
-
-    A cluster without tokens takes no notice of one that is sent.
+    Even if it has a token, it sends one in token mode only. A cluster without tokens ignores it.
     """
     return {"RAY_AUTH_MODE": "token"} if has_token(environment, home) else {}

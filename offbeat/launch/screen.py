@@ -1,4 +1,4 @@
-"""Standard output and error as a run uses them: telling may fail, the run goes on."""
+"""Standard output and error of a run: errors in writing to them do not end the run."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 def screen(stream: TextIO | None) -> Console:
-    """A console that never raises for its stream; None, a stream closed before us: a silent one."""
+    """Return a console that never raises for its stream; a silent one if the stream is None."""
     return (
         Console(quiet=True)
         if stream is None
@@ -17,11 +17,10 @@ def screen(stream: TextIO | None) -> Console:
 
 
 class BestEffortStream(io.TextIOBase):
-    """A text stream that falls silent once the one below it fails.
+    """A text stream that discards output once the underlying stream fails.
 
-    ``| head`` has read enough, a terminal is gone, a log's disk is full: none of them ends a run.
-    From then on the file descriptor leads nowhere, so that what is still buffered does not fail
-    either, when the process ends.
+    A closed pipe, a closed terminal or a full disk do not end a run. From then on the file
+    descriptor is /dev/null, so that buffered text does not fail either when the process ends.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""``offbeat submit``: the working directory and one command, as a Ray job."""
+"""``offbeat submit``: runs a command in a copy of the working directory as a Ray job."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ BAD_USAGE: Final = 2
 
 
 class CannotPack(OffbeatError):
-    """The working directory cannot travel as it is."""
+    """The working directory cannot be packed as it is."""
 
     def __init__(self, working_dir: str, problem: str) -> None:
         super().__init__(working_dir, problem)
@@ -45,7 +45,7 @@ class CannotPack(OffbeatError):
 
 
 class NoDashboardAddress(OffbeatError):
-    """An address at which no Ray dashboard can be."""
+    """An address at which there can be no Ray dashboard."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -60,9 +60,9 @@ class NoDashboardAddress(OffbeatError):
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """The job that is submitted to Ray.
+    """A job to submit to Ray.
 
-    The same recipe and overrides always get the same ``submission_id``.
+    The same recipe and overrides always have the same ``submission_id``.
     """
 
     submission_id: str
@@ -87,9 +87,9 @@ class Client(Protocol):
 def submit_job(
     loaded: LoadedRecipe, overrides: Sequence[str], address: str, python: str | None
 ) -> int:
-    """Pack, submit and say how to follow it. Returns the exit code.
+    """Pack and submit a job, and print how to follow it; return the exit code.
 
-    0 submitted, now or before; 2 it could not be: the address, the token or the directory is wrong.
+    0: submitted, now or before. 2: the address, the token or the directory is wrong.
     """
     try:
         check_address(address)
@@ -123,10 +123,10 @@ def submit_job(
 
 
 def check_address(address: str) -> None:
-    """Refuse addresses that make Ray's client search for a cluster, a minute long for nothing.
+    """Refuse addresses for which Ray's client would search for a cluster for a minute.
 
     Raises:
-        NoDashboardAddress: When it is no URL of a host, and of a port if one is named.
+        NoDashboardAddress: It is not a URL of a host and an optional port.
     """
     try:
         url = urlsplit(address)
@@ -143,10 +143,10 @@ def _first_line(error: Exception) -> str:
 
 
 def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, python: str) -> RayJob:
-    """The job for a recipe inside ``working_dir``.
+    """Create the job for a recipe inside ``working_dir``.
 
-    What is not packed travels by name only: its absolute path has to exist on the cluster too. So
-    does the run directory, which must not lie in the copy that Ray throws away.
+    Paths that are not packed must exist on the cluster too, under the same absolute path. That
+    includes the run directory, which must not be inside the copy, since Ray deletes it.
 
     Raises:
         CannotPack: A recipe is not packed, the directory is too large, or an override is a secret.
@@ -177,7 +177,7 @@ def plan(loaded: LoadedRecipe, overrides: Sequence[str], working_dir: Path, pyth
 
 
 def _refuse_secrets(overrides: Sequence[str], working_dir: Path) -> None:
-    """Refuse secrets in the command of a job: anybody who can list the cluster's jobs sees it."""
+    """Refuse secrets in the command of a job: every user of the cluster can list it."""
     redacted = Redactor.from_environment()
     for override in overrides:
         key, _, value = override.partition("=")
@@ -210,7 +210,7 @@ def _is_packed(path: Path, working_dir: Path) -> bool:
 
 
 def packed_bytes(folder: Path) -> int:
-    """Bytes of the files that would be packed; links are not followed."""
+    """Return the bytes of the files that would be packed; links are not followed."""
     total = 0
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _is_excluded(name)]
@@ -225,7 +225,7 @@ def _is_excluded(name: str) -> bool:
 
 
 def send(job: RayJob, client: Client, address: str, say: Callable[[str], object]) -> None:
-    """Submit unless it has been, and say where to look."""
+    """Submit the job unless it exists, and print where to look."""
     known = {details.submission_id: details for details in client.list_jobs()}
     if job.submission_id in known:
         status = str(known[job.submission_id].status)

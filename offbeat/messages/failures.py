@@ -17,15 +17,15 @@ class FailureKind(enum.StrEnum):
 
 
 class FailureSource(enum.StrEnum):
-    """Component to which a failed rollout is attributed."""
+    """Component that a failed rollout is attributed to."""
 
-    ENGINE = "engine"  # it counts towards the replacement of its process
+    ENGINE = "engine"  # counts towards the replacement of its process
     WORKER = "worker"  # the environment worker: its own supervision replaces it
-    ENVIRONMENT = "environment"  # user code, or what it calls
+    ENVIRONMENT = "environment"  # user code, or a service that it calls
 
 
 class OffbeatError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class RolloutFailed(OffbeatError):
@@ -40,11 +40,11 @@ class RolloutFailed(OffbeatError):
         detail: str,
         source: FailureSource | None = None,
     ) -> None:
-        """``source`` None: the engine of an infrastructure failure, the environment otherwise."""
+        """``source`` defaults to the engine for infrastructure failures, else the environment."""
         super().__init__(kind, prompt_index, attempt, reason, detail, source)
         self.kind, self.prompt_index, self.attempt = kind, prompt_index, attempt
         self.reason = reason  # name of a counter: reward_raised, reward_nan, engine_lost, ...
-        self.detail = detail  # one line for a person
+        self.detail = detail  # one line for the user
         by_engine = kind is FailureKind.INFRASTRUCTURE
         usual = FailureSource.ENGINE if by_engine else FailureSource.ENVIRONMENT
         self.source = source or usual
@@ -114,7 +114,7 @@ class StaleFence(OffbeatError):
 
 
 class StepAlreadyOpen(OffbeatError):
-    """``begin_train_step`` while another step is open."""
+    """``begin_train_step`` was called while another step is open."""
 
     def __init__(self, open_step: int, open_attempt: int, asked_step: int) -> None:
         super().__init__(open_step, open_attempt, asked_step)

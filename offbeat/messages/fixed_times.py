@@ -6,7 +6,7 @@
 from typing import Final
 
 RETRY_S: Final = 0.25
-"""Between two attempts to reach a process that is starting."""
+"""Seconds between two attempts to reach a process that is starting."""
 
 READ_JOURNAL_S: Final = 900.0
-"""To read the journal of a former controller: ten million groups, from a slow disk."""
+"""Seconds to read the journal of a former controller: ten million groups, from a slow disk."""

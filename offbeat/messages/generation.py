@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 STOPPED_AT_STRING: Final = "stop_string"
-"""The finish reason of a sample whose text completed a stop string."""
+"""Finish reason of a sample whose text completed a stop string."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

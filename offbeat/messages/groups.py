@@ -32,9 +32,8 @@ class RolloutTask(msgspec.Struct, frozen=True):
     engine: str  # name of the engine that serves it
     seed: int  # seed of this group; sample i uses (seed, i)
     deadline_s: float
-    evaluation: bool = (
-        False  # scored and reported, never trained; prompt indices are of its own source
-    )
+    # Scored and reported, never trained; prompt indices are of its own source
+    evaluation: bool = False
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
     min_valid_samples: int = 1  # with fewer samples that are not masked the group has failed
 
@@ -62,10 +61,10 @@ class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 OUT_OF_TOKENS: Final = "length"
-"""The finish reason of a sample that was cut for want of tokens."""
+"""Finish reason of a sample that was cut off because it ran out of tokens."""
 
 OUT_OF_TURNS: Final = "turns"
-"""The finish reason of an episode that was cut because no turn was left."""
+"""Finish reason of an episode that was cut off because it ran out of turns."""
 
 LATE: Final = "deadline"
 """The finish reason of a masked sample whose environment had not answered in time."""
@@ -109,7 +108,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload_bytes: int
     generate_s: float = 0.0  # time in the engine, first to last turn
     reward_s: float = 0.0  # time in the environment and the reward
-    spooled: Spooled | None = None  # None: the columns are lost with the controller
+    spooled: Spooled | None = None  # None: the columns would be lost with the controller
     kept_kv: tuple[int, ...] = ()  # per sample: tokens sampled with older keys; empty: none
     sampling: str = ""  # identity of the settings it was sampled under; empty: not known
     truncated_turns: tuple[

@@ -23,14 +23,16 @@ class LossSpec(msgspec.Struct, frozen=True):
     kl_kind: str = "k3"  # k1 | k2 | k3
     normalize: str = "tokens"  # tokens | sequences | constant
     temperature: float = 1.0  # logprobs are of softmax(logits / temperature)
-    dual_clip: float | None = None  # a ratio above it, of negative advantage, pulls no further
+    dual_clip: float | None = None  # ratios above it, with negative advantage, have no gradient
     icepop_band: tuple[float, float] | None = None  # k by token, as a weight; outside: 0
-    sequence_band: tuple[float, float] | None = None  # k of a sequence outside it: all of it 0
+    # K of a sequence; outside, all of its tokens have weight 0
+    sequence_band: tuple[float, float] | None = None
     sequence_statistic: str = "geometric"  # geometric | product: k of a sequence
-    sequence_weights: bool = False  # a kept sequence weighs its k, not 1
-    count_dropped: bool = True  # what a band dropped still counts in what the loss is divided by
-    constant_tokens: int | None = None  # normalize=constant: what each sequence counts for
-    step_std: bool = False  # advantages are divided by their standard deviation over the step
+    sequence_weights: bool = False  # whether a kept sequence is weighted by its k, not 1
+    count_dropped: bool = True  # whether dropped tokens count in the divisor of the loss
+    constant_tokens: int | None = None  # normalize=constant: divisor per sequence
+    # Whether advantages are divided by their standard deviation over the step
+    step_std: bool = False
 
     @property
     def needs_policy_logprobs(self) -> bool:
@@ -53,7 +55,7 @@ class Chunk(msgspec.Struct, frozen=True):
     payloads: tuple[tuple[Any, ...], ...]
     advantages: tuple[tuple[float, ...], ...] = ()
     tokens: int = 0  # prompt and response tokens, over all groups
-    group_tokens: tuple[int, ...] = ()  # tokens of each group; empty: they count alike
+    group_tokens: tuple[int, ...] = ()  # tokens of each group; empty: all count alike
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class StepResult(msgspec.Struct, frozen=True):
     sequences: int
     chunks: int
     metrics: dict[str, float]
-    reason: str = ""  # why it was not applied
+    reason: str = ""  # why it was not applied; empty if it was
     compute_s: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Weight releases, and the reports of engines about the weights that they serve."""
+"""Weight releases, and the reports of engines on the weights that they serve."""
 
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ class EngineState(msgspec.Struct, frozen=True):
     digest: str | None
     running: int  # samples being decoded
     waiting: int  # requests not started
-    busy_s: float  # time spent decoding since start
-    tokens: int  # generated since start
+    busy_s: float  # seconds of decoding since start
+    tokens: int  # tokens generated since start
     pid: int = 0  # its process
 
 
@@ -47,18 +47,18 @@ class WeightsAck(msgspec.Struct, frozen=True):
     epoch: int
     version: int
     digest: str
-    transfer_s: float  # receive and verify
-    pause_s: float  # decoding stood still
-    busy_s: float = 0.0  # time spent decoding since start
-    tokens: int = 0  # generated since start
+    transfer_s: float  # time to receive and verify
+    pause_s: float  # time that decoding was paused
+    busy_s: float = 0.0  # seconds of decoding since start
+    tokens: int = 0  # tokens generated since start
     canary_gap: float | None = None  # nats from the trainer's canary; None: the release has none
 
 
 class WeightRelease(msgspec.Struct, frozen=True):
     """One version of the weights, ready to be loaded by generators.
 
-    ``chunks`` are opaque handles, object references in production, in the order of the manifest.
-    Whoever holds the release keeps its bytes alive, so a restarted engine can catch up without the
+    ``chunks`` are opaque handles, object references in production, in the order of the manifest. A
+    reference to the release keeps its bytes alive, so a restarted engine can catch up without the
     trainer.
     """
 

@@ -1,4 +1,4 @@
-"""Proofs, made when a model is loaded, that a way of running it computes what the model means.
+"""Startup proofs that a way of running a model computes what the model defines.
 
 The reference is transformers' own forward pass: attention ``eager``, one row without padding, no
 cache. Trainer and embedded engine compare their packed, padded and cached passes with it, on the

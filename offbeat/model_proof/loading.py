@@ -1,7 +1,7 @@
 """Loads a causal LM from a Hugging Face directory, and refuses files that are not of that model.
 
-transformers draws the weights that files lack at random and leaves out those it has no place for,
-with a line in the log. A run on such a model would train, and mean nothing.
+transformers initialises missing weights at random and ignores unexpected ones, with a line in the
+log. A run on such a model would train, but its results would be meaningless.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from offbeat.messages.failures import OffbeatError
 
-_NAMED: Final = 3  # tensors in a message
+_NAMED: Final = 3  # tensors listed in a message
 _log = structlog.stdlib.get_logger()
 
 
@@ -66,8 +66,8 @@ def load_causal_lm(
     """Return the causal LM of a directory on the CPU, in evaluation mode. Reads no network.
 
     Raises:
-        WeightsMismatch: Its files lack a weight, or hold one that the model does not have. Tied
-            weights, and those that the class itself declares optional, are neither.
+        WeightsMismatch: A weight is missing or unexpected. Tied weights, and those that the class
+            itself declares optional, may be either.
     """
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
@@ -75,7 +75,7 @@ def load_causal_lm(
         trust_remote_code=trust_remote_code,
         local_files_only=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are told in ``info`` then
+        ignore_mismatched_sizes=True,  # they are reported in ``info`` then
     )
     model, info = loaded
     _refuse(path, info)
@@ -85,7 +85,10 @@ def load_causal_lm(
 
 
 def generation_config_problem(path: str | Path) -> str:
-    """Say what transformers would refuse in a directory's generation config; "" if nothing."""
+    """Return what transformers would refuse in a directory's generation config.
+
+    Empty if nothing.
+    """
     if not (Path(path) / GENERATION_CONFIG_NAME).is_file():
         return ""
     try:
@@ -105,23 +108,23 @@ def model_without_memory(path: str | Path, *, trust_remote_code: bool) -> PreTra
 
 
 def check_files(path: str | Path) -> None:
-    """Do what ``check_headers`` does, for a model of transformers' own code.
+    """Check the files like ``check_headers``, for a model of transformers' own code.
 
     Raises:
-        WeightsMismatch: As ``load_causal_lm`` would.
+        WeightsMismatch: A weight is missing or unexpected.
     """
     check_headers(path, model_without_memory(path, trust_remote_code=False))
 
 
 def check_headers(path: str | Path, model: PreTrainedModel) -> None:
-    """Do what ``load_causal_lm`` does, with the headers of the safetensors files alone.
+    """Check files like ``load_causal_lm``, but with the headers of the safetensors files only.
 
     Args:
-        path: The directory.
+        path: Model directory.
         model: Its model without memory. Its parameters are replaced.
 
     Raises:
-        WeightsMismatch: As ``load_causal_lm`` would.
+        WeightsMismatch: A weight is missing or unexpected.
     """
     stored = dict[str, torch.Tensor]()
     for file in sorted(Path(path).glob("*.safetensors")):
@@ -129,7 +132,7 @@ def check_headers(path: str | Path, model: PreTrainedModel) -> None:
             for name in opened.keys():  # noqa: SIM118 -- no mapping
                 shape = opened.get_slice(name).get_shape()
                 stored[name] = torch.empty(shape, device="meta")
-    # The steps of ``from_pretrained``, which takes a device map only where accelerate is installed.
+    # The steps of ``from_pretrained``, which accepts a device map only if accelerate is installed.
     mapping: Any = get_model_conversion_mapping(model)
     load = LoadStateDictConfig(
         pretrained_model_name_or_path=str(path),

@@ -1,9 +1,8 @@
-"""A small random model of a class, in which windows and original lengths end after a few tokens.
+"""A small random model of a class, whose windows and original lengths end after a few tokens.
 
-What a model does beyond a window or beyond the length it was first trained for cannot be seen in
-rows that are cheap enough to compute with the model itself. A miniature has these lengths cut,
-fewer layers and narrower ones, and weights large enough that attention is far from uniform and caps
-take effect.
+Behaviour beyond a window or beyond the original training length does not show in rows that are
+short enough to compute with the model itself. A miniature has these lengths cut, fewer layers and
+narrower ones, and weights large enough that attention is far from uniform and caps take effect.
 """
 
 import copy
@@ -20,18 +19,18 @@ from transformers.pytorch_utils import Conv1D
 
 from offbeat.model_proof.plain import plain_logprobs
 
-LENGTH: Final = 48  # tokens of the longest sequence that a miniature is given
-SHORT: Final = 16  # what lengths are cut to that a run's longest sequence exceeds
+LENGTH: Final = 48  # tokens of the longest sequence that a miniature computes
+SHORT: Final = 16  # reduced value of lengths that a run's longest sequence exceeds
 VOCABULARY: Final = 64
-_LAYERS: Final = 4  # kept of a model in which they are all alike
-_KINDS: Final = 8  # of layers, one of each of which is kept
-_HEAD: Final = 8  # dimensions that are left of a head
+_LAYERS: Final = 4  # number kept of a model in which all are alike
+_KINDS: Final = 8  # maximum number of kinds of layers, of each of which one is kept
+_HEAD: Final = 8  # dimensions left of a head
 _MOST: Final = {"token_id": VOCABULARY - 1, "vocab": VOCABULARY, "experts": 16}
-_LARGEST_PARAMETERS: Final = 110_000_000  # of a miniature
-_SMALL_PARAMETERS: Final = 1_000_000  # a model of so few needs no cutting but of its lengths
+_LARGEST_PARAMETERS: Final = 110_000_000  # maximum of a miniature
+_SMALL_PARAMETERS: Final = 1_000_000  # below this, only lengths are reduced
 _WIDE: Final = 32  # sizes from here on may be divided
-_GAIN: Final = 2.0  # of a matrix, over what would keep the variance of its input
-_INITIALIZER_RANGE: Final = 0.2  # of what is no matrix of a layer
+_GAIN: Final = 2.0  # scale of a matrix, relative to one that keeps the variance of its input
+_INITIALIZER_RANGE: Final = 0.2  # of weights outside the matrices of layers
 _BOUND_NAMES: Final = ("position", "seq", "length", "context")
 _LENGTH_NAMES: Final = (*_BOUND_NAMES, "window", "chunk", "block_size")
 _COUNT_NAMES: Final = ("num_", "n_head", "n_layer", "heads", "layers", "experts", "group", "token")
@@ -45,10 +44,10 @@ class _Cut:
     """Reduction of a model's config to that of a miniature."""
 
     max_model_len: int
-    layers: int  # of the model
-    kept_layers: tuple[int, ...] | None  # their places; None: all
-    divide: int  # what sizes are divided by
-    bounds: bool  # whether bounds of positions are cut below the longest sequence, too
+    layers: int  # layers of the model
+    kept_layers: tuple[int, ...] | None  # indices of kept layers; None: all
+    divide: int  # divisor of sizes
+    bounds: bool  # whether limits of positions below the longest sequence are reduced, too
 
     def value(self, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever a config holds
         """Return the miniature's value of a config key."""
@@ -73,14 +72,14 @@ class _Cut:
         return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
 
     def lengths(self, value: Any) -> Any:  # noqa: ANN401 -- as above
-        """Return what a length becomes, or those of the layers that are kept."""
+        """Return the reduced value of a length, or of those of the layers that are kept."""
         if isinstance(value, int):
             return self.length(value) if value > SHORT else value
         return [self.lengths(each) for each in self._sequence(value)]
 
     def may_be_length(self, name: str, value: object) -> bool:
-        """Return whether a number may be a length, though its name does not say so."""
-        if isinstance(value, list | tuple):  # one for each layer
+        """Return whether a number may be a length although its name does not tell."""
+        if isinstance(value, list | tuple):  # one per layer
             each_of = cast("Sequence[object]", value)
             return len(each_of) == self.layers and any(self.may_be_length(name, v) for v in each_of)
         named = (*_LENGTH_NAMES, *_COUNT_NAMES, *_MOST)
@@ -92,7 +91,7 @@ class _Cut:
         if len(values) == self.layers:
             return [values[place] for place in self.kept_layers or range(self.layers)]
         factors = all(isinstance(each, int | float) for each in values)
-        if factors and len(values) >= SHORT:  # one for each pair of a head's dimensions
+        if factors and len(values) >= SHORT:  # one per pair of a head's dimensions
             return values[: max(1, len(values) // self.divide)]
         return values
 
@@ -113,7 +112,7 @@ class _Cut:
 def miniature(
     kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int
 ) -> PreTrainedModel | None:
-    """A miniature on the CPU, in float32, attending eagerly; None if no cut of its config works.
+    """Return a miniature on the CPU, in float32, with eager attention; None if no config works.
 
     A length of the config that ``max_model_len`` exceeds is exceeded by ``LENGTH``, too; others are
     not.
@@ -142,7 +141,7 @@ def miniature(
 
 
 def twin(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """A second miniature with the same weights, which attends otherwise."""
+    """Return a second miniature with the same weights and another attention implementation."""
     with torch.random.fork_rng(devices=[]):
         other = _made(type(model), model.config, implementation)
     other.load_state_dict(model.state_dict())
@@ -152,7 +151,7 @@ def twin(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
 def _cuts(
     kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int
 ) -> Iterator[_Cut]:
-    """Cuts to try, the smallest miniature first."""
+    """Yield reductions to try, the smallest miniature first."""
     layers: int = config.get_text_config(decoder=True).num_hidden_layers
     small = sum(each.numel() for each in _shapes(kind, config)) <= _SMALL_PARAMETERS
     fewer = layers > _LAYERS and not small
@@ -163,9 +162,9 @@ def _cuts(
 
 
 def _divisors(config: PreTrainedConfig) -> Iterator[int]:
-    """Powers of two, the largest that leaves heads of some dimensions first."""
+    """Yield powers of two, the largest that leaves heads of some dimensions first."""
     text = config.get_text_config(decoder=True)
-    held = text.to_dict()  # some refuse an attribute that differs between layers
+    held = text.to_dict()  # some configs refuse an attribute that differs between layers
     heads, width = getattr(text, "num_attention_heads", 0), getattr(text, "hidden_size", 0)
     head = held.get("head_dim") or (width // heads if heads else 0)
     largest = int(math.log2(max(1, head // _HEAD))) if head else 3
@@ -187,7 +186,7 @@ def _made(
 
 @torch.no_grad()
 def _widen(model: PreTrainedModel) -> None:
-    """Give matrices the size at which attention is far from uniform."""
+    """Scale matrices so that attention is far from uniform."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(0, _GAIN / math.sqrt(module.weight.shape[1]))
@@ -196,10 +195,9 @@ def _widen(model: PreTrainedModel) -> None:
 
 
 def _smaller(kind: type[PreTrainedModel], config: PreTrainedConfig, cut: _Cut) -> PreTrainedConfig:
-    """The config of a miniature.
+    """Return the config of a miniature.
 
-    A number that no weight's shape depends on is behaviour, and may be a length: it is cut like
-    one.
+    A number that no weight's shape depends on may be a length, and is reduced like one.
     """
     given = config.to_dict()
     values = {name: cut.value(name, each) for name, each in given.items()}
@@ -226,7 +224,7 @@ def _has_shapes(
 
 
 def _kept_layers(config: PreTrainedConfig, layers: int) -> tuple[int, ...]:
-    """Places of as many layers as are kept: the first of every kind, then the first of all."""
+    """Return the indices of the layers to keep: the first of every kind, then the first of all."""
     lists = [each for each in _sequences(config.to_dict()) if len(each) == layers]
     kinds = [repr([each[place] for each in lists]) for place in range(layers)]
     firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]

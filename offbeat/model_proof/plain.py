@@ -15,17 +15,20 @@ TOLERANCES: Final = {
     torch.bfloat16: 0.5,
     torch.float16: 0.5,
 }
-"""Largest mean distance in nat of a sample's log-probabilities; docs/model-proofs.md says why these."""
+"""Largest mean distance of a sample's log-probabilities, in nats; see docs/model-proofs.md."""
 
 
 @torch.no_grad()
 def plain_logprobs(model: PreTrainedModel, tokens: Sequence[int], first: int = 0) -> Tensor:
-    """Log-probability [T - 1] of every token after the first, in float32, by one plain forward pass.
+    """Return log-probabilities [T - 1] of the tokens after the first, by one plain forward pass.
 
     Args:
-        model: Attends as it is configured to.
-        tokens: T of them, in one row.
-        first: Position of the first. With 0, positions are left to the model.
+        model: Model with its attention configured.
+        tokens: T tokens, in one row.
+        first: Position of the first token. With 0, the model computes positions itself.
+
+    Returns:
+        [T - 1] float32.
     """
     row = torch.tensor([tokens], device=model.device)
     places = torch.arange(first, first + len(tokens), device=model.device)[None]
@@ -39,7 +42,7 @@ def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
     """Compute one token at the last position, if the model takes positions.
 
     Raises:
-        IndexError: The model has a table of positions, and it ends before.
+        IndexError: The model's table of positions is shorter.
     """
     if "position_ids" in inspect.signature(model.forward).parameters:
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -47,7 +50,7 @@ def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
 
 
 def distance(got: Tensor, want: Tensor) -> float:
-    """Mean absolute difference of one sample's log-probabilities; infinity if any is not a number.
+    """Return the mean absolute difference of two log-probabilities; infinity if any is NaN.
 
     The mean, not the largest: in 16 bits a router may choose another expert for a token or two.
     """
@@ -56,7 +59,7 @@ def distance(got: Tensor, want: Tensor) -> float:
 
 
 def attend_by(model: PreTrainedModel, implementation: str) -> bool:
-    """Have a model attend by an implementation; whether it does: some classes cannot be switched."""
+    """Set a model's attention implementation; return False for classes that cannot be switched."""
     if model.config._attn_implementation != implementation:  # noqa: SLF001 -- the only place it is kept
         model.set_attn_implementation(implementation)
     return model.config._attn_implementation == implementation  # noqa: SLF001 -- as above
@@ -64,7 +67,7 @@ def attend_by(model: PreTrainedModel, implementation: str) -> bool:
 
 @contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model attends by transformers' own definition, if it lets itself be switched."""
+    """Use transformers' eager attention in the block, if the model supports it."""
     chosen = model.config._attn_implementation or "eager"  # noqa: SLF001 -- as above
     attend_by(model, "eager")
     try:

@@ -19,12 +19,11 @@ _FROZEN: Final = "frozen"  # a rope_type that transformers does not update
 def freeze_rope(model: nn.Module, max_model_len: int) -> None:
     """Fix the frequencies of every rotary embedding that would change with the length of a batch.
 
-    The embeddings compute them themselves, by one call with the last position.
+    The embeddings compute the frequencies themselves, in one call with the last position.
     """
     for module in model.modules():
-        kinds: object = getattr(
-            module, "rope_type", None
-        )  # transformers' name on all its embeddings
+        # Transformers' name on all its embeddings
+        kinds: object = getattr(module, "rope_type", None)
         if isinstance(kinds, str) and _depends_on_length(kinds):
             _reach(module, max_model_len)
             module.rope_type = _FROZEN  # pyright: ignore[reportArgumentType] -- a plain attribute

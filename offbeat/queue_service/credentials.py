@@ -10,6 +10,6 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
 
 def is_ours(connection: socket.socket | TransportSocket) -> bool:
-    """The process at the other end is of this user, by the kernel's word."""
+    """Return whether the peer process runs as this user, according to the kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(credentials)[1] == os.geteuid()

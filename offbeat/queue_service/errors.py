@@ -6,7 +6,10 @@ from offbeat.messages.failures import OffbeatError, SchemaError
 
 
 class LeaseExpired(OffbeatError):
-    """A lease that is not held: it ran out, was released, or never was. Others get its groups."""
+    """A lease that is not open: it expired, was released, or never existed.
+
+    Others get its groups.
+    """
 
     def __init__(self, lease_id: int, during: str) -> None:
         super().__init__(lease_id, during)
@@ -20,7 +23,7 @@ class LeaseExpired(OffbeatError):
 
 
 class QueuePayloadLost(OffbeatError):
-    """The group's payload is gone for good: its node, process or owner died."""
+    """The payload of a group is lost: its node, process or owner died."""
 
     def __init__(self, group: str, attempt: int, reason: str) -> None:
         super().__init__(group, attempt, reason)
@@ -34,24 +37,24 @@ class QueuePayloadLost(OffbeatError):
 
 
 class QueueFull(OffbeatError):
-    """There is no room for a put, within the time it may wait if it waited. Nothing was stored.
+    """No room for a put, within its deadline if it waited. Nothing was stored.
 
-    ``limit`` names what is short: ``rows`` or ``bytes``. ``held`` counts what rests in the queue
-    and what is promised to producers that came before.
+    ``limit`` names the exceeded bound: ``rows`` or ``bytes``. ``in_use`` counts what is stored and
+    what is reserved for earlier producers.
     """
 
     def __init__(
-        self, limit: str, asked: int, held: int, most: int, waited_s: float | None = None
+        self, limit: str, requested: int, in_use: int, capacity: int, waited_s: float | None = None
     ) -> None:
-        super().__init__(limit, asked, held, most, waited_s)
-        self.limit, self.asked, self.held, self.most = limit, asked, held, most
+        super().__init__(limit, requested, in_use, capacity, waited_s)
+        self.limit, self.requested, self.in_use, self.capacity = limit, requested, in_use, capacity
         self.waited_s = waited_s
 
     def __str__(self) -> str:
         waited = "" if self.waited_s is None else f" after {self.waited_s:g} s"
         return (
-            f"no room for {self.asked:,} {self.limit}{waited}: {self.held:,} of {self.most:,} are "
-            f"taken. Let consumers clear groups, wait longer, or raise max_{self.limit}"
+            f"no room for {self.requested:,} {self.limit}{waited}: {self.in_use:,} of "
+            f"{self.capacity:,} are taken. Let consumers clear groups, wait longer, or raise max_{self.limit}"
         )
 
 
@@ -60,8 +63,8 @@ class TooLarge(QueueFull):
 
     def __str__(self) -> str:
         return (
-            f"a put of {self.asked:,} {self.limit} can never fit: the queue holds at most "
-            f"{self.most:,}. Cut the group, or raise max_{self.limit}"
+            f"a put of {self.requested:,} {self.limit} can never fit: the queue holds at most "
+            f"{self.capacity:,}. Cut the group, or raise max_{self.limit}"
         )
 
 
@@ -78,7 +81,7 @@ class UnknownPartition(OffbeatError):
 
 
 class Redeclared(SchemaError):
-    """A name that was declared in one way is used in another. The first declaration holds."""
+    """A declared name is used with another declaration. The first declaration holds."""
 
     def __str__(self) -> str:
         return (
@@ -88,7 +91,7 @@ class Redeclared(SchemaError):
 
 
 class ServiceBug(OffbeatError):
-    """The service raised what nobody expected while answering."""
+    """The service raised an unexpected exception while it handled a call."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(kind, detail)
@@ -110,7 +113,7 @@ class ClientClosed(OffbeatError):
 
 
 class SnapshotFailed(OffbeatError):
-    """A snapshot could not be written or taken up. What was there before still is."""
+    """A snapshot could not be written or restored. An existing snapshot is unchanged."""
 
     def __init__(self, directory: str, detail: str) -> None:
         super().__init__(directory, detail)

@@ -1,9 +1,9 @@
 # pyright: basic
 # ray is not fully typed.
-"""The service as a Ray actor, and how Ray programs come to a client of it.
+"""The queue service as a Ray actor, and the functions that connect Ray programs to it.
 
-Clients on the actor's node speak to it through the Unix socket, and share memory with it. Clients
-elsewhere send the same messages as Ray calls, with the payloads inside.
+Clients on the actor's node use its Unix socket and share memory with it. Clients elsewhere send the
+same messages as Ray calls, with the payloads inside.
 """
 
 import asyncio
@@ -25,50 +25,50 @@ _CALLS_AT_A_TIME: Final = 10_000
 
 
 class Handle(RemoteQueue, Protocol):
-    """An actor of this class, from outside."""
+    """Handle of a queue actor."""
 
     @property
     def where(self) -> RemoteMethod: ...
 
 
 class TransferQueueActor:
-    """A queue in a process of its own. Start it with ``start``; speak to it through a client."""
+    """A queue in a process of its own. Start it with ``start``; use it through a client."""
 
     def __init__(self, limits: QueueLimits, restore_from: str | None = None) -> None:
-        self._house = QueueServer(limits, restore_from)
-        self._visits: dict[str, tuple[Connection, dict[int, asyncio.Future[bytes]]]] = {}
+        self._server = QueueServer(limits, restore_from)
+        self._connections: dict[str, tuple[Connection, dict[int, asyncio.Future[bytes]]]] = {}
 
     async def where(self) -> str:
-        """The path of its socket, on its node; from here on it serves.
+        """Serve, and return the path of the socket on the actor's node.
 
         Raises:
-            SnapshotFailed: The snapshot it was to start from is none.
+            SnapshotFailed: The snapshot to restore is invalid.
         """
-        return await self._house.open()
+        return await self._server.open()
 
     async def exchange(self, body: bytes, client: str = "") -> bytes:
-        """One call of a client that cannot reach the socket."""
-        await self._house.open()
+        """Handle one call of a client that cannot reach the socket."""
+        await self._server.open()
         call = wire.decode_call(body)
-        desk, (visit, waiting) = self._house.desk, self._visit(client)
+        handler, (connection, waiting) = self._server.handler, self._connection(client)
         reply = waiting[call.id] = asyncio.get_running_loop().create_future()
-        desk.take(visit, call)
+        handler.take(connection, call)
         try:
             answer = await reply
         except asyncio.CancelledError:
-            desk.take(visit, wire.WireCall(wire.ONE_WAY, wire.Nothing(), (), call.id))
+            handler.take(connection, wire.WireCall(wire.ONE_WAY, wire.Nothing(), (), call.id))
             raise
         finally:
             del waiting[call.id]
         if isinstance(call.op, wire.Attach):
-            self._visits[visit.client] = visit, waiting
+            self._connections[connection.client] = connection, waiting
         elif isinstance(call.op, wire.Leave):
-            desk.leave(visit)
-            self._visits.pop(client, None)
+            handler.leave(connection)
+            self._connections.pop(client, None)
         return answer
 
-    def _visit(self, client: str) -> tuple[Connection, dict[int, asyncio.Future[bytes]]]:
-        known = self._visits.get(client)
+    def _connection(self, client: str) -> tuple[Connection, dict[int, asyncio.Future[bytes]]]:
+        known = self._connections.get(client)
         if known is None:
             waiting: dict[int, asyncio.Future[bytes]] = {}
 
@@ -87,8 +87,8 @@ def start(
     """Start a queue.
 
     Args:
-        limits: How much rests in it at most.
-        name: As which ``ray.get_actor`` finds it.
+        limits: Capacity of the queue.
+        name: Name under which ``ray.get_actor`` finds it.
         restore_from: A directory written by ``snapshot``, on the node where the actor runs.
         options: Further options of the actor, such as ``lifetime`` or a scheduling strategy.
     """
@@ -98,7 +98,7 @@ def start(
 
 
 def stop(queue: Handle) -> None:
-    """End a queue, whatever it holds; who uses it raises ``ActorLost``."""
+    """Stop a queue and discard its content; calls of its clients raise ``ActorLost``."""
     ray.kill(queue)  # pyright: ignore[reportArgumentType] - a handle is an actor's
 
 
@@ -106,14 +106,14 @@ def connect(queue: Handle | str, answer_s: float = ANSWER_S) -> SyncTransferQueu
     """A blocking client of a queue: by handle, or by name.
 
     Raises:
-        ActorLost: The queue is not there.
-        SnapshotFailed: It could not take up the snapshot it was started with.
+        ActorLost: The queue does not exist.
+        SnapshotFailed: The queue could not restore the snapshot it was started with.
     """
     handle, name = _handle_of(queue)
     path = ray_links.got(handle.where.remote(), name, "connect", START_S)
     try:
         return SyncTransferQueueClient.connect(path, name, answer_s)
-    except ActorLost:  # it lives: it is on another node
+    except ActorLost:  # it is alive, but on another node
         return SyncTransferQueueClient.over(ray_links.BlockingRayLink(handle, name, answer_s))
 
 

@@ -1,6 +1,6 @@
 # pyright: basic
 # ray is not fully typed.
-"""The client's end of Ray calls, for clients that are not on the service's node."""
+"""Client's end of Ray calls, for clients that are not on the service's node."""
 
 import asyncio
 import itertools
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 def got(ref: "ray.ObjectRef[T]", queue: str, during: str, within_s: float) -> T:
-    """The value of a call.
+    """Return the result of a Ray call, blocking.
 
     Raises:
-        ActorLost: The actor is gone.
-        DeadlineExceeded: It did not answer in time; the call is cancelled.
-        OffbeatError: What the actor raised.
+        ActorLost: The actor has died.
+        DeadlineExceeded: No reply in time; the call is cancelled.
+        OffbeatError: The error that the actor raised.
     """
     try:
         return ray.get(ref, timeout=within_s)
@@ -58,20 +58,20 @@ def _typed(error: RayError, queue: str, during: str) -> OffbeatError:
 
 
 class RemoteMethod(Protocol):
-    """A method of an actor, from outside."""
+    """Method of an actor handle."""
 
     def remote(self, *args: object) -> "ray.ObjectRef[Any]": ...
 
 
 class RemoteQueue(Protocol):
-    """The actor, from outside."""
+    """Part of an actor handle that the links use."""
 
     @property
     def exchange(self) -> RemoteMethod: ...
 
 
 class BlockingRayLink:
-    """Carries a call and its reply; see ``links.BlockingLink``."""
+    """Blocking connection over Ray calls; see ``links.BlockingLink``."""
 
     def __init__(self, handle: RemoteQueue, queue: str, answer_s: float) -> None:
         self._handle, self._queue, self._answer_s = handle, queue, answer_s
@@ -93,7 +93,7 @@ class BlockingRayLink:
 
 
 class LoopRayLink:
-    """Carries any number of calls at a time; see ``links.LoopLink``."""
+    """Connection over Ray calls for one event loop; see ``links.LoopLink``."""
 
     def __init__(self, handle: RemoteQueue, queue: str, answer_s: float) -> None:
         self._handle, self._queue, self._answer_s = handle, queue, answer_s

@@ -1,7 +1,7 @@
 """Messages between clients and the service, in msgpack, which cannot carry code.
 
-A frame is its length (4 bytes, little-endian) and a body: ``WireCall`` one way, ``Reply`` the
-other. A client numbers its calls; replies may come in any order.
+A frame is its length (4 bytes, little-endian) and a body: a ``WireCall`` to the service, a
+``Reply`` from it. A client numbers its calls; replies may come in any order.
 """
 
 from typing import Any, Final
@@ -27,11 +27,11 @@ from offbeat.queue_service.storage.arenas import Arena, Slot
 from offbeat.transfer_queue import errors as queue_errors
 
 MOST_FRAME_BYTES: Final = (2 << 30) - 1
-"""A longer frame is none of ours: the connection is closed."""
+"""Maximum length of a frame; a longer one closes the connection."""
 
 
 class WirePayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Columns of a group: the header of a ``Block``, and where its memory is: inline or in a slot."""
+    """Columns of a group: the header of a ``Block``, and its memory, inline or in a slot."""
 
     header: bytes
     nbytes: int
@@ -40,14 +40,14 @@ class WirePayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Op(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Something a client asks for."""
+    """Base of the operations that a client requests."""
 
 
 class Attach(_Op, frozen=True):
-    """First on every connection. Without a name, a new one is given; reply: the name.
+    """First call on every connection. Without a name, a new one is issued; reply: the name.
 
-    A client is gone when the last connection of that name has ended. ``maps``: it shares memory
-    with the service; else payloads are sent to it inside the replies.
+    A client ends with its last connection. ``maps`` states whether it shares memory with the
+    service; else payloads are sent to it inside the replies.
     """
 
     client: str | None
@@ -55,34 +55,37 @@ class Attach(_Op, frozen=True):
 
 
 class Probe(_Op, frozen=True):
-    """Reply: an ``Arena`` that holds the socket's path: who can read it shares memory with us."""
+    """Test for shared memory.
+
+    Reply: an ``Arena`` that holds the socket's path for the client to read.
+    """
 
 
 class Leave(_Op, frozen=True):
-    """The client asks nothing more: its leases go back. What it views stays as it is. Reply: None."""
+    """End of a client: its leases end, its views stay valid. Reply: None."""
 
 
 class Declare(_Op, frozen=True):
-    """Reply: None."""
+    """Create a partition. Reply: None."""
 
     partition: str
     schema: Schema
 
 
 class Borrow(_Op, frozen=True):
-    """Another arena to write to, of at least ``nbytes``. Reply: ``Arena``."""
+    """Borrow another arena to write to, of at least ``nbytes``. Reply: ``Arena``."""
 
     nbytes: int
 
 
 class Put(_Op, frozen=True):
-    """A group; the slot of its payload is the service's from here, whatever comes. Reply: Receipt."""
+    """Put a group; its slot belongs to the service from here on, even on errors. Reply: receipt."""
 
     partition: str
     group: str
     attempt: int
     rows: int
-    columns: bytes  # encoded list of ColumnSpec: the same ones are decoded once
+    columns: bytes  # encoded list of ``ColumnSpec``, decoded once per distinct value
     tags: Tags
     nbytes: int
     payload: WirePayload
@@ -90,7 +93,7 @@ class Put(_Op, frozen=True):
 
 
 class AddColumns(_Op, frozen=True):
-    """Further columns of a group, for rows ``[start, stop)``. Reply: its Receipt, with new weight."""
+    """Add columns to a group, for rows ``[start, stop)``. Reply: its receipt, with the new size."""
 
     receipt: PutReceipt
     columns: bytes
@@ -101,7 +104,7 @@ class AddColumns(_Op, frozen=True):
 
 
 class Claim(_Op, frozen=True):
-    """``n`` groups for a task, or what there is from ``at_least`` on, at once or within ``wait_s``.
+    """Lease ``n`` groups for a task, or fewer from ``at_least`` on, at once or within ``wait_s``.
 
     Reply: ``Delivery | None``.
     """
@@ -117,68 +120,68 @@ class Claim(_Op, frozen=True):
 
 
 class Ack(_Op, frozen=True):
-    """Done with the lease; with ``clear``, its groups are cleared too. Reply: None."""
+    """Ack a lease; with ``clear``, clear its groups too. Reply: None."""
 
     lease: int
     clear: bool
 
 
 class Release(_Op, frozen=True):
-    """The groups go back, to be delivered again. Reply: None."""
+    """Release a lease: its groups are delivered again. Reply: None."""
 
     lease: int
 
 
 class Renew(_Op, frozen=True):
-    """The lease lasts ``lease_s`` from now. Reply: Lease."""
+    """Extend a lease to ``lease_s`` from now. Reply: Lease."""
 
     lease: int
     lease_s: float
 
 
 class Locate(_Op, frozen=True):
-    """The payloads of groups that were not claimed here. Reply: ``Deliveries``."""
+    """Return the payloads of groups that this client did not claim. Reply: ``Deliveries``."""
 
     receipts: tuple[PutReceipt, ...]
 
 
 class Clear(_Op, frozen=True):
-    """Reply: how many groups were there."""
+    """Remove groups. Reply: how many were in the queue."""
 
     receipts: tuple[PutReceipt, ...]
 
 
 class ClearPartition(_Op, frozen=True):
-    """Reply: how many groups were there."""
+    """Remove all groups of a partition. Reply: how many there were."""
 
     partition: str
 
 
 class ReportLost(_Op, frozen=True):
-    """Payloads that could not be read. Reply: None."""
+    """Report payloads that could not be read. Reply: None."""
 
     receipts: tuple[PutReceipt, ...]
     reason: str
 
 
 class TakeLost(_Op, frozen=True):
-    """Reply: list of ``LostGroup``, each reported once."""
+    """Return lost groups, each once. Reply: list of ``LostGroup``."""
 
     partition: str
 
 
 class GetStats(_Op, frozen=True):
-    """Reply: ``ServiceStats``."""
+    """Return statistics. Reply: ``ServiceStats``."""
 
 
 class SaveTo(_Op, frozen=True):
-    """Write index and payloads to a directory. Reply: number of payloads written."""
+    """Write a snapshot to a directory. Reply: number of payloads written."""
 
     directory: str
 
 
 class Nothing(_Op, frozen=True):
-    """Carries the unpinned slots and no more. Reply: None."""
+    """Carry unpinned slots only. Reply: None."""
 
 
 Op = (
@@ -191,11 +194,10 @@ ONE_WAY: Final = 0
 
 
 class WireCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A question. ``unpinned``: slots that no view of this client reads any more, one entry a view.
+    """A request. ``unpinned`` lists slots that lost a view in this client, one entry per view.
 
-    A call with ``cancels`` is about the call of that id: if it still waits, it is answered with
-        None
-    at once. A call of id ``ONE_WAY`` is not answered.
+    A call with ``cancels`` ends the waiting call of that id, which is answered with None at once. A
+    call of id ``ONE_WAY`` is not answered.
     """
 
     id: int
@@ -212,7 +214,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To the call of this id. ``freed``: slots that are the client's to write to again."""
+    """Reply to the call of this id. ``freed`` lists slots that the client may write to again."""
 
     id: int
     value: msgspec.Raw
@@ -230,39 +232,40 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Deliveries(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Payloads group by group, oldest first, and the arenas their slots are in."""
+    """Payloads group by group, oldest first, and the arenas of their slots."""
 
     groups: tuple[tuple[Piece, ...], ...]
     arenas: tuple[Arena, ...]
 
 
-def slots_of(parcels: Deliveries) -> tuple[Slot, ...]:
-    """The slots of these payloads, one entry a payload."""
+def slots_of(deliveries: Deliveries) -> tuple[Slot, ...]:
+    """Return the slots of these payloads, one entry per payload."""
     return tuple(
         piece.payload.slot
-        for group in parcels.groups
+        for group in deliveries.groups
         for piece in group
         if piece.payload.slot is not None
     )
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A lease together with what it takes to read it."""
+    """A lease, and the payloads to read its groups from."""
 
     lease: Lease
-    parcels: Deliveries
+    payloads: Deliveries
 
 
 class ServiceStats(msgspec.Struct, frozen=True):
-    """The queue's, and what the service itself holds and does."""
+    """Statistics of the queue and of the service around it."""
 
     queue: Stats
     clients: int
-    arena_bytes: int  # of payloads in shared memory, held or still viewed by a reader
-    calls: int  # answered since the start
-    waited_s: dict[str, float]  # by kind of call: time calls waited for what they asked
-    wakes: int  # calls that waited and were served
-    wake_p99_s: float  # from the change that served one, such as a put, to its answer
+    arena_bytes: int  # bytes of payloads in shared memory, stored or still viewed by a reader
+    calls: int  # calls answered since the start
+    waited_s: dict[str, float]  # seconds that calls waited, by kind of call
+    wakes: int  # waiting calls that were served
+    # Seconds from the change that served a waiting call, such as a put, to its reply
+    wake_p99_s: float
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -297,7 +300,7 @@ SPELLINGS_KNOWN: Final = 1024
 
 
 class Specs:
-    """Decodes the columns of puts; what was seen before costs a look."""
+    """Decodes the columns of puts, with a cache of values seen before."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[ColumnSpec, ...]] = {}
@@ -315,7 +318,7 @@ def value_of(op: Op, reply: Reply) -> object:
     """Return the value of a reply, or raise its error.
 
     Raises:
-        OffbeatError: What the service raised instead, as its own class.
+        OffbeatError: The error that the service raised, as its own class.
     """
     if reply.failure is not None:
         raise error_of(reply.failure)
@@ -343,12 +346,15 @@ def _body_length(header: bytes) -> int:
 
 
 def one_way(op: Op, unpinned: tuple[Slot, ...] = (), cancels: int | None = None) -> bytes:
-    """The frame of a call that is not answered."""
+    """Return the frame of a call that is not answered."""
     return framed(encode(WireCall(ONE_WAY, op, unpinned, cancels)))
 
 
 def failure_of(error: Exception) -> Failure:
-    """An error on its way to the client; what is not one of ours arrives as ``ServiceBug``."""
+    """Encode an error for the client.
+
+    An exception that is not ``OffbeatError`` becomes ``ServiceBug``.
+    """
     kind = type(error).__name__
     if isinstance(error, OffbeatError) and kind in _TYPED:
         return Failure(kind, error.args)
@@ -356,5 +362,5 @@ def failure_of(error: Exception) -> Failure:
 
 
 def error_of(failure: Failure) -> OffbeatError:
-    """The error to raise in the client."""
+    """Decode the error to raise in the client."""
     return _TYPED.get(failure.kind, ServiceBug)(*failure.fields)

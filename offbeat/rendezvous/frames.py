@@ -64,7 +64,7 @@ class SharedKey(msgspec.Struct, frozen=True):
         return hashlib.blake2b(body, key=self.secret, digest_size=32).digest()
 
     def __repr__(self) -> str:
-        return "SharedKey(...)"  # it may stand in a record that is logged
+        return "SharedKey(...)"  # it may be part of a record that is logged
 
 
 class StoreAddress(msgspec.Struct, frozen=True):

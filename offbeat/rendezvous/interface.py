@@ -31,7 +31,7 @@ def interface_of(address: str) -> str:
     """Return the name of the network interface that has this address.
 
     Raises:
-        AddressNotLocal: None has.
+        AddressNotLocal: No interface has it.
     """
     found = {
         each.address.partition("%")[0]: name
@@ -52,4 +52,4 @@ def bind_collectives(address: str, environment: MutableMapping[str, str]) -> Non
     """
     name = interface_of(address)
     environment.setdefault("GLOO_SOCKET_IFNAME", name)
-    environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this name, not what begins so
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this exact name, not a prefix

@@ -61,7 +61,7 @@ class SharedStore(Store):
             raise self._unreachable(error) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         weakref.finalize(self, self._socket.close)
-        self.check([])  # an unauthenticated connection is soon closed
+        self.check([])  # unauthenticated connections are closed soon
 
     def clone(self) -> "SharedStore":
         """Return another client of the same store, with a connection of its own."""
@@ -117,7 +117,7 @@ class SharedStore(Store):
         """Return the values of keys once all are there.
 
         Raises:
-            torch.distributed.DistStoreError: They were not there in time.
+            torch.distributed.DistStoreError: A key was not set in time.
         """
         timeout_s = timeout.total_seconds()
         reply = self._ask(Get(keys, timeout_s), timeout_s)
@@ -130,7 +130,7 @@ class SharedStore(Store):
         """Return the answer to one request.
 
         Raises:
-            torch.distributed.DistNetworkError: The server is gone, or is another one.
+            torch.distributed.DistNetworkError: The server has ended, or is another one.
         """
         message = self._address.key.frame(msgspec.msgpack.encode(request))
         with self._lock:
@@ -143,7 +143,7 @@ class SharedStore(Store):
                         raise ConnectionError("it closed the connection")
                     self._frames.feed(data)
             except (OSError, ForeignFrame) as error:
-                self._socket.close()  # an answer that comes late is not that of the next request
+                self._socket.close()  # a late reply must not be read as that of the next request
                 raise self._unreachable(error) from error
         return _decode_reply(body)
 

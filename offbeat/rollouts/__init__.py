@@ -1,1 +1,1 @@
-"""Runs episodes: the group logic needs no Ray; ``actor`` puts it into one."""
+"""Runs the episodes of a prompt group and packs its columns. No Ray; an actor calls it."""

@@ -1,4 +1,4 @@
-"""The two parties of a rollout, each behind one call that fails in a typed way."""
+"""Calls of a rollout to its engine and its environment, with typed failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -22,31 +22,31 @@ Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
 
 class UniqueRequests:
-    """Sends requests to an engine under ids that no other request to it ever has.
+    """Sends requests to an engine under ids that are never reused.
 
     Index and attempt are not enough: a controller whose predecessor's last records were lost sends
-    the same attempt out again, to another worker, while the engine still decodes the first one.
+    the same attempt again, to another worker, while the engine still decodes the first one.
     """
 
     def __init__(self, sender: str) -> None:
-        """``sender`` names this process, and no other one before or after it."""
+        """``sender`` identifies this process among all before and after it."""
         self._sender, self._numbers = sender, count()
 
     async def send(self, generate: Generate, request: GenerateRequest) -> GenerateResult:
-        """The answer of ``generate`` to the request, under an id of its own."""
+        """Send the request under a unique id; return the result of ``generate``."""
         unique = f"{self._sender}.{next(self._numbers)}.{request.request_id}"
         return await generate(msgspec.structs.replace(request, request_id=unique))
 
 
 _WRONG_TYPE: Final = "environment_wrong_type"
-_LARGEST_TOKEN: Final = 2**31 - 1  # they travel as int32
+_LARGEST_TOKEN: Final = 2**31 - 1  # stored as int32
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineClient:
-    """The engine of one task: requests that fit its window, answers of the right shape."""
+    """Client of one task's engine: sends requests that fit its window and checks the replies."""
 
     task: RolloutTask
     generate: Generate
@@ -54,7 +54,7 @@ class EngineClient:
     max_model_len: int  # prompt plus response, in tokens
 
     def room(self, tokens: int) -> int:
-        """Tokens that still fit behind a history of ``tokens``."""
+        """Return the number of tokens that still fit after a history of ``tokens``."""
         return self.max_model_len - tokens
 
     def check_room(self, history: tuple[int, ...]) -> None:
@@ -72,7 +72,7 @@ class EngineClient:
     async def ask(
         self, request_id: str, history: tuple[int, ...], samples: int, seed: int
     ) -> GenerateResult:
-        """Continue ``history``: ``samples`` times, each with at least one token.
+        """Continue ``history`` ``samples`` times, each with at least one token.
 
         Raises:
             RolloutFailed: ``prompt_empty``, ``prompt_too_long``, ``generation_aborted``,
@@ -90,7 +90,7 @@ class EngineClient:
 
 
 def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> RolloutFailed:
-    """A failure of this very group and attempt."""
+    """Create the error for this group and attempt."""
     return RolloutFailed(kind, task.prompt_index, task.attempt, reason, detail)
 
 
@@ -108,7 +108,8 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
         running = asyncio.current_task()
         if running is None or running.cancelling():
             raise
-        # Nobody has cancelled us: a call of the environment's own was, and it let that through.
+        # The task was not cancelled: a call inside the environment was, and let the exception
+        # through.
         raise failed(task, FailureKind.DATA, "environment_raised", describe(error)) from error
     except EnvironmentUnavailable as error:
         raise RolloutFailed(
@@ -132,10 +133,10 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
 
 
 def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...]:
-    """An observation as token ids.
+    """Return an observation as token ids.
 
     Raises:
-        RolloutFailed: ``environment_wrong_type``: they are no integers, or none that a token can have.
+        RolloutFailed: ``environment_wrong_type``: not integers, or out of range for a token.
     """
     try:
         ids = np.asarray(values)
@@ -156,7 +157,7 @@ def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -
     """Return the values as rewards, one per sample.
 
     Raises:
-        RolloutFailed: At the first value that is none, or when their number is wrong.
+        RolloutFailed: For the first value that is not a reward, or if their number is wrong.
     """
     if len(values) != samples:
         detail = f"{len(values)} rewards for {samples} samples"
@@ -192,7 +193,7 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
         or not samples == len(lengths) == len(result.finish_reasons)
     ):
         detail = (
-            f"{result.engine} answered {result.request_id} out of shape: requested were {samples}  "
+            f"{result.engine} answered {result.request_id} out of shape: requested were {samples} "
             f"samples, got lengths {lengths}, spans of {counted}, arrays of {arrays}"
         )
         raise failed(task, FailureKind.INFRASTRUCTURE, "engine_answer", detail)

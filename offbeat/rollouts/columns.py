@@ -1,4 +1,4 @@
-"""Packing a finished group: the standard columns, checked, and the receipt that vouches for them.
+"""Packs a finished group into the standard columns, checks them and creates the receipt.
 
 Legend: G samples of the group, N response tokens over all samples.
 """
@@ -26,7 +26,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A group before it is packed."""
+    """Samples of a group before they are packed."""
 
     prompt_ids: tuple[int, ...]
     response_ids: NDArray[np.int32]  # [N]
@@ -84,7 +84,7 @@ def packed(
 
 
 def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArray[np.int32]:
-    """[N] the weight version of each token, from run-length spans."""
+    """Expand run-length spans to the weight version of each token, [N]."""
     versions = [version for sample in spans for version, _ in sample]
     if len(set(versions)) == 1:  # almost every group
         return np.full(tokens, versions[0], dtype=np.int32)

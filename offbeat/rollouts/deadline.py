@@ -1,4 +1,4 @@
-"""The deadline of a rollout, kept where it is known what the rollout waits for."""
+"""Deadline of a rollout, which tells waiting for the engine from waiting for the environment."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,18 +21,18 @@ async def within_deadline(
 ) -> T:
     """Run a rollout, or one sample of it, and cancel it at the task's deadline.
 
-    A rollout that is late says nothing about its engine, unless it waits for the engine: an
-    environment that hangs must not cost a healthy engine its process.
+    A late rollout counts against its engine only if it waits for the engine: an environment that
+    hangs must not cause the restart of a healthy engine.
 
     Args:
-        task: Whose deadline it is.
+        task: Task with the deadline.
         generate: Sends one request to the task's engine.
         roll_out: The rollout, given the calls that it is to use in place of ``generate``.
         limit_s: What is left of the deadline; None: all of it.
 
     Raises:
-        RolloutFailed: ``deadline``, of the engine if a request to it was not answered, else of the
-            environment.
+        RolloutFailed: ``deadline``, attributed to the engine if a request to it was open, else to
+            the environment.
     """
     waits_for_engine = False
 

@@ -1,4 +1,4 @@
-"""Rolling out one prompt group: prompt in, checked columns and their receipt out. No Ray here."""
+"""Rolls out one prompt group: prompt in, checked columns and their receipt out. No Ray."""
 
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.messages.generation import SamplingParams
@@ -22,11 +22,11 @@ async def run_group(
 ) -> tuple[Receipt, Columns]:
     """Generate, reward and pack all samples of one prompt.
 
-    The columns are those of ``transfer_queue.schema``, checked; the receipt vouches for them.
-    Cancelling cancels every open ``generate``. What ``generate`` raises passes through as it is.
+    The columns are those of ``transfer_queue.schema``, checked. Cancelling cancels every open
+    ``generate``. Errors of ``generate`` are raised unchanged.
 
     Args:
-        task: What to roll out, and on which engine.
+        task: Prompt, number of samples, and engine.
         environment: Started, shared by all groups of the worker.
         generate: Sends one request to the task's engine.
         sampling: ``seed`` is replaced by the task's own.

@@ -1,4 +1,4 @@
-"""Episodes of several model calls: each sample of the group runs its own, all at once.
+"""Multi-turn episodes: each sample of the group runs its own, all concurrently.
 
 Every turn sends the whole token history as prompt.
 """

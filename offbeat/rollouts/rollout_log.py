@@ -1,9 +1,9 @@
-"""Logs every finished group to disk for people: prompt, responses, rewards, weight versions.
+"""Logs every finished group to disk: prompt, responses, rewards, weight versions.
 
-Parquet files of a few hundred groups or some megabytes each, written whole beside the loop and moved
-into place, so that a reader never sees a torn one. A worker that is killed takes its unfinished file
-with it. A disk that fails, or is slower than the rollouts, costs the log, never a rollout nor memory:
-what is not logged is counted, and the worker's log says how many groups.
+Parquet files of a few hundred groups or some megabytes each, written in the background and renamed
+into place, so that a reader never sees a torn one. The unfinished file of a killed worker is lost.
+A disk that fails, or is slower than the rollouts, costs log records, never a rollout or memory:
+groups that are not logged are counted in the worker's log.
 """
 
 import asyncio
@@ -24,15 +24,17 @@ from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFF
 
 log = structlog.stdlib.get_logger()
 GROUPS_PER_FILE: Final = 512
-FILE_BYTES: Final = 64 * 2**20  # of tokens and text before compression; a file ends with either
-HELD_BYTES: Final = 256 * 2**20  # in memory, written or not; what comes on top is not logged
+# Tokens and text before compression; the number of groups ends a file too
+FILE_BYTES: Final = 64 * 2**20
+# Groups in memory, written or not; beyond it, groups are not logged
+HELD_BYTES: Final = 256 * 2**20
 _LOGGED: Final = (PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS)
 
 _Row = tuple[RolloutTask, Receipt, Columns]
 
 
 class RolloutLog:
-    """Appends groups; all methods belong to one event loop."""
+    """Writes groups to Parquet files; all methods belong to one event loop."""
 
     def __init__(
         self,
@@ -46,9 +48,8 @@ class RolloutLog:
     ) -> None:
         """Create the log. ``incarnation`` is unique to this process, also in a resumed run.
 
-        File names begin with it.
-
-        With ``files`` they go to the run directory of another machine, and none stays in this one.
+        File names begin with it. With ``files``, they are transferred to the run directory of
+        another machine, and none stays on this one.
         """
         self._directory, self._incarnation, self._files_of_run = directory, incarnation, files
         self._groups_per_file = groups_per_file
@@ -59,13 +60,13 @@ class RolloutLog:
         self.held_bytes = 0
         """Bytes of the groups that are not written yet."""
         self.not_logged = 0
-        """Groups that are in no file, and will not be: the disk was too slow or refused."""
-        self._told = 0  # of them, in the worker's log
+        """Groups that will never be in a file: the disk was too slow or refused."""
+        self._told = 0  # number of those that the worker's log has reported
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
         self._writing = list[asyncio.Future[None]]()
 
     def add(self, task: RolloutTask, receipt: Receipt, columns: Columns) -> None:
-        """Take a group, unless the disk is too far behind.
+        """Add a group, unless the disk is too far behind.
 
         A full file is written in the background.
         """
@@ -82,7 +83,7 @@ class RolloutLog:
             self._start_writing()
 
     async def close(self) -> None:
-        """Write what there is."""
+        """Write the remaining groups."""
         if self._rows:
             self._start_writing()
         for written in self._writing:
@@ -121,18 +122,18 @@ class RolloutLog:
 
 
 def _bytes_of(task: RolloutTask, receipt: Receipt, columns: Columns) -> int:
-    """Bytes that the rows of a group take in a table: each sample has a copy of the prompt."""
+    """Return the bytes of a group's rows in a table: each sample has a copy of the prompt."""
     prompt = columns[PROMPT_IDS].nbytes + len(str(task.prompt.data.get("prompt") or ""))
     return receipt.samples * prompt + columns[RESPONSE_IDS].nbytes
 
 
 def _owned(column: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """The column without the larger buffer that it may be a part of."""
+    """Return a copy of the column if it is a part of a larger buffer."""
     return column if column.base is None else column.copy()
 
 
 def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
-    """Write one file; returns the groups that are lost because the disk refused."""
+    """Write one file; return the number of groups lost because the disk refused."""
     beside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def _write(path: Path, rows: list[_Row], files: Files | None) -> int:
 def table(rows: list[_Row]) -> pa.Table:
     """Return a table with one row per sample. ``response_ids`` are tokens.
 
-    The prompt is text where the row has text.
+    The prompt is text if the row has text.
     """
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for task, receipt, packed in rows:

@@ -24,10 +24,9 @@ FOLDERS: Final = ("checkpoints", "logs", "rollouts")
 ELSEWHERE: Final = "elsewhere.jsonl"
 """File of a run directory that lists the processes that wrote on another machine, and where."""
 
-_MARGIN_BYTES: Final = 64 * 2**20  # stay free on the driver's disk, for the journal
-_DIGESTED_BYTES: Final = (
-    2**20
-)  # larger files are told apart by size, and by the small ones beside them
+_MARGIN_BYTES: Final = 64 * 2**20  # free space to leave on the driver's disk, for the journal
+# Larger files are compared by size, and by the small files beside them
+_DIGESTED_BYTES: Final = 2**20
 _NAME_BYTES: Final = 255
 
 Fingerprint = tuple[tuple[str, int, str], ...]
@@ -131,7 +130,7 @@ class RunFiles:
     def rename(self, old: str, new: str) -> None:
         source, target = self._path(old), self._path(new)
         if not source.exists() and target.exists():
-            return  # the same call once more
+            return  # a repetition of the same call
         if source.is_dir() and target.exists():
             aside = self._path(f"{PurePosixPath(new).parent}/.partial_old_{target.name}")
             _remove(aside)
@@ -146,10 +145,10 @@ class RunFiles:
         _remove(self._path(name))
 
     def _path(self, name: str) -> Path:
-        """Return the path of a name that was sent.
+        """Return the local path of a received name.
 
         Raises:
-            BadName: It leads elsewhere, through a link as well.
+            BadName: It is outside the run directory, also through a link.
         """
         parts = name.split("/")
         good = parts[0] in FOLDERS and not any(
@@ -159,7 +158,7 @@ class RunFiles:
         if not good:
             raise BadName(name)
         path = self._root.joinpath(*parts)
-        # The folder itself may be a link that the owner of the run has put there.
+        # The folder itself may be a link created by the owner of the run.
         folder = self._root / parts[0]
         if path != folder and not path.parent.resolve().is_relative_to(folder.resolve()):
             raise BadName(name)

@@ -1,10 +1,9 @@
 """Check whether an actor's machine shares the run directory with the driver.
 
-The driver makes a file of a random name there before it makes any actor, and removes it at the end.
-A process that finds the file with the expected content sees the driver's directory. One on another
-machine also proves that its writes arrive: the driver's side reads them back. Random names are in
-    no
-cache of a network file system.
+The driver creates a file with a random name there before it creates any actor, and removes it at
+the end. A process that finds the file with the expected content sees the driver's directory. One on
+another machine also proves that its writes arrive: the driver's side reads them back. A network
+file system cannot have cached a random name.
 """
 
 import contextlib
@@ -89,7 +88,7 @@ def is_shared(run_dir: Path, token: RunDirToken, driver: TokenChecker | None) ->
         return True
     try:
         answer = _written(run_dir, f"{token.name.removeprefix(_PREFIX)}-{secrets.token_hex(4)}")
-    except OSError:  # it is seen, and cannot be written
+    except OSError:  # visible, but not writable
         return False
     try:
         return driver.sees(answer)

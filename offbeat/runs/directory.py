@@ -1,4 +1,4 @@
-"""The directory of one run: chosen, made, never shared with another run."""
+"""Directory of one run: chosen, created, never shared with another run."""
 
 import fcntl
 import itertools
@@ -32,7 +32,7 @@ JOURNAL: Final = "journal"
 
 
 class RunDirUnusable(OffbeatError):
-    """Raised when a run cannot write to its run directory."""
+    """The run directory cannot be used."""
 
     def __init__(self, path: str, problem: str, fix: str) -> None:
         super().__init__(path, problem, fix)
@@ -43,13 +43,13 @@ class RunDirUnusable(OffbeatError):
 
 
 def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
-    """Make the run's directory and write the resolved config into it.
+    """Create the run's directory and write the resolved config into it.
 
-    ``asked`` must be free. The recipe's own ``run_dir`` gets the first free number behind it, so
-    that a recipe can be run again as it stands.
+    A directory passed as ``asked`` must be free. The recipe's own ``run_dir`` gets the first free
+    number as suffix, so that a recipe can be run again unchanged.
 
     Raises:
-        RunDirUnusable: It holds a run already, cannot be written, or is a URI.
+        RunDirUnusable: It contains a run already, cannot be written, or is a URI.
     """
     if asked is not None and is_uri(str(asked)):
         fix = "Name a directory; copy it afterwards, or mount the storage"
@@ -61,7 +61,7 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
         ours: Path | None = None
         try:
             candidate.mkdir(parents=True, exist_ok=True)
-            # The config is the mark of a taken directory; creating it settles a race of two runs.
+            # Creating the config claims the directory, and settles a race of two runs.
             with (candidate / CONFIG).open("x", encoding="utf-8") as file:
                 ours = candidate / CONFIG
                 file.write(to_yaml(config, os.environ))
@@ -69,7 +69,7 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            if ours is not None:  # a full disk: half a config would pass for that of a run
+            if ours is not None:  # a full disk: a partial config would look like that of a run
                 ours.unlink()
             fix = "Name another one with --run-dir"
             raise RunDirUnusable(str(candidate), error.strerror or str(error), fix) from error
@@ -81,16 +81,17 @@ def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
 
 
 def reopen_run_dir(config: RunConfig, run_dir: Path, *, changed_code: bool = False) -> Path:
-    """Return the directory of a run to resume, checked against the recipe it continues with.
+    """Check the directory of a run to resume against the recipe, and return it.
 
-    ``changed_code``: the user's own modules may have another source than the run began with.
+    ``changed_code`` allows changes in the source of the user's modules since the run began.
 
-    Its config becomes this one. The summary of a run that has ended is removed. A run that was
-    ended while it started, before its first record, begins.
+    The stored config is replaced by this one. The summary of a run that has ended is removed. A run
+    that ended before its first record is started anew.
 
     Raises:
-        RunDirUnusable: It holds no run, or one that this recipe cannot go on with: the message names
-            each difference. Or its run has finished all these steps, or it cannot be written.
+        RunDirUnusable: It contains no run, or one that this recipe cannot continue: the message
+            names each difference. Or the run has finished all these steps, or the directory cannot
+            be written.
     """
     directory = run_dir.absolute()
     if not (directory / CONFIG).exists():
@@ -116,10 +117,7 @@ def reopen_run_dir(config: RunConfig, run_dir: Path, *, changed_code: bool = Fal
 
 
 _DONE: Final = ("rollouts", "checkpoints")
-"""Directories in which only a run that has begun puts something.
-
-Its journal has been written before.
-"""
+"""Directories that are written only after the journal."""
 
 
 def _check_journal(directory: Path) -> None:
@@ -137,7 +135,7 @@ def _check_journal(directory: Path) -> None:
 
 
 def _check_unfinished(config: RunConfig, directory: Path) -> None:
-    """Check that there is something left to do; a finished run keeps its summary otherwise."""
+    """Check that steps are left; otherwise a finished run keeps its summary."""
     path = directory / SUMMARY
     summary = dict(_leaves(yaml.safe_load(path.read_bytes()))) if path.exists() else {}
     done = summary.get("steps")
@@ -149,15 +147,13 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 
 @contextmanager
 def held(directory: Path) -> Generator[None]:
-    """Hold the directory while the block runs, so that no other process does.
+    """Lock the directory during the block, or until the process ends.
 
-    It ends with the process too.
-
-    On a file system without locks nobody is refused. Of two controllers there, the journal lets only
-    the one go on that was started last.
+    On a file system without locks no process is refused. Of two controllers there, the journal lets
+    only the one that started last continue.
 
     Raises:
-        RunDirUnusable: Another process holds it, or there is no such directory.
+        RunDirUnusable: Another process has locked it, or the directory does not exist.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -190,18 +186,15 @@ _FIXED: Final = (
     "environment.options",
     "trainer.backend",
 )
-"""Keys that give prompts and steps their meaning.
-
-With another value they would mean other things.
-"""
+"""Keys that define prompts and steps, and cannot change when a run resumes."""
 
 
 def _changed_inputs(
     config: RunConfig, before: Mapping[str, str], *, changed_code: bool
 ) -> dict[str, str]:
-    """Return what is wrong with the run's inputs by recipe key; "" where they are as they were.
+    """Return the problem of each input of the run by recipe key; empty if unchanged.
 
-    A key that is missing was not recorded, or is no local file: then its name has to do.
+    A missing key was not recorded, or is not a local file: then only its name is compared.
     """
     here = Path.cwd()
     now = input_digests(config, here)
@@ -225,14 +218,17 @@ def _other_code(before: str, here: Path) -> str:
 
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
-    """Return the digests whose input still has the name it had, to be kept where it cannot be read."""
+    """Return the digests of inputs with the same name as before, for those that cannot be read."""
     was, now = dict(_leaves(before)), dict(_leaves(config.model_dump()))
     keys = (DATA, EVAL, MODEL, ENVIRONMENT, SAMPLER)
     return {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
 
 
 def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str, str]) -> None:
-    """Check that these keys are as they were. Prompts may have moved, if they are the same."""
+    """Check that the fixed keys are unchanged.
+
+    Prompts may have moved, if their content is the same.
+    """
     was, wanted = dict(_leaves(before)), dict(_leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
     changed = [
@@ -251,7 +247,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
 
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:
-    """Check that no secret that the run's own config left out has become its value."""
+    """Check that no secret that was left out of the stored config is now a literal value."""
     missing = list(redacted_keys(config.model_dump()))
     if missing:
         problem = f"{CONFIG} holds no secrets, so {', '.join(missing)} is not known"

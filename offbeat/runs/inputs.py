@@ -1,7 +1,4 @@
-"""The files a run is made of, by their content.
-
-Kept beside its config, compared when it resumes.
-"""
+"""Input files of a run by content: recorded beside its config, compared when it resumes."""
 
 import json
 from collections.abc import Mapping
@@ -20,25 +17,25 @@ from offbeat.telemetry.summary import write_atomically
 INPUTS: Final = "inputs.json"
 MODEL: Final = "model.path"
 WORKING_DIR: Final = "working_dir"
-"""Not a digest: where the run's own modules were imported from."""
+"""Key of the directory that the run's modules were imported from; not a digest."""
 
 _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
-"""The files of a model directory besides its weights: config, tokenizer, template, code."""
+"""Files of a model directory besides its weights: config, tokenizer, template, code."""
 _NOT_DESCRIBING: Final = (".index.json", "generation_config.json")
 
 
 def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
-    """Return the SHA-256 of the run's inputs by recipe key.
+    """Return the SHA-256 of the run's inputs by recipe key; inputs that are not local are left out.
 
     Those that are no local files are left out.
 
-    Of the model only what describes it is read, not its weights: those are the trainer's to verify.
-    Of code the target's module and what it imports from below ``working_dir``.
+    For the model, all files except the weights, which the trainer verifies. For code, the target's
+    module and its imports from below ``working_dir``.
 
-    Of its generation config only the end tokens count: how to sample is the recipe's to say.
+    Of the generation config only the end tokens count, because sampling is set by the recipe.
 
     Raises:
-        OSError: A file is there and cannot be read.
+        OSError: A file exists and cannot be read.
     """
     digests = dict[str, str]()
     for key, path in ((DATA, config.data.path), (EVAL, config.eval.path)):
@@ -59,7 +56,7 @@ def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
 def _end_ids(model: Path) -> bytes:
     try:
         return repr(end_ids_of(model)).encode()
-    except ValueError:  # no JSON: whoever loads the model says so
+    except ValueError:  # not JSON: loading the model reports it
         return b"unknown"
 
 
@@ -79,21 +76,21 @@ def write_inputs(
 ) -> None:
     """Write the digests of the run's inputs into its directory.
 
-    ``before``: digests that hold on for inputs that cannot be read now.
+    ``before`` provides the digests of inputs that cannot be read now.
     """
     inputs = {**(before or {}), **input_digests(config, working_dir)}
     _write(directory, inputs | {WORKING_DIR: str(working_dir)})
 
 
 def record_input(directory: Path, key: str, digest: str) -> None:
-    """Keep the digest of an input that the driver could not read, once somebody has read it."""
+    """Record the digest of an input that the driver could not read, once another process has."""
     inputs = read_inputs(directory)
     if key not in inputs:
         _write(directory, inputs | {key: digest})
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
-    """Return the digests that a run was begun with; none for a run that has kept none."""
+    """Return the digests that a run began with; empty for a run without any."""
     path = directory / INPUTS
     return yaml.safe_load(path.read_bytes()) if path.exists() else {}
 

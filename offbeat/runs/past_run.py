@@ -1,4 +1,4 @@
-"""The journal of a run directory, for commands that look at a run: finished, crashed, or live."""
+"""Reads the journal of a finished, crashed or live run."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import JOURNAL, SUMMARY
 
 UNREADABLE: Final = 2
-"""Exit code where there is no run to look at."""
+"""Exit code if there is no run to read."""
 
 
 class NotARun(OffbeatError):
-    """A directory holds no journal to look at."""
+    """A directory without a journal."""
 
     def __init__(self, path: str, problem: str, fix: str) -> None:
         super().__init__(path, problem, fix)
@@ -31,7 +31,7 @@ class NotARun(OffbeatError):
 
 
 class ImpossibleEvent(OffbeatError):
-    """An event of the journal does not fit those before it: it was not written by a ledger."""
+    """An event of the journal does not fit those before it: no ledger has written it."""
 
     def __init__(self, number: int, event: str, problem: str) -> None:
         super().__init__(number, event, problem)
@@ -48,7 +48,7 @@ def journal_of(run_dir: Path) -> Path:
     """Return the path of the run's journal.
 
     Raises:
-        NotARun: It has none.
+        NotARun: There is no journal.
     """
     if not run_dir.is_dir():
         raise NotARun(str(run_dir), "no such directory", "Name a run directory, as in runs/gsm8k")
@@ -62,10 +62,10 @@ def journal_of(run_dir: Path) -> Path:
 
 
 def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
-    """Return every event of a run's journal, oldest first, over all incarnations of its controller.
+    """Yield every event of a run's journal, oldest first, over all incarnations of its controller.
 
     Raises:
-        NotARun: The directory holds no journal.
+        NotARun: The directory contains no journal.
         JournalCorrupt: A file of the journal is damaged.
         JournalVersion: Another version of offbeat wrote it.
     """
@@ -73,7 +73,7 @@ def read_events(run_dir: Path | str) -> Iterator[AnyEvent]:
 
 
 def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
-    """Yield every event with its number, from 1, once the ledger has taken it in.
+    """Yield every event with its number, from 1, once the ledger has applied it.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.
@@ -90,19 +90,19 @@ def folded(journal: Path, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
 
 
 def _brief(event: AnyEvent, longest: int = 500) -> str:
-    """The event in one line; a step or a rewind may be of very many groups."""
+    """Format the event in one line; a step or a rewind may contain very many groups."""
     text = repr(event)
     return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
 def clock_time(unix_s: float) -> str:
-    """Return a time as the logs write it, to the millisecond; a dash where the journal has none."""
+    """Format a time like the logs, to the millisecond; a dash if the journal has none."""
     moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
     return moment.replace("+00:00", "Z") if unix_s else "-"
 
 
 def conserves(ledger: Ledger) -> bool:
-    """Return whether every group that was drawn is in one place."""
+    """Return whether every group that was admitted is in exactly one place."""
     places = ledger.admitted + ledger.in_flight + len(ledger.ready) + len(ledger.training)
     ended = ledger.totals.trained + sum(ledger.totals.dropped.values())
     return ledger.totals.drawn == places + ended and places == len(ledger.groups)
@@ -110,7 +110,7 @@ def conserves(ledger: Ledger) -> bool:
 
 @contextmanager
 def told_in_one_line() -> Generator[None, None, None]:
-    """End the command with exit code 2 and one line when a run is unreadable."""
+    """Exit with code 2 and one line if a run is unreadable."""
     try:
         yield
     except (OffbeatError, OSError) as error:

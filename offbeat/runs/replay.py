@@ -1,4 +1,4 @@
-"""``offbeat replay``: the journal folded again, twice, and held against the summary."""
+"""``offbeat replay``: folds the journal again, twice, and compares it with the summary."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,18 +19,18 @@ from offbeat.telemetry.summary import Summary
 
 
 class ControllerIncarnation(msgspec.Struct):
-    """One incarnation of the controller. Times are those of its first and last event, 0.
+    """One incarnation of the controller, with the times of its first and last event.
 
-    Not known.
+    0 if unknown.
     """
 
     incarnation: int
-    resumed: bool  # offbeat train --resume began it
+    resumed: bool  # whether offbeat train --resume began it
     began_unix_s: float
     ended_unix_s: float
 
     def to_text(self) -> str:
-        """A few words."""
+        """Format the incarnation in a few words."""
         how = "resumed " if self.resumed else ""
         if not self.began_unix_s:
             return f"incarnation {self.incarnation} {how}".rstrip()
@@ -39,7 +39,7 @@ class ControllerIncarnation(msgspec.Struct):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of replaying a run's journal, and what does not agree with it."""
+    """Result of replaying a run's journal, with all contradictions."""
 
     run_id: str
     events: dict[str, int]  # by kind
@@ -50,14 +50,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     steps_refused: int
     checkpoints: list[int]  # versions, of all lineages
     weights_digest: str | None
-    groups: dict[str, int]  # drawn is the sum of all others
+    groups: dict[str, int]  # ``drawn`` is the sum of all others
     dropped: dict[str, int]  # by reason
     retried: dict[str, int]  # by reason
     evicted: int
     restarts: dict[str, int]  # of engines, workers and the trainer, over all incarnations
     engines_retired: list[str]
     summary: Literal["agrees", "differs", "of an earlier incarnation", "not written"]
-    ended: str  # by the summary: outcome, and the error if there is one
+    ended: str  # from the summary: outcome, and the error if there is one
     differences: list[str]  # one line each
 
     @property
@@ -66,11 +66,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return not self.differences
 
     def to_json(self) -> str:
-        """Indented, newline at the end."""
+        """Encode as indented JSON with a final newline."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format the result for people; newline at the end."""
+        """Format the result as text with a final newline."""
         rows = {
             "events": f"{sum(self.events.values())}: {_listed(self.events)}",
             "controller": "\n".join(each.to_text() for each in self.incarnations)
@@ -98,7 +98,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _summary(self) -> str:
-        """Return what the summary says of the end, unless it is of another incarnation."""
+        """Return what the summary reports of the end, unless it is of another incarnation."""
         if self.summary == "not written":
             return f"{self.summary}: the run goes on, was killed, or its disk was full (offbeat train --resume finds out)"
         return f"{self.summary}: {printable(self.ended)}" if self.ended else self.summary
@@ -115,11 +115,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 def replay(run_dir: Path) -> Replay:
     """Fold the journal from its first event and from its newest snapshot, and compare.
 
-    Works on a run that is live: what it writes meanwhile may or may not be counted.
+    Works on a live run: events written meanwhile may or may not be counted.
 
     Raises:
         NotARun: There is no journal.
-        JournalCorrupt: A file of it is damaged.
+        JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit those before it.
     """
     journal = journal_of(run_dir)
@@ -152,7 +152,7 @@ def replay(run_dir: Path) -> Replay:
 
 
 class _Story:
-    """Collects facts along the journal that the ledger does not keep."""
+    """Collects facts of the journal that the ledger does not keep."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -165,7 +165,7 @@ class _Story:
         self.at_ends = list[dict[str, Any]]()  # of the incarnations before the last
 
     def take(self, event: AnyEvent) -> None:
-        """An event that the ledger has taken in."""
+        """Add an event that the ledger has applied."""
         self.kinds[type(event).__name__] += 1
         match event:
             case Opened():
@@ -179,7 +179,7 @@ class _Story:
             case Rewound():
                 if self.rewinds and self.rewinds[-1].lineage == event.lineage:
                     self.rewinds.pop()  # the same rewind, in parts
-                # What it undoes may be every group.
+                # It may undo every group.
                 brief = msgspec.structs.replace(event, undone=(), rewards=())
                 self.rewinds.append(brief)
             case Checkpointed():
@@ -191,7 +191,7 @@ class _Story:
             self.incarnations[-1].ended_unix_s = event.unix_s
 
     def expected(self) -> dict[str, Any]:
-        """Return what a summary at the end of the last incarnation contains."""
+        """Return the expected content of a summary at the end of the last incarnation."""
         tally = self.history.tally
         return {
             **_expected(self.ledger),
@@ -209,10 +209,11 @@ class _Story:
 
 
 def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
-    """Yield where the fold from the newest snapshot is not the fold from the first event."""
+    """Yield differences between the fold from the newest snapshot and that from the first event."""
     try:
         recovered = recover(journal)
-    except JournalCorrupt as error:  # of events that the fold from the first one on could take in
+    # Damage in events that the fold from the first one read without error
+    except JournalCorrupt as error:
         yield f"the newest snapshot is not of the events before it: {error.problem}"
         return
     wanted, got = _state(recovered), _state(whole)
@@ -225,7 +226,7 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
 
 
 def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bool:
-    """A live run has gone on since: the two agreed at some event."""
+    """Return whether the two agreed at some event: a live run has continued since."""
     ledger, expected = Ledger(), _expected(recovered)
     return any(
         _expected(ledger) == expected and _state(ledger) == wanted for _ in folded(journal, ledger)
@@ -247,7 +248,7 @@ _Standing = Literal["agrees", "differs", "of an earlier incarnation", "not writt
 
 
 def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]:
-    """Return whether the summary agrees, how it says that the run ended, and the differences."""
+    """Compare with the summary; return whether it agrees, the recorded end, and the differences."""
     if not path.exists():
         return "not written", "", []
     try:
@@ -285,7 +286,7 @@ def _held_against(story: _Story, path: Path) -> tuple[_Standing, str, list[str]]
 
 
 def _expected(ledger: Ledger) -> dict[str, Any]:
-    """Return what a summary contains of the ledger."""
+    """Return the part of a summary that follows from the ledger."""
     counts = {f"groups.{place}": count for place, count in ledger.counts().items()}
     return {
         "run_id": ledger.run_id,

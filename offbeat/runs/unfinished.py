@@ -21,7 +21,7 @@ Outcome = Literal["aborted", "failed"]
 def last_summary(
     run_dir: Path, config: RunConfig, run_id: str, outcome: Outcome, error: str
 ) -> Summary:
-    """Return the summary that the controller wrote, or make and write the best one without it.
+    """Return the summary that the controller wrote; else write and return the best one without it.
 
     A damaged summary or journal is named in the error and does not hide how the run ended.
     """
@@ -39,7 +39,7 @@ def last_summary(
         summary = _without_journal(config, run_id, outcome, error, damage)
     try:
         summary.write(path)
-    except OSError as failure:  # a full disk: what is shown still says how the run ended
+    except OSError as failure:  # a full disk: the display still shows how the run ended
         log.error("summary.not_written", error=str(failure))  # noqa: TRY400
     return summary
 
@@ -47,7 +47,7 @@ def last_summary(
 def _without_journal(
     config: RunConfig, run_id: str, outcome: Outcome, error: str, damage: Exception
 ) -> Summary:
-    """Return a summary that counts nothing, and says why."""
+    """Return a summary without counts, and the reason."""
     reason = str(damage)
     return Summary(
         run_id=run_id,
@@ -69,7 +69,7 @@ def journalled_summary(
     outcome: Outcome,
     error: str,
 ) -> Summary:
-    """Return what is known without the controller, up to its last record: not how the syncs were.
+    """Return what the journal tells of the run; it does not contain the syncs.
 
     Raises:
         JournalCorrupt: A file of the journal is damaged.

@@ -9,7 +9,7 @@ _LATEST: Final = Path("checkpoints/LATEST")
 def unsaved_steps(run_dir: Path, version: int) -> str:
     """Return a sentence on the steps up to ``version`` that no checkpoint has.
 
-    Empty without any.
+    Empty if all have.
     """
     try:
         name = (run_dir / _LATEST).read_text(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Implements ``offbeat why``: the history of one prompt group, event by event."""
+"""``offbeat why``: the history of one prompt group, event by event."""
 
 import re
 from collections import Counter
@@ -55,7 +55,7 @@ class GroupEvent(msgspec.Struct, frozen=True):
     """Something that happened to a group."""
 
     event: int  # its number in the journal, from 1
-    unix_s: float  # 0: the journal does not say
+    unix_s: float  # 0: not in the journal
     version: int  # the trainer's, before the event
     what: str
     detail: str
@@ -68,14 +68,14 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     moments: list[GroupEvent]
     now: str
-    until_unix_s: float  # the last event of the journal, whatever it is about
+    until_unix_s: float  # time of the last event of the journal
 
     def to_json(self) -> str:
-        """Indented, newline at the end."""
+        """Encode as indented JSON with a final newline."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format the history for people; newline at the end."""
+        """Format the history as text with a final newline."""
         head = f"{self.group} of {self.run_id}; its journal goes to {clock_time(self.until_unix_s)}"
         what = max(len(moment.what) for moment in self.moments)
         time = max(len("time"), *(len(clock_time(moment.unix_s)) for moment in self.moments))
@@ -88,12 +88,12 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why(run_dir: Path, group: str) -> GroupHistory:
-    """Return what became of a group, written as ``g-000412`` or ``412``, and why.
+    """Return the history of a group, named as ``g-000412`` or ``412``.
 
     Raises:
-        NoSuchGroup: It was not drawn, or the name is none.
+        NoSuchGroup: No group of this index was admitted, or the name is invalid.
         NotARun: There is no journal.
-        JournalCorrupt: A file of it is damaged.
+        JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit those before it.
     """
     named = _GROUP.fullmatch(group.strip())
@@ -128,8 +128,8 @@ class _Teller:
         self.prompt_index, self._ledger = prompt_index, ledger
         self._was: Place | None = None
         self._driver = ""
-        self._ended = ""  # how, while it is in the ledger no more
-        self._trained_in = 0  # version made, 0 for none
+        self._ended = ""  # how it left the ledger; empty while it is in it
+        self._trained_in = 0  # version that trained it, 0 if none
 
     def now(self) -> str:
         """Return where the group is after the last event."""
@@ -137,10 +137,7 @@ class _Teller:
         return self._ended if group is None else _whereabouts(group)
 
     def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
-        """Yield what the event, which the ledger has taken in, meant for the group.
-
-        In short, and in full.
-        """
+        """Yield short and full descriptions of what the applied event meant for the group."""
         group = self._ledger.groups.get(self.prompt_index)
         was, self._was = self._was, None if group is None else group.place
         match event:
@@ -203,7 +200,10 @@ class _Teller:
                 yield "trained", f"{at}, which made version {event.version}"
 
     def _rewound(self, event: Rewound, was: Place | None) -> Iterator[tuple[str, str]]:
-        """A rewind brings back what was trained since, and a ready group with abandoned tokens."""
+        """Describe a rewind.
+
+        Groups trained since return, also ready groups with abandoned tokens.
+        """
         back = f"to version {event.target}, lineage {event.lineage}: {event.reason}"
         if was is None and self._was is not None:
             self._trained_in = 0

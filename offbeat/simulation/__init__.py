@@ -1,5 +1,5 @@
-"""The very controller of a real run, on a virtual clock, among fakes with seeded faults.
+"""Runs the production controller on a virtual clock, with fake actors and seeded faults.
 
-An episode is one run; its records are what the fake actors wrote themselves. The auditor reads them
-and the journal, nothing else.
+An episode is one run; its records are written by the fake actors. The auditor reads the records and
+the journal, nothing else.
 """

@@ -1,4 +1,4 @@
-"""Models an actor: a name, the process that has it now, and an owner who replaces a dead one."""
+"""Base of the fake actors: a name, its current process, and an owner that replaces a dead one."""
 
 from collections.abc import Callable
 from typing import Final
@@ -16,7 +16,10 @@ LATE_START_S: Final = (20.0, 60.0)
 
 
 class Actor:
-    """Base class of the fake actors. An incarnation begins with ``born`` and ends with ``die``."""
+    """Base class of the fake actors.
+
+    An incarnation begins with ``born`` and ends with ``ended``.
+    """
 
     in_order = False
 
@@ -27,26 +30,26 @@ class Actor:
 
     def _begin_life(self) -> None:
         is_there = self.life > 0 and self.process.alive
-        if self.is_retired or is_there:  # decided while this process was about to start
+        if self.is_retired or is_there:  # decided while this process was starting
             return
         self.life += 1
         self.process = Process(f"{self.name} life {self.life}")
         self._guard = FenceGuard(self.name)
-        self._highest = 0  # incarnation seen, counted apart from the guard
+        self._highest = 0  # highest incarnation seen, counted separately from the guard
         self.born()
 
     def born(self) -> None:
-        """A new process has started; it knows nothing."""
+        """Called when a new process has started, without any state."""
         raise NotImplementedError
 
     def ended(self) -> None:
-        """The process is dead."""
+        """Called when the process has died."""
 
     def serve(self, call: SimulatedCall) -> None:
         raise NotImplementedError
 
     def die(self) -> bool:
-        """SIGKILL. The owner starts a new process a little later. False: there was none."""
+        """Kill the process; the owner starts a new one a little later. False if there was none."""
         process, loop = self.process, self.around.loop
         if not process.alive:
             return False
@@ -61,12 +64,12 @@ class Actor:
         return True
 
     def retire(self) -> None:
-        """SIGKILL, and the owner starts no other process."""
+        """Kill the process for good: the owner starts no other one."""
         self.is_retired = True
         self.die()
 
     def belong_to_another_driver(self) -> None:
-        """The owner is gone; the next one starts a process under this name, retired or not."""
+        """Change the owner: the new driver starts a process under this name, retired or not."""
         was_retired, self.is_retired = self.is_retired, False
         if was_retired and not self.process.alive:
             loop = self.around.loop
@@ -81,7 +84,7 @@ class Actor:
         loop.at(loop.time() + delay_s, self.process, callback, *args)
 
     def check_fence(self, call: SimulatedCall) -> None:
-        """Accept a call or refuse it.
+        """Check the fence of a call.
 
         Raises:
             StaleFence: Its controller was replaced.
@@ -99,4 +102,4 @@ class Actor:
             self.superseded(got)
 
     def superseded(self, incarnation: int) -> None:
-        """Take in the first call of a new controller."""
+        """Handle the first call of a new controller."""

@@ -1,4 +1,4 @@
-"""Checks how an episode ends: I3 and I8 at rest, I9, I14, I15, I16."""
+"""Checks of the end of an episode: I3 and I8 at rest, I9, I14, I15, I16."""
 
 import builtins
 import re
@@ -21,7 +21,7 @@ from offbeat.simulation.records import ControllerEnd, Ended
 
 OUTCOMES: Final = ("finished", "failed", "aborted")
 STOPPED: Final = "stop"
-"""Kind of the fault record for an operator's request to end the run after the step."""
+"""Kind of the fault record for an operator's request to stop after the step."""
 
 OWN_MISTAKES: Final = frozenset(
     {
@@ -40,7 +40,7 @@ OWN_MISTAKES: Final = frozenset(
         "TrainerLost",
     }
 )
-"""Causes that no fault explains: the controller got itself there."""
+"""Error classes that no fault explains: the controller caused them itself."""
 
 _QUIET: Final = re.compile(r"nothing moved for ([\d.e+]+) s")
 _STEP: Final = re.compile(r"\bstep \d+\b")
@@ -48,7 +48,7 @@ _VERSION: Final = re.compile(r"\bversion \d+\b")
 
 
 class End:
-    """The last checks, once everything has been read."""
+    """Last checks, after all events and records have been read."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class End:
         self._world, self._findings = world, findings
 
     def check(self) -> None:
-        """Check everything about the end."""
+        """Run all checks of the end."""
         ended = self._world.ended
         for life in self._world.lives:
             self._findings.current = life
@@ -107,7 +107,8 @@ class End:
             add("I9", f"the episode ended {ended.outcome!r}")
         if ended.running:
             add("I8", f"{ended.running} rollouts still run after the end")
-        # A controller that adopts a step, or loses the trainer right after one, has no metrics of it.
+        # A controller that adopts a step, or loses the trainer right after it, has no metrics of
+        # the step.
         excused = max(0, len(self._world.lives) - 1) + self._steps.rewinds
         if ended.telemetry_lost > excused:
             add("I14", f"the metrics of {ended.telemetry_lost} steps are lost")
@@ -115,7 +116,7 @@ class End:
             add("I15", f"never closed: {', '.join(ended.unclosed)}")
 
     def _check_sums(self) -> None:
-        """A finished run trained what it drew."""
+        """Check that a finished run has trained all groups it admitted."""
         add, groups, steps = self._findings.add, self._groups, self._steps
         config, made = self._config, len(self._steps.stack)
         stopped, counts = STOPPED in self._world.fault_kinds, groups.counts
@@ -151,7 +152,7 @@ class End:
             add("I3", f"it finished after {made} of {config.steps} steps; the data has {left_over}")
 
     def _over_samples(self) -> bool:
-        """The policy admits more than it can train, as asked."""
+        """Return whether the recipe's policy admits more groups than it can train."""
         sampler = self._config.sampler
         if isinstance(sampler, WindowedConfig):
             return sampler.over_sampling_ratio > 1

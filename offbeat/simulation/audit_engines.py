@@ -19,8 +19,8 @@ class Engines:
 
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
         self._groups, self._world, self._findings = groups, world, findings
-        self._served: dict[str, Served] = {}  # the last ack of each engine
-        self._lives: set[tuple[str, str]] = set()  # that acked
+        self._served: dict[str, Served] = {}  # last ack by engine
+        self._lives: set[tuple[str, str]] = set()  # engine incarnations that acked
         self._released: dict[int, str] = {}  # digest by version
         self._retired: set[str] = set()
 
@@ -38,7 +38,7 @@ class Engines:
         self._retired.add(event.engine)
 
     def check_retired(self) -> None:
-        """A controller that takes over knows of each engine that was ended for good."""
+        """Check that a controller that takes over knows every retired engine."""
         if unknown := self._world.retired - self._retired:
             names = ", ".join(sorted(unknown))
             self._findings.add("I9", f"retired, and the journal does not know: {names}")

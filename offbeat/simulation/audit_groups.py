@@ -1,7 +1,7 @@
-"""Keeps the auditor's own table of prompt groups, from the journal alone: I1, and what it implies.
+"""The auditor's own table of prompt groups, from the journal alone: I1 and its consequences.
 
-Naive on purpose: one row a group, every move checked against the row. An illegal move is reported
-and then made all the same, so that one broken rule is not reported ten times.
+Deliberately naive: one row per group, every move checked against the row. An illegal move is
+reported and then executed, so that one broken rule is not reported ten times.
 """
 
 import math
@@ -36,7 +36,7 @@ PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN
 LEAVES_FROM: Final = {
     "infrastructure": (IN_FLIGHT, READY),  # READY: its payload died with a machine
     "data": (IN_FLIGHT,),
-    "outage": (IN_FLIGHT,),  # says nothing about the group
+    "outage": (IN_FLIGHT,),  # not a failure of the group
     "cancelled": (IN_FLIGHT,),
     "evicted": (READY,),
     "recovered": (IN_FLIGHT, READY),
@@ -81,35 +81,34 @@ class AuditedGroup:
     """One prompt group."""
 
     place: str = UNKNOWN
-    attempt: int = 0  # of the last dispatch
+    attempt: int = 0  # attempt of the last dispatch
     engine: str = ""
-    version: int = -1  # its engine's, by the dispatch
-    life: int = 0  # incarnation of the controller that dispatched it
+    version: int = -1  # version of its engine at the dispatch
+    life: int = 0  # controller incarnation that dispatched it
     receipt: Receipt | None = None
     oldest: int = -1  # version of its oldest token
     newest: int = -1
-    brought_back: bool = False  # by a rewind, and not dispatched since
+    brought_back: bool = False  # by a rewind, and not dispatched since then
     returned: str = ""  # kind of its last return
     failures: int = 0  # returns of kind infrastructure
 
 
 class AuditedGroups:
-    """All groups that were ever drawn, with counts per place."""
+    """All groups that were ever admitted, with counts per place."""
 
     def __init__(self, config: RunConfig, prompts: int | None, findings: Findings) -> None:
         self._config, self.prompts, self._findings = config, prompts, findings
         self.rows: dict[int, AuditedGroup] = {}
         self.drawn = 0
         self.counts: dict[str, int] = dict.fromkeys(PLACES, 0)
-        self.version = 0  # of the trainer, by the ledger
-        self.shrunk: dict[int, int] = {}  # groups that a step goes without, by step
+        self.version = 0  # trainer version according to the ledger
+        self.shrunk: dict[int, int] = {}  # missing groups by step
         self.failed = 0  # prompts dropped for a failure of their data
-        self.failed_infrastructure = 0  # prompts dropped for want of infrastructure
-        self._life = self._incarnation = (
-            0  # how many incarnations of the controller; the last one's number
-        )
+        self.failed_infrastructure = 0  # prompts dropped for failures of the infrastructure
+        # Number of controller incarnations; number of the last one
+        self._life = self._incarnation = 0
         custom = isinstance(config.sampler, CustomSamplerConfig)
-        # A policy of the user's own may reach further, and have its own reasons to evict.
+        # A custom policy may admit more, and may evict for its own reasons.
         self._reach = ENDLESS if custom else max_outstanding_groups(config)
         self._capacity = config.buffer.capacity_groups or self._reach
         self._max_in_flight = config.rollout.max_in_flight or self._reach
@@ -118,19 +117,19 @@ class AuditedGroups:
 
     @property
     def outstanding(self) -> int:
-        """Groups that are neither trained nor dropped."""
+        """Return the number of groups that are neither trained nor dropped."""
         counts = self.counts
         return counts[ADMITTED] + counts[IN_FLIGHT] + counts[READY] + counts[TRAINING]
 
     def rewound(self, version: int) -> None:
-        """Take in a rewind: more may be outstanding now than the policy would ever admit."""
+        """Handle a rewind: more groups may be outstanding now than the policy would ever admit."""
         self.version = version
         for row in self.rows.values():
             row.brought_back = row.place not in (TRAINED, DROPPED)
 
     @property
     def source_is_empty(self) -> bool:
-        """Return whether every available prompt has been drawn."""
+        """Return whether every available prompt has been admitted."""
         return self.prompts is not None and self.drawn >= self.prompts
 
     def move(self, prompt_index: int, place: str) -> AuditedGroup:
@@ -141,7 +140,7 @@ class AuditedGroups:
         return row
 
     def expect(self, what: str, prompt_index: int, *places: str) -> AuditedGroup:
-        """The group's row; a finding unless it is in one of these places."""
+        """Return the group's row; report a violation unless it is in one of these places."""
         row = self.rows.get(prompt_index)
         if row is None:
             row = self.rows[prompt_index] = AuditedGroup()

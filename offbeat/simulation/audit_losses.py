@@ -1,6 +1,6 @@
-"""Checks the cost of a dead machine: I17.
+"""Checks of the cost of a dead machine: I17.
 
-Only groups whose payload was on it, and nowhere else, are rolled out again.
+Only groups whose payload was on it, and nowhere else, may be rolled out again.
 """
 
 from typing import Final
@@ -13,13 +13,13 @@ PAYLOAD_LOST: Final = "payload_lost"
 
 
 class Losses:
-    """Compares what the journal gives up as lost with what was lost by the actors' word."""
+    """Compares the payloads that the journal gives up with those that the actors lost."""
 
     def __init__(self, world: World, findings: Findings) -> None:
         self._world, self._findings = world, findings
 
     def returned(self, event: Returned) -> None:
-        """A group is rolled out again. With a former controller all of its payloads are lost."""
+        """Check a returned group. If its controller has died, its payload is lost."""
         if event.reason != PAYLOAD_LOST or event.kind == "recovered":
             return
         if (event.prompt_index, event.attempt) not in self._world.lost_payloads:

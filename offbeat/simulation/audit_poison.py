@@ -1,4 +1,4 @@
-"""Checks the cost of a prompt that hangs its engines or kills them: only its own retries, I3."""
+"""Checks of the cost of a prompt that hangs or kills its engines: only its own retries, I3."""
 
 from collections import Counter
 
@@ -10,19 +10,21 @@ from offbeat.simulation.audit_world import World
 
 
 class Poison:
-    """Counts the engines that were given a poison prompt, by the workers' own records."""
+    """Counts the engines that were given a poison prompt, according to the workers' records."""
 
     def __init__(self, config: RunConfig, world: World, findings: Findings) -> None:
         self._config, self._world, self._findings = config, world, findings
-        self._not_its_fault = Counter[
-            int
-        ]()  # attempts that ended for other reasons, by prompt index
+        # Attempts that ended for other reasons, by prompt index
+        self._not_its_fault = Counter[int]()
 
     def returned(self, event: Returned) -> None:
         self._not_its_fault[event.prompt_index] += event.kind != FailureKind.INFRASTRUCTURE
 
     def check(self) -> None:
-        """An attempt that was cancelled, or whose controller died, is no failure of the prompt."""
+        """Check the retries.
+
+        Attempts that were cancelled, or lost with their controller, do not count.
+        """
         lives = len(self._world.lives)  # each may have lost its last records
         for prompt_index, attempts in self._world.poisoned.items():
             allowed = self._config.rollout.infrastructure_retries + 1

@@ -1,7 +1,7 @@
-"""The auditor's account of optimizer steps: the journal's story held against the trainer's own.
+"""The auditor's account of optimizer steps: compares the journal with the trainer's records.
 
-I2, I5, I7, and the sums of I3. By the journal a step is claimed, intended, applied or refused; the
-trainer wrote down what it stepped over. Neither may know of a step that the other does not count.
+I2, I5, I7, and the sums of I3. In the journal a step is claimed, intended, applied or refused; the
+trainer records the groups of each step. Neither may contain a step that the other lacks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Intent(NamedTuple):
 
 
 class Steps:
-    """The steps according to the journal."""
+    """Optimizer steps according to the journal."""
 
     def __init__(
         self, config: RunConfig, groups: AuditedGroups, world: World, findings: Findings
@@ -48,13 +48,13 @@ class Steps:
         self._config, self._groups, self._world = config, groups, world
         self._findings = findings
         self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
-        self.intent: tuple[int, int] | None = None  # its outcome is not known
-        self.stack: list[tuple[int, int]] = []  # step and attempt that made versions 1, 2, ...
-        self.last_checkpoint = 0  # version of the newest one that was counted on
-        self.short: tuple[int, str] | None = None  # the newest step that was not full, and how
+        self.intent: tuple[int, int] | None = None  # step whose outcome is unknown
+        self.stack: list[tuple[int, int]] = []  # step and attempt that led to versions 1, 2, ...
+        self.last_checkpoint = 0  # version of the newest checkpoint that the journal relies on
+        self.short: tuple[int, str] | None = None  # the newest incomplete step, and the reason
         self.rewinds = 0
         self._lineage = 0
-        self._rewinding_to: int | None = None  # a rewind is recorded in part
+        self._rewinding_to: int | None = None  # target of a rewind that is partly recorded
         self._training: list[int] = []  # in claim order
         self._intents: dict[tuple[int, int], Intent] = {}
         self._trained: list[tuple[int, ...]] = []  # prompt indices of versions 1, 2, ...
@@ -215,7 +215,7 @@ class Steps:
     def _check_size(self, event: StepApplied) -> None:
         """Check that every step is whole, except the one that ends the data."""
         if self.short is not None:
-            # Batches bound to their step stay as they are when no prompt is left to fill them up.
+            # A batch bound to its step stays incomplete when no prompt is left to complete it.
             if not self._groups.source_is_empty:
                 self._findings.add("I3", f"{self.short[1]}, and another step followed")
             self.short = None
@@ -249,7 +249,7 @@ class Steps:
     # --- the trainer's records -------------------------------------------------------------------
 
     def check_trainer(self) -> None:
-        """Compare each step of the trainer with the ledger's state when it was requested."""
+        """End the open step; its groups move to ``place``."""
         findings = self._findings
         findings.source = "records"
         for key, moment in self._world.steps.items():
@@ -269,10 +269,10 @@ class Steps:
             self._check_samples(moment, intent)
 
     def check_end(self, *, finished: bool) -> None:
-        """Check that the trainer holds at the end what the ledger counts.
+        """Check that the trainer's steps at the end are those of the ledger.
 
-        A run that keeps no model asks its trainer nothing after the last step: it may be started
-        anew by then, and hold nothing.
+        A run that keeps no model does not call its trainer after the last step: it may have
+        restarted by then, without any step.
         """
         held, counted = self._world.held, tuple(self.stack)
         if finished and self._rewinding_to is not None:
@@ -282,11 +282,11 @@ class Steps:
         if not finished:
             unknown = (*counted, self.intent) if self.intent else counted
             if held in (unknown, counted[: len(held)]):
-                return  # the next controller would ask, and adopt the step or rewind
+                return  # the next controller would adopt the step or rewind
         self._findings.add("I2", f"at the end {difference(held, counted)}")
 
     def _check_samples(self, moment: AuditedStep, intent: Intent) -> None:
-        """The trained payloads are the committed ones, sampled from weights of this lineage."""
+        """Check that the trained payloads are the committed ones, with weights of this lineage."""
         record = moment.record
         for prompt_index, attempt, oldest in zip(
             record.prompt_indices, record.attempts, record.oldest, strict=True
@@ -305,7 +305,7 @@ class Steps:
             self._check_digests(moment, receipt)
 
     def _check_digests(self, moment: AuditedStep, receipt: Receipt) -> None:
-        """Check a receipt's digests against the possible answers.
+        """Check a receipt's digests against the possible draws.
 
         A forgotten draw may be drawn again.
         """
@@ -320,7 +320,7 @@ class Steps:
 
 
 def _other_weights(sampled: Mapping[int, str], held: Sequence[str | None]) -> str:
-    """The first version whose weights are not those the trainer had for it; empty: none."""
+    """Return the first version whose weights differ from the trainer's; empty if none does."""
     for version, digest in sampled.items():
         known = held[version] if version < len(held) else None
         if known is not None and digest != known:
@@ -329,7 +329,7 @@ def _other_weights(sampled: Mapping[int, str], held: Sequence[str | None]) -> st
 
 
 def difference(held: Trained, counted: Trained) -> str:
-    """Return the first version about which trainer and ledger disagree."""
+    """Return the first version at which trainer and ledger differ."""
     for version, (theirs, ours) in enumerate(zip(held, counted, strict=False), start=1):
         if theirs != ours:
             return f"version {version} of the trainer is step {theirs}, of the ledger {ours}"

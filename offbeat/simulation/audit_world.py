@@ -1,6 +1,6 @@
-"""Makes the auditor's first pass: indexes the actors' own records.
+"""The auditor's first pass: indexes the actors' own records.
 
-Nothing of the controller is looked at here, so whatever is wrong is wrong by the actors' own word:
+It reads no data of the controller, so each violation follows from the actors' records alone:
 weights that were never published, a step that was trained twice, a checkpoint that does not verify.
 """
 
@@ -40,30 +40,31 @@ _MIB = 2**20
 HARMLESS_TO_TRAINER: Final = frozenset(
     name for name, kind in KINDS.items() if kind.profile in ("engines", "data", "machines")
 )
-"""Faults of other actors. The fault's record says whether a machine took the trainer with it."""
+"""Faults of other actors. The record of a fault tells whether a machine killed the trainer too."""
 
 Trained = tuple[tuple[int, int], ...]
-"""Step and attempt that made each version the trainer holds, oldest first."""
+"""Step and attempt of each version in the trainer's weights, oldest first."""
 
 
 class SentGroup(NamedTuple):
     """A group as its worker sent it."""
 
     spans: tuple[VersionSpans, ...]
-    digests: dict[int, str]  # of the weights behind each version, as its engine served them
+    digests: dict[int, str]  # digest of the served weights by version
 
 
 class AuditedStep(NamedTuple):
     """One optimizer step according to the trainer."""
 
-    index: int  # of its record
+    index: int  # index of its record
     record: TrainerApplied
     before: Trained
-    digests: tuple[str | None, ...]  # of versions 0, 1, ... before the step; None: never reported
+    # Digests of versions 0, 1, ... before the step; None: never reported
+    digests: tuple[str | None, ...]
 
 
 class World:
-    """The course of the run according to the actors' own records."""
+    """History of the run according to the actors' own records."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         self._config, self._findings = config, findings
@@ -73,46 +74,43 @@ class World:
         self.fault_kinds: set[str] = set()
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
         self.serves: set[tuple[str, str, int, int, str]] = set()
-        self.computes_other: set[tuple[str, str, int]] = (
-            set()
-        )  # engine, incarnation and epoch of a load
-        self._other: dict[
-            tuple[str, str, int], int
-        ] = {}  # epoch, by engine, incarnation and version
-        self.published: dict[tuple[int, str], int] = {}  # with the lineage it was last made in
+        # (engine, incarnation, epoch) of loads with other results
+        self.computes_other: set[tuple[str, str, int]] = set()
+        # Epoch by engine, incarnation and version
+        self._other: dict[tuple[str, str, int], int] = {}
+        # Lineage of the newest release, by version and digest
+        self.published: dict[tuple[int, str], int] = {}
         self.written: set[tuple[int, str]] = set()
         self.restored: set[int] = {0}
         self.steps: dict[tuple[int, int], AuditedStep] = {}
-        self.poisoned: dict[
-            int, set[int]
-        ] = {}  # attempts in which a prompt struck, by prompt index
+        # Attempts that hit a poison prompt, by prompt index
+        self.poisoned: dict[int, set[int]] = {}
         self.retired: set[str] = set()  # engines whose process was ended for good
-        self.lost_payloads: set[tuple[int, int]] = (
-            set()
-        )  # prompt index and attempt, with no copy on disk
-        self._only_on: dict[
-            str, set[tuple[int, int]]
-        ] = {}  # such payloads by the machine they are on
-        self._trainer_was_struck = False  # by a fault that may cost it its process
-        self._served: dict[tuple[str, str], dict[int, str]] = {}  # by engine and incarnation
-        self._newest: dict[tuple[str, str], tuple[int, int]] = {}  # version and its lineage
-        self._closed = False  # the trainer, by the controller of this incarnation
-        self._gone = False  # what it held, since then
-        self._lineage = 0  # restores of the trainer so far
-        self._stack: list[tuple[int, int]] = []  # the steps the trainer holds
+        # (prompt index, attempt) without a copy on disk
+        self.lost_payloads: set[tuple[int, int]] = set()
+        # Such payloads by machine
+        self._only_on: dict[str, set[tuple[int, int]]] = {}
+        self._trainer_was_struck = False  # by a fault that may kill it
+        # Digest by version, by engine and incarnation
+        self._served: dict[tuple[str, str], dict[int, str]] = {}
+        self._newest: dict[tuple[str, str], tuple[int, int]] = {}  # newest version and its lineage
+        self._closed = False  # whether the controller of this incarnation closed the trainer
+        self._gone = False  # whether the trainer has lost its state since then
+        self._lineage = 0  # number of restores of the trainer
+        self._stack: list[tuple[int, int]] = []  # steps in the trainer's weights
         self._trained: list[frozenset[int]] = []  # prompt indices of each of them
-        self._in_weights: set[int] = set()  # all of these prompt indices
-        self._digests: list[str | None] = [None]  # of versions 0, 1, ...
-        self._known: dict[int, set[str]] = {}  # digests the trainer ever had for a version
+        self._in_weights: set[int] = set()  # union of these prompt indices
+        self._digests: list[str | None] = [None]  # digests of versions 0, 1, ...
+        self._known: dict[int, set[str]] = {}  # all digests that the trainer had for a version
         self._saved: dict[tuple[int, str], tuple[Trained, list[frozenset[int]], list[Any]]] = {}
 
     @property
     def held(self) -> Trained:
-        """The steps whose effect the trainer's weights have now."""
+        """Steps that the trainer's weights contain now."""
         return tuple(self._stack)
 
     def read(self, records: Sequence[WorldRecord]) -> None:
-        """Take in all records, in the order they were written."""
+        """Read all records, in the order they were written."""
         findings = self._findings
         findings.source = "records"
         handlers: dict[type[WorldRecord], Callable[[Any], None]] = {
@@ -171,7 +169,7 @@ class World:
     def _serves(self, record: EngineServes) -> None:
         life = record.engine, record.life
         if self._other.get((*life, record.version), record.epoch) != record.epoch:
-            del self._other[*life, record.version]  # another transfer of it was taken as it is
+            del self._other[*life, record.version]  # another transfer of it was correct
         lineage = self.published.get((record.version, record.digest))
         if lineage is None:
             self._findings.add(
@@ -211,7 +209,7 @@ class World:
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
 
     def _scored(self, record: Scored) -> None:
-        """An engine that is pinned for an evaluation takes no other weights, faults aside."""
+        """Check that an engine pinned for an evaluation took no other weights, faults aside."""
         versions = set(_versions(record.spans))
         if len(versions) > 1 and self.last_fault_at is None:
             self._findings.add(
@@ -221,14 +219,14 @@ class World:
     # --- trainer ---------------------------------------------------------------------------------
 
     def _learn(self, version: int, digest: str) -> None:
-        """The digest of the weights that the trainer holds now."""
+        """Record the digest of the trainer's present weights."""
         self._digests[version] = digest
         self._known.setdefault(version, set()).add(digest)
 
     def _trainer_life(self, record: TrainerLife) -> None:
-        """Take in a lost trainer: its weights are gone.
+        """Handle a lost trainer: its weights are gone.
 
-        After the run's end only the next controller is affected.
+        After the end of the run this affects the next controller only.
         """
         self._gone = True
         if record.life > 1 and not (self._trainer_was_struck or self._closed):
@@ -253,7 +251,7 @@ class World:
     def _hold(
         self, stack: Trained, trained: list[frozenset[int]], digests: list[str | None]
     ) -> None:
-        """The trainer's weights are those of another moment."""
+        """Set the trainer's state to that of another moment."""
         self._stack, self._trained, self._digests = list(stack), trained[:], digests[:]
         self._in_weights = set[int]().union(*trained)
 
@@ -371,9 +369,10 @@ class World:
         config, reach = self._config, max_outstanding_groups(self._config)
         in_flight = config.rollout.max_in_flight or reach
         limits = (
-            # A cancelled call counts until its task has noticed; the journal is exact.
+            # A cancelled call counts until its task has ended; the journal is exact.
             ("groups in flight", record.in_flight, 2 * in_flight),
-            # A trained group is let go once the journal has it; meanwhile the next ones come.
+            # A trained group is released once the journal has recorded it; the next ones may arrive
+            # before.
             (
                 "groups held",
                 record.held_groups - config.groups_per_step,

@@ -1,14 +1,14 @@
-"""Recounts a whole run independently and reports every invariant that does not hold.
+"""Audits a whole run independently and reports every violated invariant.
 
-It reads the journal and what the actors wrote themselves, and nothing else: it shares no code with
-the ledger, the fleet or the samplers, so a mistake of theirs is not repeated here.
+It reads only the journal and the actors' records, and shares no code with the ledger, the fleet or
+the samplers, so it does not repeat their mistakes.
 
-    records -> World    what happened, by the actors' word
+    records -> World    history according to the actors
     journal -> Groups   where every group is           I1 I3 I4 I8 I11
                Steps    what was trained               I2 I5 I7 I12
                Engines  what was served                I5 I6
     both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
-               Losses   what a machine took with it    I17
+               Losses   cost of a lost machine         I17
 """
 
 from collections.abc import Callable, Sequence
@@ -57,13 +57,14 @@ def audit(
     *,
     prompts: int | None = None,
 ) -> list[Violation]:
-    """Return every violation of an invariant that journal and records show, the first cause first.
+    """Return every violation that journal and records show, the first cause first.
 
     Args:
-        journals: The part of the journal that survived, oldest first, over all incarnations of the controller.
-        records: What the actors wrote down, in the order it happened.
-        config: What the run was asked to do.
-        prompts: Rows the prompt source had in all; None: endless, or not known.
+        journals: The part of the journal that survived, oldest first, over all incarnations of the
+            controller.
+        records: Records of the actors, in order of events.
+        config: Config of the run.
+        prompts: Number of rows of the prompt source; None: endless, or unknown.
     """
     findings = Findings()
     world = World(config, findings)
@@ -138,5 +139,5 @@ def _read_journal(
 
 
 def _skip(event: AnyEvent) -> None:
-    """Pass over what the run costs: no invariant is about it."""
+    """Ignore a cost record: it has no invariant."""
     del event

@@ -1,4 +1,4 @@
-"""Many episodes over all cores: what broke, what was struck, what was never reached."""
+"""Campaigns: many episodes on all cores, with counts of violations, faults and failpoints."""
 
 import gc
 import logging
@@ -21,20 +21,20 @@ from offbeat.simulation.episode import EpisodeResult, run_episode
 from offbeat.simulation.schedule import Strike
 
 CHUNK: Final = 20
-"""Episodes that a worker is given at once."""
+"""Episodes per job of a worker."""
 
 REPLAYED_EVERY: Final = 100
-"""Interval of episodes that are played twice: an episode has to come out the same, bit for bit."""
+"""Every so many episodes, one is played twice: both must be equal, bit for bit."""
 
 _LAST_EVENTS: Final = 5
 _SILENT: Final = structlog.make_filtering_bound_logger(logging.CRITICAL)
 
 
 class FailedEpisode(msgspec.Struct, frozen=True):
-    """An episode that broke an invariant."""
+    """An episode that violated an invariant."""
 
     seed: int
-    violations: list[str]  # the first one names the cause
+    violations: list[str]  # the first one shows the cause
     last_events: list[str]
     fired: list[str]
 
@@ -43,11 +43,11 @@ class CampaignTotals(msgspec.Struct):
     """Totals over several episodes."""
 
     episodes: int = 0
-    events: list[int] = []  # callbacks run, by episode; msgspec copies it for each instance
+    events: list[int] = []  # callbacks per episode; msgspec copies the default for each instance
     outcomes: dict[str, int] = {}
-    fired: dict[str, int] = {}  # by fault kind
-    reached: dict[str, int] = {}  # episodes that reached a failpoint
-    struck: dict[str, int] = {}  # faults at a failpoint
+    fired: dict[str, int] = {}  # number by fault kind
+    reached: dict[str, int] = {}  # number of episodes that reached each failpoint
+    struck: dict[str, int] = {}  # number of faults by failpoint
     findings: list[FailedEpisode] = []
     cpu_s: float = 0.0
 
@@ -67,7 +67,7 @@ class CampaignTotals(msgspec.Struct):
 
 
 class EpisodeBatch(msgspec.Struct, frozen=True):
-    """Episodes for one worker to play."""
+    """Episodes for one worker process."""
 
     base: bytes  # the run as JSON
     seeds: list[int]
@@ -77,7 +77,7 @@ class EpisodeBatch(msgspec.Struct, frozen=True):
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Drop log lines below critical meanwhile: an episode's warnings are what it is about."""
+    """Drop log lines below critical in the block: warnings are expected in episodes."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=_SILENT)
     try:
@@ -94,14 +94,15 @@ def run_campaign(
     strikes: list[Strike] | None = None,
     workers: int | None = None,
 ) -> Iterator[CampaignTotals]:
-    """Play and audit every seed; the tally so far, again and again, the last time of all.
+    """Play and audit every seed; yield the totals so far, repeatedly, and at the end.
 
     Args:
-        base: The run that episodes are drawn from.
-        seeds: Of the episodes.
-        profile: Which faults are drawn.
+        base: Run that episodes are drawn from.
+        seeds: Seeds of the episodes.
+        profile: Name of the set of faults to draw.
         strikes: These faults in every episode instead.
-        workers: Processes; None: one a core. 1 plays in this process. They end with the iterator.
+        workers: Number of processes; None: one per core. 1 plays in this process. They end with the
+            iterator.
     """
     total = CampaignTotals()
     encoded = base.model_dump_json().encode()
@@ -123,8 +124,9 @@ def _tallies(jobs: list[EpisodeBatch], workers: int) -> Iterator[CampaignTotals]
 
 
 def _pool(workers: int) -> Pool:
-    """Processes that leave Ctrl-C, which a terminal sends to them as well, to this one."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they are born with it
+    """Start processes that ignore Ctrl-C, which the terminal also sends to them."""
+    # Child processes inherit the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return multiprocessing.get_context("spawn").Pool(workers, _start_worker)
     finally:
@@ -137,11 +139,11 @@ def _start_worker() -> None:
 
 
 def run_job(job: EpisodeBatch) -> CampaignTotals:
-    """Play and audit some episodes, one after the other."""
+    """Play and audit some episodes, one after another."""
     base, tally = RunConfig.model_validate_json(job.base), CampaignTotals()
     began_s = time.process_time()
     was_enabled = gc.isenabled()
-    gc.disable()  # in the middle of an episode a collection finds nothing, and costs a third of the time
+    gc.disable()  # a collection during an episode finds nothing, and takes a third of the time
     try:
         for seed in job.seeds:
             _play(tally, base, job, seed)
@@ -167,7 +169,7 @@ def _play(tally: CampaignTotals, base: RunConfig, job: EpisodeBatch, seed: int) 
 
 
 def violations_of(result: EpisodeResult) -> list[str]:
-    """Return the auditor's violations of an episode, and those that its own end shows."""
+    """Return the auditor's violations of an episode, and those that follow from its end."""
     plan = result.plan
     found = [
         str(violation)
@@ -179,7 +181,7 @@ def violations_of(result: EpisodeResult) -> list[str]:
 
 
 def last_events(result: EpisodeResult, count: int) -> list[str]:
-    """The end of the journal and of what the actors wrote, a line each."""
+    """Return the last journal events and actor records, one per line."""
     return [repr(each) for each in (*result.journal[-count:], *result.records[-count:])]
 
 

@@ -53,15 +53,15 @@ def simulate(  # noqa: PLR0913 - the options of a command
     """Run this run's controller under seeded faults; return the exit code.
 
     Args:
-        config: The recipe. Each episode draws its policies and sizes anew from it.
-        seeds: Episodes of a campaign.
-        seed: Play this one alone and report what happened.
+        config: The recipe. Each episode draws its own policies and sizes from it.
+        seeds: Number of episodes of a campaign.
+        seed: Play this seed alone and report it in full.
         faults: A name of ``PROFILES``.
         schedule: A file of strikes to play instead of drawn ones.
-        base: First seed of a campaign. None: another one each time.
-        workers: Processes; None: one a core.
-        recipe: How the recipe was named, for the command that replays a seed.
-        write: Takes the text.
+        base: First seed of a campaign. None: random.
+        workers: Number of processes; None: one per core.
+        recipe: Name of the recipe, for the printed replay command.
+        write: Receives the output text.
     """
     if faults not in PROFILES:
         write(f"no fault profile is named {faults!r}. Use one of {', '.join(PROFILES)}\n")
@@ -139,7 +139,7 @@ def _summary(tally: CampaignTotals, wall_s: float) -> str:
 
 
 def _coverage(tally: CampaignTotals, faults: str) -> str:
-    """Return the faults fired and failpoints reached, one per line; missing ones are marked."""
+    """Format the faults fired and failpoints reached, one per line; missing ones are marked."""
     kinds = [name for name, kind in KINDS.items() if faults in ("all", kind.profile)]
     lines = ["fault                  fired"]
     lines += [_counted(name, tally.fired.get(name, 0)) for name in kinds]

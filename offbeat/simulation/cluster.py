@@ -1,4 +1,4 @@
-"""The simulated cluster: actors, one controller after the other, and what strikes them."""
+"""The simulated cluster: actors, one controller after another, and their faults."""
 
 import asyncio
 import random
@@ -42,15 +42,15 @@ from offbeat.simulation.worker import FakeWorker
 
 RUN_ID: Final = "simulated"
 PARTITION_S: Final = 30.0
-_CUT_OFF_S: Final = (1.0, 5.0)  # until a machine that is cut off is given up
-_OUTAGE_S: Final = (5.0, 60.0)  # what all environments stand on is out of service
-_FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor is thawed, if nobody replaces it before
-_SILENT_S: Final = 8.0  # a controller that answers nothing for so long is killed by its driver
+_CUT_OFF_S: Final = (1.0, 5.0)  # from the cut of a machine until it is given up
+_OUTAGE_S: Final = (5.0, 60.0)  # duration of an outage of all environments
+_FROZEN_S: Final = (2.0, 40.0)  # until a frozen actor resumes, unless it is replaced before
+_SILENT_S: Final = 8.0  # a controller that is silent for so long is killed by its driver
 _REPLACED_S: Final = (0.5, 4.0)  # from the death of a controller to the next one
 
 
 class SimulatedController:
-    """One controller process with all that belongs to it."""
+    """One controller process with everything that belongs to it."""
 
     def __init__(
         self, around: SimulationContext, incarnation: int, events: list[msgspec.Struct]
@@ -65,7 +65,7 @@ class SimulatedController:
         self.rollouts: SimulatedRollouts | None = None
 
     def held(self) -> tuple[int, int]:
-        """Groups that are with workers, ready or in training; bytes by the queue's own count."""
+        """Return the groups with workers, ready or in training, and the bytes in the queue."""
         if self.controller is None or self.rollouts is None:
             return 0, 0
         state = self.controller.state
@@ -97,7 +97,7 @@ class Cluster:
             worker.spooled_share = (1.0 - plan.spool_loss) if plan.spools else 0.0
         actors: list[Actor] = [self.trainer, *self.engines.values(), *self.workers]
         self.actors = {actor.name: actor for actor in actors}
-        self.events: list[msgspec.Struct] = []  # of the journal, as far as it survived
+        self.events: list[msgspec.Struct] = []  # events of the journal that survived
         self.lives: list[SimulatedController] = []
         self._drivers = 1
         self.over: asyncio.Future[ControllerEnd] = self._loop.create_future()
@@ -105,13 +105,13 @@ class Cluster:
 
     @property
     def life(self) -> SimulatedController:
-        """The controller that runs, or ran last."""
+        """The running, or last, controller."""
         return self.lives[-1]
 
     # --- controllers -----------------------------------------------------------------------------
 
     def start_controller(self) -> None:
-        """Start a new incarnation that takes over the journal's state."""
+        """Start a new incarnation that continues from the journal."""
         life = SimulatedController(self._around, len(self.lives) + 1, self.events)
         self.lives.append(life)
         self._around.record(ControllerStarted(self._loop.time(), life.incarnation))
@@ -181,7 +181,7 @@ class Cluster:
         return past
 
     def _kill_controller(self) -> bool:
-        """SIGKILL, and a new one a little later."""
+        """Kill the controller; a new one starts a little later."""
         if not self._end_controller():
             return False
         delay_s = self._rng.uniform(*_REPLACED_S)
@@ -201,7 +201,7 @@ class Cluster:
     # --- strikes ---------------------------------------------------------------------------------
 
     def strike(self, kind: str, target: str) -> bool:
-        """Do what a fault does; False when its victim is not there."""
+        """Apply a fault; return False if its target does not exist."""
         if self.over.done():
             return False
         whole = {
@@ -234,13 +234,13 @@ class Cluster:
         return True
 
     def _poison_a_prompt(self, kind: str) -> bool:
-        """Make one of the next prompts do the same to each engine that it is sent to."""
+        """Make one of the next prompts hang or kill each engine that it is sent to."""
         drawn = sum(isinstance(event, Admitted) for event in self.events)
         self._around.poison[drawn + self._rng.randrange(self._plan.config.groups_per_step)] = kind
         return True
 
     def _victim(self, kind: str, target: str) -> Actor:
-        """The actor of this name; without one, any that this kind of fault strikes."""
+        """Return the actor of this name; without a name, any that this kind of fault applies to."""
         if target:
             return self.actors[target]
         strikes = KINDS[kind].strikes
@@ -280,7 +280,10 @@ class Cluster:
             self._kill_controller()
 
     def _lose_cluster(self) -> bool:
-        """Kill every process at once; only the run directory is left. Then start a new cluster."""
+        """Kill every process at once, so that only the run directory is left.
+
+        Start a new cluster.
+        """
         if not self._end_controller():
             return False
         for actor in self.actors.values():
@@ -293,7 +296,7 @@ class Cluster:
     def _lose_machine(self, kind: str, machine: str) -> bool:
         """Kill a machine at once, or cut it off and replace it a little later.
 
-        Its actors never come back.
+        Its actors do not return.
         """
         around, now = self._around, self._loop.time()
         machine = machine or next(iter(around.machines.mortal), "")
@@ -315,7 +318,7 @@ class Cluster:
         return True
 
     def _give_up(self, machine: str, living: list[tuple[Actor, Process]]) -> None:
-        """Replace a machine; processes that were replaced meanwhile are not on it."""
+        """Replace a machine, except for processes that were replaced meanwhile."""
         names = tuple(self._around.machines.actors_on(machine))
         self._around.record(MachineLost(self._loop.time(), machine, names))
         self._around.machines.replace(machine)
@@ -326,7 +329,7 @@ class Cluster:
     # --- at rest ---------------------------------------------------------------------------------
 
     def unclosed(self) -> tuple[str, ...]:
-        """Return living actors that the controller which ended did not close."""
+        """Return the live actors that the ended controller did not close."""
         closed = self.life.caller.told_to_close
         return tuple(
             name

@@ -1,4 +1,4 @@
-"""Holds what all fake actors of an episode share."""
+"""State shared by all fake actors of an episode."""
 
 import random
 
@@ -13,7 +13,7 @@ from offbeat.simulation.records import WorldRecord
 
 
 class SimulationContext:
-    """Clock, dice, links, disk and the log of one episode."""
+    """Clock, random numbers, network, disk and records of one episode."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class SimulationContext:
         self.faults, self.network, self.records = faults, network, records
         self.record = records.append
         self.disk = SimulatedDisk(records, config.checkpoint.keep)
-        self.out_of_service_until = 0.0  # what all environments stand on
-        self.poison: dict[int, str] = {}  # what a prompt does to its engine, by prompt index
-        self.lost_controllers: set[int] = set()  # incarnations whose memory is gone
+        self.out_of_service_until = 0.0  # of all environments
+        self.poison: dict[int, str] = {}  # effect of poison prompts, by prompt index
+        self.lost_controllers: set[int] = set()  # incarnations whose memory is lost
 
     def is_gone(self, payload: SimulatedPayload) -> bool:
-        """Return whether the payload's owner died: a controller, or the machine that held it."""
+        """Return whether the payload's owner died: a controller, or the machine that stored it."""
         of_former = payload.incarnation in self.lost_controllers
         return of_former or self.machines.is_gone(payload.memory)

@@ -1,4 +1,4 @@
-"""Implements the ports of one controller incarnation. When it dies they are severed."""
+"""Ports of one controller incarnation to the fake actors; they break when it dies."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ class Caller:
             raise
 
     async def close(self, *hosts: Actor) -> None:
-        """Close all actors at once."""
+        """Close all actors concurrently."""
         if not self.process.alive:
             return
         calls = list[SimulatedCall]()
@@ -83,7 +83,7 @@ class SimulatedPrompts:
 
 
 class SimulatedRollouts:
-    """The workers in turn. Counts for itself what they were given and have not answered."""
+    """Rollouts on the workers in turn, with a count of unanswered tasks."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class SimulatedRollouts:
             self.open -= not task.evaluation
 
     def _look_soon(self) -> None:
-        """Count once all that happens at this moment has happened: a cancelled call leaves late."""
+        """Count after all events of this moment: a cancelled call leaves late."""
         if not self._looks:
             self._looks = True
             loop = self._caller.around.loop
@@ -196,7 +196,7 @@ class SimulatedTrainer:
 
 
 class SimulatedJournal:
-    """Events in memory with a durable prefix; the rest of what a killed writer had may be lost."""
+    """Journal in memory with a durable prefix; the rest may be lost when its writer is killed."""
 
     def __init__(
         self, around: SimulationContext, process: Process, events: list[msgspec.Struct]
@@ -228,20 +228,17 @@ class SimulatedJournal:
             synced.set_result(None)
 
     def cut(self, rng: random.Random) -> None:
-        """Simulate that the writer was killed.
-
-        A part of the unsynced tail never reached the disk.
-        """
+        """Simulate a kill of the writer: a part of the unsynced tail is lost."""
         kept = rng.randint(self.durable, len(self.events))
         del self.events[kept:]
 
 
 class SimulatedTelemetry:
-    """A sink. What the controller handed over counts; what the sink then loses is a fault."""
+    """Telemetry sink. Only records that the controller did not emit count as lost."""
 
     def __init__(self, around: SimulationContext) -> None:
         self._around = around
-        self.emitted: dict[int, None] = {}  # versions
+        self.emitted: dict[int, None] = {}  # emitted versions
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
         del step
@@ -251,7 +248,7 @@ class SimulatedTelemetry:
 
 
 class SpooledPayloads:
-    """The payloads readable on disk.
+    """Spooled payloads that can be read from disk.
 
     Once read, they are in the memory of the controller's machine.
     """
@@ -267,7 +264,10 @@ class SpooledPayloads:
         return replace(copy, incarnation=life, memory=around.machines.memory_of("controller"))
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """A machine that is cut off, and not given up yet, may still come back for all we know."""
+        """Return lost payloads.
+
+        Those on a machine that is cut off but not given up may still return.
+        """
         around = self._caller.around
         return {
             prompt_index
@@ -277,7 +277,7 @@ class SpooledPayloads:
 
 
 class SimulatedFailpoints:
-    """Reports to the faults which failpoints one controller incarnation reaches."""
+    """Reports the failpoints that one controller incarnation reaches to the faults."""
 
     def __init__(self, around: SimulationContext, process: Process) -> None:
         self._around, self._process = around, process

@@ -1,4 +1,4 @@
-"""The run directory: what outlives every process, the whole cluster included."""
+"""The run directory, which survives every process and the whole cluster."""
 
 from typing import Final
 
@@ -27,15 +27,15 @@ class SimulatedDisk:
         self._records, self._keep = records, keep
         self._checkpoints: dict[int, SavedModel] = {}
         self._latest = 0
-        self.spool: dict[Receipt, SimulatedPayload] = {}  # by the receipt that vouches for it
+        self.spool: dict[Receipt, SimulatedPayload] = {}  # payload by receipt
 
     def write(self, at_s: float, model: SavedModel) -> None:
-        """A checkpoint is renamed into its place: it is complete from here on."""
+        """Rename a checkpoint into place: it is complete from here on."""
         self._checkpoints[model.version] = model
         self._records.append(CheckpointWritten(at_s, model.version, model.digest))
 
     def move_latest(self, at_s: float, version: int) -> None:
-        """LATEST names the checkpoint; the oldest beyond ``keep`` go."""
+        """Point LATEST to the checkpoint; remove the oldest beyond ``keep``."""
         self._latest = version
         for old in sorted(self._checkpoints)[: -self._keep]:
             if old != version:
@@ -43,12 +43,15 @@ class SimulatedDisk:
         self._tell_latest(at_s)
 
     def newest(self, at_most: int) -> SavedModel | None:
-        """The newest checkpoint of this version or older."""
+        """Return the newest checkpoint of this version or older."""
         versions = [version for version in self._checkpoints if version <= at_most]
         return self._checkpoints[max(versions)] if versions else None
 
     def abandon_after(self, at_s: float, version: int) -> None:
-        """Newer checkpoints are of a history that is being abandoned: their numbers come again."""
+        """Set newer checkpoints aside.
+
+        Their lineage is abandoned and their numbers will be reused.
+        """
         newer = [each for each in self._checkpoints if each > version]
         if self._latest > version and version in self._checkpoints:
             self._latest = version

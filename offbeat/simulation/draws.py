@@ -1,4 +1,4 @@
-"""Draws the run of one episode from a seed: policies, sizes and budgets."""
+"""Draws the config of an episode from a seed: policies, sizes and budgets."""
 
 import random
 from typing import Any, Final
@@ -23,41 +23,39 @@ MIN_GROUPS_PER_STEP: Final = 8
 MIN_ENGINES: Final = 3
 SPOOL_LOSS: Final = 0.2
 POISON_RETRIES: Final = 4
-"""Retries of a group where a prompt is poison.
-
-With many the episode would be about nothing else.
-"""
+"""Retries of a group in episodes with poison prompts; with more, nothing else would happen."""
 SURPLUS_SHARE: Final = 0.2
 """Share of the episodes in which engines are far faster than the trainer.
 
-The buffer is then full of finished groups all the time, they are spooled, and most of them grow too
-old under ``windowed``: what a controller owes to them has to survive its death. Drawn one by one
-these settings meet too rarely.
+The buffer is then always full of finished groups, they are spooled, and most of them become too old
+under ``windowed``; the state of these groups has to survive a controller's death. Drawn
+independently, these settings rarely coincide.
 """
 
 
 class EpisodePlan(msgspec.Struct, frozen=True):
-    """Everything that defines an episode, besides the seed of its random numbers."""
+    """Everything that defines an episode, except the seed of its random numbers."""
 
     config: RunConfig
     strikes: list[Strike]
     prompts: int | None  # rows of the source; None: endless
-    spools: bool  # payloads reach the run directory too
+    spools: bool  # whether payloads are also written to the run directory
     workers: int
-    spool_loss: float = SPOOL_LOSS  # share of the finished groups that never reach the disk
-    machines: dict[str, str] = {}  # of the actors that do not live on the controller's machine
-    groups_per_turn: int = GROUPS_PER_TURN  # that a rewind gives back at a time
+    spool_loss: float = SPOOL_LOSS  # share of the finished groups that are never written to disk
+    # Machine by actor, for actors on other machines than the controller's
+    machines: dict[str, str] = {}
+    groups_per_turn: int = GROUPS_PER_TURN  # groups that a rewind returns at a time
 
 
 def draw_plan(
     seed: int, base: RunConfig, profile: str, strikes: list[Strike] | None
 ) -> EpisodePlan:
-    """The plan of an episode.
+    """Draw the plan of an episode.
 
     Args:
-        seed: Of the episode.
-        base: What the draws start from: a recipe. Sizes beyond what an episode needs are cut.
-        profile: Which faults are drawn.
+        seed: Seed of the episode.
+        base: Recipe that the draws start from. Sizes beyond the needs of an episode are reduced.
+        profile: Name of the set of faults to draw.
         strikes: These faults instead.
     """
     rng = random.Random(f"{seed}/plan")
@@ -81,7 +79,7 @@ def draw_plan(
             rng, profile, steps=config.steps, engines=config.generator.engines, workers=workers
         )
         if surplus and profile in ("all", "controller"):
-            # Few others beside it: a rewind or a lost engine empties the buffer.
+            # Few other faults beside it: a rewind or a lost engine empties the buffer.
             strikes = [*strikes[:2], draw_step_end_crash(rng, steps=config.steps)]
         strikes += draw_machine_strikes(dice, profile, steps=config.steps, machines=machines)
         strikes += draw_rewind_crash(random.Random(f"{seed}/rewinds"), profile)
@@ -96,10 +94,7 @@ def draw_plan(
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:
-    """A machine for each actor: two of them or three, the controller's among them.
-
-    No second is empty.
-    """
+    """Assign actors to two or three machines, one of them the controller's, none of them empty."""
     machines = [f"machine-{index}" for index in range(dice.choice((2, 3)))]
     placed = {actor: dice.choice(machines) for actor in actors}
     placed[dice.choice(actors)] = machines[1]
@@ -122,7 +117,7 @@ def _changes(rng: random.Random) -> dict[str, Any]:
             "mode": rng.choice(("keep", "keep", "drain", "abort_stale")),
             "interval": interval,
             "deadline_s": 8.0,
-            "canary_interval": 1,  # what a release without one lets pass is no bug
+            "canary_interval": 1,  # an undetected error of a release without a canary is no bug
         },
         "buffer": {"capacity_groups": None, "capacity_mib": 1024.0},
         "rollout": {
@@ -178,7 +173,7 @@ def _changes(rng: random.Random) -> dict[str, Any]:
 
 
 def _surplus(rng: random.Random, staleness: int) -> dict[str, Any]:
-    """Settings of an episode in which groups are finished far faster than they are trained."""
+    """Draw settings with which groups are finished far faster than they are trained."""
     changes: dict[str, Any] = {
         "stub": {
             "median_rollout_s": 0.02,
@@ -212,7 +207,7 @@ def _windowed(rng: random.Random, staleness: int) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key; the sampler, a choice by name, is replaced."""
+    """Merge sections key by key; the sampler, a choice by name, is replaced."""
     merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, dict) and key != "sampler":

@@ -1,4 +1,4 @@
-"""Fakes an inference engine: decodes over time under its weights, takes new ones meanwhile."""
+"""Fake of an inference engine: decodes over time and loads new weights meanwhile."""
 
 from collections.abc import Callable
 from typing import Final
@@ -23,11 +23,11 @@ from offbeat.weight_sync.canary import check, invented_answers
 SLOW: Final = 10.0
 SLOW_FOR_S: Final = 60.0
 FLAPS_AFTER_S: Final = 0.3
-"""Time from an ack to the death of an engine that cannot stay up."""
+"""Seconds from an ack to the death of an engine that cannot stay up."""
 
 
 class Decoding:
-    """One group in an engine. ``on_end`` gets True when all tokens are there, False if it died."""
+    """One group in an engine. ``on_end`` is called with True for all tokens, False if it died."""
 
     __slots__ = ("entry", "lengths", "on_end", "seconds", "started_at")
 
@@ -44,17 +44,17 @@ class Decoding:
 
 
 class FakeEngine(Actor):
-    """Fake of one engine. It takes weights wholly, verified, or not at all."""
+    """Fake of one engine. It takes weights wholly and verified, or not at all."""
 
     def __init__(self, name: str, around: SimulationContext) -> None:
         self.sync_s = around.config.stub.sync_s
-        self.flaps = self.hangs_in_loads = False  # for good, whatever process bears the engine
+        self.flaps = self.hangs_in_loads = False  # permanent, whatever process the engine has
         super().__init__(name, around)
 
     def born(self) -> None:
         self.version: int | None = None
         self.digest: str | None = None
-        self.since: list[tuple[float, int]] = []  # when each version began to decode
+        self.since: list[tuple[float, int]] = []  # start of decoding by each version
         self.wedged, self.refuses, self.slow_until = False, False, 0.0
         self._epoch = 0
         self._open: dict[Decoding, None] = {}
@@ -79,7 +79,7 @@ class FakeEngine(Actor):
         seconds: float,
         on_end: Callable[[Decoding, bool], None],
     ) -> Decoding:
-        """Begin a group; ``on_end`` is called in this engine's process, or when that dies."""
+        """Start a group; ``on_end`` is called in this engine's process, or when that dies."""
         now = self.around.loop.time()
         if now < self.slow_until:
             seconds *= SLOW
@@ -91,14 +91,14 @@ class FakeEngine(Actor):
         return decoding
 
     def wedge(self) -> None:
-        """Requests never end any more; probes are answered."""
+        """Make requests hang while probes are answered."""
         self.wedged = True
         for decoding in self._open:
             if decoding.entry is not None:
                 decoding.entry.cancel()
 
     def drop(self, decoding: Decoding) -> None:
-        """Drop a decoding that no caller wants any more."""
+        """Drop a decoding whose caller has cancelled it."""
         if self._open.pop(decoding, self) is None and decoding.entry is not None:
             decoding.entry.cancel()
 
@@ -109,9 +109,9 @@ class FakeEngine(Actor):
         decoding.on_end(decoding, True)  # noqa: FBT003
 
     def spans(self, decoding: Decoding) -> tuple[VersionSpans, ...]:
-        """Return which weights each sample's tokens come from.
+        """Return the weight versions of each sample's tokens.
 
-        Samples decode side by side, at one pace.
+        Samples decode in parallel, at one pace.
         """
         start = decoding.started_at
         first = len(self.since) - 1
@@ -162,7 +162,7 @@ class FakeEngine(Actor):
         )
 
     def _load(self, call: SimulatedCall, epoch: int, release: WeightRelease) -> None:
-        """Begin a transfer; a newer one supersedes it."""
+        """Begin a transfer; it supersedes an older one."""
         if self.around.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
@@ -178,7 +178,7 @@ class FakeEngine(Actor):
             self.later(takes_s, self._commit, call, epoch, release, takes_s, kind)
 
     def _lack(self, call: SimulatedCall, release: WeightRelease) -> None:
-        """The machine that held the release is gone: say so, once that is known."""
+        """Fail the call because the machine of the release is gone, once that is known."""
         lost = ReleaseLost(self.name, release.version, "the machine that held it died")
         self.later(self.around.machines.noticed_in_s(_memory_of(release)), call.fail, lost)
 
@@ -192,7 +192,7 @@ class FakeEngine(Actor):
         )
 
     def _lose(self) -> None:
-        """Lose the weights: they are of no version, and what is being decoded is lost."""
+        """Lose the weights: they are of no version, and open requests are lost."""
         self.version = self.digest = None
         for decoding in list(self._open):
             self.drop(decoding)
@@ -201,7 +201,7 @@ class FakeEngine(Actor):
     def _commit(
         self, call: SimulatedCall, epoch: int, release: WeightRelease, took_s: float, kind: str
     ) -> None:
-        """Verify a completely received release and serve it from now on."""
+        """Verify a received release and serve it from now on."""
         if self.around.machines.is_gone(_memory_of(release)):
             self._lack(call, release)
             return
@@ -257,5 +257,5 @@ class FakeEngine(Actor):
 
 
 def _memory_of(release: WeightRelease) -> MachineMemory | None:
-    """Return the memory that holds a release; None where a test has made it."""
+    """Return the memory that stores a release; None if a test created it."""
     return next(iter(release.chunks), None)

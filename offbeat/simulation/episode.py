@@ -28,20 +28,20 @@ class EpisodeResult(msgspec.Struct, frozen=True):
 
     seed: int
     plan: EpisodePlan
-    outcome: str  # of the last controller; stuck: it had no end
+    outcome: str  # outcome of the last controller; stuck: it did not end
     error: str
     events: int  # callbacks run
     virtual_s: float
     journal: list[AnyEvent]
     records: list[WorldRecord]
     fired: list[str]  # fault kinds, in order
-    failpoints: list[str]  # reached at least once
-    struck: list[str]  # failpoints at which a fault did something
-    digest: str  # of journal and records: two equal ones are the same history
+    failpoints: list[str]  # failpoints reached at least once
+    struck: list[str]  # failpoints at which a fault had an effect
+    digest: str  # digest of journal and records: equal digests mean equal histories
 
     @property
     def weights(self) -> str:
-        """Digest of the weights after the last step that the trainer applied; empty: none."""
+        """Return the digest of the weights after the last applied step; empty without one."""
         applied = (each for each in reversed(self.records) if isinstance(each, TrainerApplied))
         return next((each.digest for each in applied), "")
 
@@ -53,12 +53,12 @@ def run_episode(
     profile: str = "all",
     strikes: list[Strike] | None = None,
 ) -> EpisodeResult:
-    """Play it. The same arguments give the same result, bit for bit.
+    """Play an episode. The same arguments give the same result, bit for bit.
 
     Args:
-        seed: Decides everything.
-        base: The run that the episode's own is drawn from.
-        profile: Which faults are drawn: a name of ``offbeat.simulation.faults.PROFILES``.
+        seed: Seed of all random choices.
+        base: Run that the episode's own is drawn from.
+        profile: Faults to draw: a name of ``offbeat.simulation.faults.PROFILES``.
         strikes: These faults instead of drawn ones.
     """
     return play(seed, draw_plan(seed, base, profile, strikes))
@@ -67,7 +67,7 @@ def run_episode(
 def play(
     seed: int, plan: EpisodePlan, controller_cls: type[Controller] = Controller
 ) -> EpisodeResult:
-    """Play a plan with the dice of a seed. A test may have another controller play it."""
+    """Play a plan with the random numbers of a seed. A test may substitute another controller."""
     records: list[WorldRecord] = []
     loop = VirtualLoop(random.Random(f"{seed}/loop"), max_events=MAX_EVENTS, max_s=MAX_S)
     rng = random.Random(f"{seed}/world")
@@ -126,7 +126,7 @@ def _ended(loop: VirtualLoop, cluster: Cluster, outcome: str) -> Ended:
 def _telemetry_lost(cluster: Cluster) -> int:
     """Count the steps that a controller applied without emitting metrics.
 
-    The last one of an incarnation may be cut off; one intended by a former incarnation has no metrics.
+    The last step of an incarnation is exempt, and so is one intended by a former incarnation.
     """
     applied: dict[int, list[int]] = {}
     incarnation = intended_by = 0

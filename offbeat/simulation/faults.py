@@ -1,7 +1,7 @@
-"""Defines every fault of a simulation: its victim, its effect, its recovery.
+"""Faults of the simulation: target, effect and recovery of each.
 
-A fault either strikes by itself (``FaultMoment.NOW``) or waits for its victim to come to a moment: the
-next weight load, the next request. Only a fault whose effect an actor could see has fired.
+A fault fires at once (``FaultMoment.NOW``) or when its target reaches a moment: the next weight
+load, the next request. A fault counts as fired only if an actor could see its effect.
 """
 
 import enum
@@ -19,20 +19,20 @@ from offbeat.simulation.schedule import Strike
 
 
 class FaultMoment(enum.Enum):
-    """The moment at which a waiting fault takes effect."""
+    """Moment at which a pending fault takes effect."""
 
     NOW = enum.auto()
     REQUEST = enum.auto()  # a message leaves the controller
     ANSWER = enum.auto()  # a message leaves an actor
     LOAD = enum.auto()  # an engine begins a transfer
-    ACK = enum.auto()  # it has verified the weights and serves them
-    BEGIN = enum.auto()  # the trainer's calls
+    ACK = enum.auto()  # an engine has verified the weights and serves them
+    BEGIN = enum.auto()  # calls of the trainer
     MICROBATCH = enum.auto()
     FINISH = enum.auto()
     CHECKPOINT = enum.auto()
     ROLLOUT = enum.auto()  # a worker finished a group
-    EMIT = enum.auto()  # metrics leave the controller
-    BIRTH = enum.auto()  # an actor's next process is about to start
+    EMIT = enum.auto()  # the controller emits metrics
+    BIRTH = enum.auto()  # the next process of an actor is about to start
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -113,11 +113,11 @@ OUTAGE: Final = "outage"
 POISON: Final = ("prompt_hangs", "prompt_kills")
 MACHINES: Final = ("machine_lost", "machine_cut_off")
 FREE: Final = frozenset({"engine_killed", "engine_frozen", "trainer_killed", "controller_killed"})
-"""Faults that may strike at a failpoint."""
+"""Faults that may fire at a failpoint."""
 
 
 class Faults:
-    """The faults of one episode: due, waiting for their moment, fired."""
+    """Faults of one episode: planned, pending, fired."""
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class Faults:
         self._waiting: dict[FaultMoment, list[Strike]] = {}
         self._reached: dict[str, int] = {}
         self.strike: Callable[[str, str], bool] = lambda _kind, _target: False
-        """Does what a fault of ``FaultMoment.NOW`` does, at once; False when there is no victim."""
+        """Applies a fault of ``FaultMoment.NOW``; returns False if its target does not exist."""
         self.fired: list[str] = []
-        self.struck: list[str] = []  # failpoints at which a fault did something
+        self.struck: list[str] = []  # failpoints at which a fault had an effect
         self.last_at_s = 0.0
 
     @property
@@ -168,19 +168,22 @@ class Faults:
         self._on_fired(kind, target, detail)
 
     def step(self, applied: int) -> None:
-        """The trainer has applied so many steps."""
+        """Handle that the trainer has applied so many steps."""
         while self._steps and (self._steps[0].at_step or 0) <= applied:
             self._release(self._steps.pop(0))
 
     def failpoint(self, point: Failpoint) -> None:
-        """The controller is at this point; who dies of it is dead when this returns."""
+        """Handle that the controller reached a failpoint.
+
+        A process killed there is dead on return.
+        """
         count = self._reached[point] = self._reached.get(point, 0) + 1
         for strike in self._points.get(point, ()):
             if strike.nth == count:
                 self._release(strike)
 
     def record(self, count: int) -> None:
-        """The controller has written so many journal records."""
+        """Handle that the controller has written so many journal records."""
         while self._records and (self._records[0].at_record or 0) <= count:
             self._release(self._records.pop(0))
 
@@ -203,12 +206,11 @@ class Faults:
 def draw_strikes(
     rng: random.Random, profile: str, *, steps: int, engines: int, workers: int
 ) -> list[Strike]:
-    """Draw the strikes of one episode. The last steps are left without any, so that it can end."""
+    """Draw the strikes of one episode. The last steps have none, so that the episode can end."""
     if profile == "none":
         return []
-    drawn = [
-        name for name in KINDS if name not in (*MACHINES, *POISON, OUTAGE)
-    ]  # those have own dice
+    # These are drawn separately
+    drawn = [name for name in KINDS if name not in (*MACHINES, *POISON, OUTAGE)]
     names = [name for name in drawn if profile in ("all", KINDS[name].profile)]
     if not names:
         return []
@@ -221,7 +223,7 @@ def draw_strikes(
     }
     victims["any"] = [*victims["engine"], *victims["trainer"], *victims["worker"], ""]
     free = [name for name in names if name in FREE]
-    points = [point for point in Failpoint if point is not Failpoint.UNDOING]  # drawn by itself
+    points = [point for point in Failpoint if point is not Failpoint.UNDOING]  # drawn separately
     strikes = list[Strike]()
     for _ in range(rng.randint(3, 6)):
         if free and rng.random() < 0.2:  # noqa: PLR2004 - a fifth strikes at a failpoint
@@ -243,13 +245,14 @@ STEP_END: Final = (
     Failpoint.APPLIED_DURABLE,
     Failpoint.CLEARED,
 )
-"""Failpoints between the trainer's answer to a step and its consequences."""
+"""Failpoints between the trainer's reply to a step and its consequences."""
 
 
 def draw_step_end_crash(rng: random.Random, *, steps: int) -> Strike:
-    """Kill the controller at the end of some step, more often late in the run.
+    """Draw a kill of the controller at the end of some step, more often late in the run.
 
-    What was forgotten then shows late: as long as there is room for fresh prompts the run goes on.
+    The effect of lost state appears late: the run continues as long as there is room for new
+    prompts.
     """
     earliest = rng.choice((1, steps // 2, max(1, steps - 4)))
     nth = rng.randint(earliest, steps - 1)
@@ -265,10 +268,7 @@ def draw_rewind_crash(rng: random.Random, profile: str) -> list[Strike]:
 
 
 def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
-    """A prompt or two that hang on, or kill, every engine.
-
-    In one episode of ten, or in two of five.
-    """
+    """Draw one or two poison prompts: in one episode of ten, or two of five."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
@@ -277,7 +277,7 @@ def draw_poison(rng: random.Random, profile: str, *, steps: int) -> list[Strike]
 
 
 def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]:
-    """Draw an outage of all environments: in one episode of ten, or two of five about data."""
+    """Draw an outage of all environments: in one episode of ten, or two of five for data faults."""
     chance = {"all": 0.1, "data": 0.4}.get(profile, 0.0)
     if rng.random() >= chance:
         return []
@@ -288,7 +288,7 @@ def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Strike]
 def draw_machine_strikes(
     rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
 ) -> list[Strike]:
-    """Draw the machines to be lost: in two episodes of five, or in all of a profile about that."""
+    """Draw the machines to lose: in two episodes of five, or in all of the profile of machines."""
     names = sorted(set(machines.values()))
     if not names or profile not in ("machines", "all"):
         return []

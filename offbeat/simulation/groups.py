@@ -1,4 +1,4 @@
-"""Generates the content of fake prompt groups from their seed: lengths, rewards, and poison."""
+"""Content of fake prompt groups, generated from their seed: lengths, rewards, and poison."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ _FUTURE: Final = 1000
 
 
 class Content:
-    """The samples of one group. The same task has the same content on every worker."""
+    """Samples of one group. The same task has the same content on every worker."""
 
     __slots__ = ("lengths", "longest", "rewards", "task")
 
@@ -30,7 +30,7 @@ class Content:
         for sample in range(task.samples):
             dice = dice * _MULTIPLIER + 1442695040888963407 & _MASK
             lengths.append(1 + (dice >> 40) % longest)
-            # The first two differ, so that only a group meant to be flat is.
+            # The first two differ, so that only a group meant to be flat is flat.
             won = bool(sample % 2) if sample < 2 else bool(dice >> 33 & 1)  # noqa: PLR2004
             rewards.append(1.0 if flat or won else 0.0)
         self.task, self.longest = task, longest
@@ -38,7 +38,7 @@ class Content:
 
 
 def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, ...]) -> Receipt:
-    """An honest receipt."""
+    """Return a correct receipt."""
     task, lengths, n = content.task, content.lengths, content.task.samples
     longest = content.longest
     return Receipt(
@@ -61,7 +61,7 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
 
 
 def poisoned(receipt: Receipt, kind: str) -> Receipt:
-    """The receipt with one thing wrong."""
+    """Return the receipt with one error."""
     first, *others = receipt.version_spans
     match kind:
         case "reward_nan":
@@ -92,7 +92,7 @@ def poisoned(receipt: Receipt, kind: str) -> Receipt:
 
 
 def _every_column(receipt: Receipt, part: slice | None) -> dict[str, tuple[object, ...]]:
-    """Cut all columns alike; ``part`` None doubles the last sample."""
+    """Cut all columns alike; ``part`` None duplicates the last sample."""
     names = (
         "rewards",
         "prompt_tokens",

@@ -1,11 +1,11 @@
-"""An event loop on virtual time whose every choice is drawn from a seed.
+"""Event loop on virtual time whose every choice is drawn from a seed.
 
     the clock             jumps to the next timer when nothing is ready
     the next callback     any of those that are ready, drawn from ``rng``
     first steps of tasks  in the order in which their process created them
 
-asyncio promises to start tasks in that order, and code may rely on it. About anything else that is
-ready at the same moment nothing is promised. Same seed, same run, bit for bit.
+asyncio guarantees this order of first steps, and code may rely on it. The order of other callbacks
+that are ready at the same moment is not guaranteed. Same seed, same run, bit for bit.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _CLOSE_TRIES: Final = 50  # a coroutine that awaits in its clean-up is closed ag
 
 
 class Deadlock(OffbeatError):
-    """Raised when nothing can ever run again."""
+    """No callback can ever run again."""
 
     def __init__(self, at_s: float, waits: str) -> None:
         super().__init__(at_s, waits)
@@ -37,7 +37,7 @@ class Deadlock(OffbeatError):
 
 
 class OutOfBounds(OffbeatError):
-    """Raised when an episode went on for longer than it may."""
+    """An episode ran for longer than allowed."""
 
     def __init__(self, at_s: float, events: int, waits: str) -> None:
         super().__init__(at_s, events, waits)
@@ -48,7 +48,7 @@ class OutOfBounds(OffbeatError):
 
 
 class NumberedTask(asyncio.Task[T]):
-    """Hashes by order of creation, so that a set of tasks has the same order in every run."""
+    """Task that hashes by order of creation, so that sets of tasks iterate alike in every run."""
 
     __slots__ = ("number",)
     number: int
@@ -63,7 +63,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, rng: random.Random, *, max_events: int, max_s: float) -> None:
         self._random = rng.random
         self._now = 0.0
-        self._ready: list[Entry | Process] = []  # a process stands for its next starting task
+        self._ready: list[Entry | Process] = []  # a process represents its next starting task
         self._timers: list[tuple[float, int, Entry]] = []
         self._count = 0  # breaks ties between timers
         self._tasks: list[NumberedTask[Any]] = []
@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task: NumberedTask[T] = NumberedTask.__new__(NumberedTask)
         task.number = len(self._tasks)
         self._creating = PROCESS.get(OUTSIDE) if context is None else context.get(PROCESS, OUTSIDE)
-        # A name is given even where none is wanted: asyncio's own counter is not of this run.
+        # Tasks are always named, because asyncio's own counter is global.
         task.__init__(coro, loop=self, name=name or "task", context=context)
         self._tasks.append(task)
         return task
@@ -147,14 +147,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return entry
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Ignore errors of tasks that nobody awaits, or that are discarded."""
+        """Ignore errors of tasks that are not awaited, or that are discarded."""
 
     # --- processes -------------------------------------------------------------------------------
 
     def at(
         self, when_s: float, process: Process, callback: Callable[..., object], *args: object
     ) -> Entry:
-        """Run ``callback`` inside ``process`` at a time; never, if it is dead by then."""
+        """Run ``callback`` inside ``process`` at a time, unless the process is dead by then."""
         entry = Entry(callback, args, process.context, process, when_s)
         self._count += 1
         heapq.heappush(self._timers, (when_s, self._count, entry))
@@ -170,7 +170,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         process.frozen = process.alive
 
     def thaw(self, process: Process) -> None:
-        """Make everything that came due meanwhile ready at once."""
+        """Make all callbacks that came due meanwhile ready at once."""
         if process.frozen:
             process.frozen = False
             self._ready += process.parked
@@ -179,11 +179,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # --- running ---------------------------------------------------------------------------------
 
     def run_until_complete(self, future: "asyncio.Future[T]") -> T:  # type: ignore[override]
-        """Run until ``future`` is done; its result.
+        """Run until ``future`` is done; return its result.
 
         Raises:
-            Deadlock: It never will be.
-            OutOfBounds: It is not after as many events, or as much time, as an episode may take.
+            Deadlock: It can never be done.
+            OutOfBounds: It is not done within the limits of an episode on events and time.
         """
         self._running = True
         asyncio._set_running_loop(self)  # noqa: SLF001 - public, for authors of event loops
@@ -198,7 +198,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future.result()
 
     def _run_ready(self) -> None:
-        """Run everything that is ready now, and all that becomes ready by it."""
+        """Run all callbacks that are ready now, and those that become ready by them."""
         ready, draw, count = self._ready, self._random, 0
         while left := len(ready):
             if left == 1:
@@ -213,7 +213,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     entry.parked.append(entry)
                     continue
                 if not entry.starting:
-                    continue  # it died before its task began
+                    continue  # the process died before the task's first step
                 entry = entry.starting.popleft()
             process, callback = entry.process, entry.callback
             if callback is None or not process.alive:
@@ -250,7 +250,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Dispose of every coroutine that will never run again, quietly."""
+        """Dispose of all coroutines that will never run again, without errors."""
         self._closed = True
         asyncio._set_running_loop(self)  # noqa: SLF001 - clean-up code may ask for it
         try:
@@ -266,11 +266,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def _dispose(coroutine: "CoroutineType[Any, Any, Any]") -> None:
-    """Close a coroutine whatever its clean-up does.
+    """Close a coroutine of a dead process, whatever its clean-up does.
 
-    Its process is dead and touches nothing any more.
-
-    What it awaits is closed first: an outer coroutine may catch what closing an inner one raises.
+    The awaited coroutine is closed first, because an outer one may catch errors of closing an inner
+    one.
     """
     chain, inner = [coroutine], coroutine.cr_await
     while isinstance(inner, CoroutineType):

@@ -1,7 +1,7 @@
-"""Models the machines of a cluster: their actors, and whether their memory is still there.
+"""Machines of the simulated cluster: their actors, and whether their memory still exists.
 
-The controller is on the first one, whose death is that of the cluster. Another one that dies takes
-its actors, payloads and published weights with it, all at once; a new one takes its place.
+The controller is on the first machine, whose loss is that of the cluster. When another one dies,
+its actors, payloads and published weights are lost at once; a new machine replaces it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ FIRST: Final = "machine-0"
 
 
 class MachineMemory(NamedTuple):
-    """The memory of one incarnation of a machine: the place of a payload or a release."""
+    """Memory of one incarnation of a machine, which stores a payload or a release."""
 
     machine: str
     life: int
@@ -25,14 +25,13 @@ FIRST_MEMORY: Final = MachineMemory(FIRST, 1)
 
 
 class Machines:
-    """The machine of each actor. Actors without an entry are on the first machine."""
+    """Machine of each actor. Actors without an entry are on the first machine."""
 
     def __init__(self, loop: VirtualLoop, placement: Mapping[str, str]) -> None:
         self._loop, self._placement = loop, placement
         self._lives: dict[str, int] = {}
-        self._unreachable: dict[
-            MachineMemory, float
-        ] = {}  # until when nobody knows that it is gone
+        # Time until which the loss is not known
+        self._unreachable: dict[MachineMemory, float] = {}
 
     def memory_of(self, actor: str) -> MachineMemory:
         """Return the memory of the machine that an actor is on now."""
@@ -43,7 +42,7 @@ class Machines:
 
     @property
     def mortal(self) -> list[str]:
-        """Machines that can die without the controller."""
+        """Return the machines that can die without the controller."""
         return sorted(set(self._placement.values()) - {FIRST})
 
     def die(self, machine: str, at_s: float) -> None:
@@ -51,10 +50,7 @@ class Machines:
         self._unreachable[self._now(machine)] = at_s + DEATH_NOTICED_S
 
     def replace(self, machine: str) -> None:
-        """Put a new machine in its place.
-
-        Processes that start there from now on have its memory.
-        """
+        """Put a new machine in its place; processes that start there from now on use its memory."""
         self._lives[machine] = self._lives.get(machine, 1) + 1
 
     def noticed_in_s(self, memory: MachineMemory | None) -> float:

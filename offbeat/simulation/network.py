@@ -1,12 +1,10 @@
-"""Calls from a controller to actors.
+"""Network between a controller and the actors, with long-tailed latencies and faults.
 
-Delayed by long-tailed latencies, and by faults lost or doubled.
-
-    request  ->  the callee's process, where it may be served or never  ->  answer
+    request  ->  the callee's process, where it may be served or never  ->  reply
 
 A call to a process that dies raises ``ActorLost`` once the death is noticed; a frozen process never
-answers. Calls of one controller to the trainer arrive in the order they were sent, as Ray promises,
-unless a fault reorders them.
+replies. Calls of one controller to the trainer arrive in the order they were sent, as Ray
+guarantees, unless a fault reorders them.
 """
 
 import asyncio
@@ -30,14 +28,14 @@ _TAIL: Final = 0.998  # the longest latency is 500 times the shortest; the media
 
 
 class Host(Protocol):
-    """An actor: one name, one process after the other."""
+    """An actor: one name, one process after another."""
 
     name: str
     process: Process
-    in_order: bool  # requests arrive as they were sent
+    in_order: bool  # whether requests arrive in the order they were sent
 
     def serve(self, call: "SimulatedCall") -> None:
-        """Take a request. Runs in the actor's process."""
+        """Handle a request. Runs in the actor's process."""
         ...
 
 
@@ -47,7 +45,7 @@ class SimulatedCall(msgspec.Struct, eq=False):
     network: "Network"
     caller: Process
     host: Host
-    process: Process  # of the host, when it was sent
+    process: Process  # process of the host when the call was sent
     method: str
     fence: Fence
     args: tuple[Any, ...]
@@ -57,7 +55,7 @@ class SimulatedCall(msgspec.Struct, eq=False):
     on_cancel: Callable[[], None] | None = None
 
     def answer(self, value: object, after_s: float = 0.0) -> None:
-        """Give a result; a second answer of the same call is ignored."""
+        """Reply with a result; a second reply to the same call is ignored."""
         if not self.answered:
             self.network.answer(self, value, None, after_s)
 
@@ -73,8 +71,8 @@ class Network:
         self._loop, self._rng, self._draw = loop, rng, rng.random
         self._faults = faults
         self._open: defaultdict[Process, dict[SimulatedCall, None]] = defaultdict(dict)
-        """Calls that each process has received, or will receive, and has not answered."""
-        self._cut: dict[str, float] = {}  # until when no message passes, by actor
+        """Calls sent to each process that it has not answered."""
+        self._cut: dict[str, float] = {}  # end of a partition, by actor
         self._last_arrival: dict[tuple[Process, str], float] = {}
 
     def latency(self) -> float:
@@ -87,12 +85,12 @@ class Network:
     def send(
         self, caller: Process, host: Host, method: str, fence: Fence, *args: object
     ) -> SimulatedCall:
-        """Send a request; its reply is the call's future, of the caller's loop."""
+        """Send a request; the reply is the future of the returned call."""
         loop = self._loop
         process = host.process
         call = SimulatedCall(self, caller, host, process, method, fence, args, loop.create_future())
         if not caller.alive:
-            return call  # whatever a dead process still executes has no effect
+            return call  # calls of a dead process have no effect
         if not process.alive:
             noticed = max(loop.time(), process.died_at + DEATH_NOTICED_S) + self.latency()
             loop.at(noticed, caller, _lost, call)
@@ -130,13 +128,13 @@ class Network:
         loop.at(arrives, call.caller, _arrive, call, value, error)
 
     def cancel(self, call: SimulatedCall) -> None:
-        """Cancel a call that nobody awaits any more; the callee learns of that a little later."""
+        """Cancel a call that is no longer awaited; the callee learns of that a little later."""
         if not call.answered and call.caller.alive:
             self._open[call.process].pop(call, None)
             self._loop.at(self._loop.time() + self.latency(), call.process, _cancelled, call)
 
     def died(self, process: Process) -> None:
-        """Notify the callers that await an answer of this process of its death."""
+        """Notify the callers of this process of its death."""
         noticed = self._loop.time() + DEATH_NOTICED_S
         for call in self._open.pop(process, {}):
             self._loop.at(noticed + self.latency(), call.caller, _lost, call)

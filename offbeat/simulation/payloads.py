@@ -1,4 +1,4 @@
-"""The payload that a worker packs and a trainer reads; an opaque handle to the controller."""
+"""Payload that a worker packs and a trainer reads; an opaque handle to the controller."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,13 @@ from offbeat.simulation.machines import FIRST_MEMORY, MachineMemory
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPayload:
-    """The columns of one group.
-
-    It is gone with the controller that owns it, or with its machine.
-    """
+    """Columns of one group, lost with the controller that owns them or with their machine."""
 
     prompt_index: int
     attempt: int
-    incarnation: int  # of the controller that owns it
+    incarnation: int  # incarnation of the controller that owns it
     seed: int
     oldest: int
     newest: int
     poison: str
-    memory: MachineMemory = FIRST_MEMORY  # that it is in
+    memory: MachineMemory = FIRST_MEMORY  # memory that stores it

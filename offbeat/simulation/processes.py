@@ -1,7 +1,7 @@
-"""Models the operating-system processes of a cluster: killed like SIGKILL, frozen like SIGSTOP.
+"""Simulated operating-system processes: killed like SIGKILL, frozen like SIGSTOP.
 
-A process is a context: whatever is started inside inherits it, and the loop asks each callback whose
-it is before it runs.
+A process is a context variable that everything started inside inherits; the loop checks the process
+of each callback before it runs.
 """
 
 from collections import deque
@@ -16,7 +16,8 @@ import msgspec
 class Process:
     """One incarnation of a process.
 
-    Killed, none of its callbacks ever runs again: no ``finally``, no cancel. Frozen, they wait.
+    After a kill, none of its callbacks ever runs again: no ``finally``, no cancellation. While it
+    is frozen, they wait.
     """
 
     __slots__ = ("alive", "context", "died_at", "frozen", "name", "parked", "starting")
@@ -25,7 +26,7 @@ class Process:
         self.name = name
         self.alive, self.frozen = True, False
         self.died_at = 0.0
-        self.parked: list[Entry | Process] = []  # came due while it was frozen
+        self.parked: list[Entry | Process] = []  # callbacks that came due while it was frozen
         self.starting: deque[Entry] = deque()  # first steps of its tasks, in order
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
@@ -35,7 +36,7 @@ class Process:
 
 
 class Entry(msgspec.Struct, eq=False):
-    """A callback to be run in a process, soon or at ``when_s``: what ``asyncio`` calls a handle."""
+    """Callback to be run in a process, soon or at ``when_s``: a handle in ``asyncio`` terms."""
 
     callback: Callable[..., object] | None
     args: tuple[Any, ...]
@@ -55,4 +56,4 @@ class Entry(msgspec.Struct, eq=False):
 
 PROCESS: Final[ContextVar[Process]] = ContextVar("process")
 OUTSIDE: Final = Process("outside")
-"""Context of the episode's own machinery, which belongs to no process. It is never killed."""
+"""Process of the simulator's own callbacks. It is never killed."""

@@ -1,6 +1,6 @@
-"""Defines the records that the fake actors of an episode write, in the order of events.
+"""Records that the fake actors of an episode write, in the order of events.
 
-The controller never sees these. Together with its journal they are all the auditor reads.
+The controller never sees these. The auditor reads these and the controller's journal, nothing else.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ class WorldRecord(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Fault(WorldRecord, frozen=True):
-    """Records that a fault fired: its effect was visible to an actor."""
+    """A fault fired: an actor could see its effect."""
 
     kind: str  # a name of offbeat.simulation.faults
     target: str
@@ -23,17 +23,17 @@ class Fault(WorldRecord, frozen=True):
 
 
 class ControllerStarted(WorldRecord, frozen=True):
-    """A controller begins."""
+    """A controller incarnation started."""
 
     incarnation: int
 
 
 class ControllerEnd(WorldRecord, frozen=True):
-    """Records the end of a controller incarnation."""
+    """A controller incarnation ended."""
 
     incarnation: int
     outcome: str  # finished | failed | aborted | killed
-    error: str = ""  # one line, as its operator reads it
+    error: str = ""  # one line, as shown to the operator
     cause: str = ""  # class name of the first cause
 
 
@@ -44,10 +44,10 @@ class Generated(WorldRecord, frozen=True):
     attempt: int
     engine: str
     life: str
-    spans: tuple[VersionSpans, ...]  # one entry a sample, as the engine stamped them
-    poison: str = ""  # what is wrong with it, empty for an honest group
-    machine: str = ""  # that holds its payload
-    spooled: bool = False  # a copy of the payload is in the run directory
+    spans: tuple[VersionSpans, ...]  # one entry per sample, as stamped by the engine
+    poison: str = ""  # its error; empty for a correct group
+    machine: str = ""  # machine that stores its payload
+    spooled: bool = False  # whether a copy of the payload is in the run directory
 
 
 class Scored(WorldRecord, frozen=True):
@@ -72,17 +72,17 @@ class EngineServes(WorldRecord, frozen=True):
 
 
 class MachineLost(WorldRecord, frozen=True):
-    """A machine died, or was cut off, with all that it held.
+    """A machine died, or was cut off, with everything on it.
 
-    When that began, and when it was given up.
+    When that began, and when it was noticed.
     """
 
     machine: str
-    actors: tuple[str, ...]  # that lived on it
+    actors: tuple[str, ...]  # actors that ran on it
 
 
 class EngineComputesOther(WorldRecord, frozen=True):
-    """An engine took a release whole, and what it computes with is not that."""
+    """An engine received a release intact, but computes with other weights."""
 
     engine: str
     life: str
@@ -91,20 +91,20 @@ class EngineComputesOther(WorldRecord, frozen=True):
 
 
 class EngineDied(WorldRecord, frozen=True):
-    """Records the end of an engine incarnation."""
+    """An engine incarnation ended."""
 
     engine: str
     life: str
 
 
 class TrainerLife(WorldRecord, frozen=True):
-    """The ranks begin, with the initial model."""
+    """The trainer ranks started, with the initial model."""
 
     life: int
 
 
 class TrainerRestored(WorldRecord, frozen=True):
-    """The ranks hold this version again."""
+    """The trainer ranks restored this version."""
 
     life: int
     version: int
@@ -112,22 +112,22 @@ class TrainerRestored(WorldRecord, frozen=True):
 
 
 class TrainerApplied(WorldRecord, frozen=True):
-    """The optimizer stepped, wholly: the trainer's own account of what it trained."""
+    """The optimizer applied a step: the trainer's own account of what it trained."""
 
     life: int
     step: int
     attempt: int
-    version: int  # it made
+    version: int  # version after the step
     prompt_indices: tuple[int, ...]
-    attempts: tuple[int, ...]  # of the groups, as their payload says
-    oldest: tuple[int, ...]  # version of the oldest token of each group, as its payload says
+    attempts: tuple[int, ...]  # attempt of each group, from its payload
+    oldest: tuple[int, ...]  # oldest token version of each group, from its payload
     newest: tuple[int, ...]
-    poison: tuple[str, ...]  # of the groups; empty strings when all are honest
-    digest: str  # of the weights after it
+    poison: tuple[str, ...]  # error of each group; empty strings for correct ones
+    digest: str  # digest of the weights after the step
 
 
 class ReleasePublished(WorldRecord, frozen=True):
-    """The trainer made a release of the weights it holds."""
+    """The trainer published a release of its weights."""
 
     life: int
     version: int
@@ -142,7 +142,7 @@ class CheckpointWritten(WorldRecord, frozen=True):
 
 
 class CheckpointLatest(WorldRecord, frozen=True):
-    """Records what LATEST names, after every change of it or of its target."""
+    """LATEST, or the checkpoint it names, has changed."""
 
     version: int
     verifies: bool
@@ -157,7 +157,7 @@ class FenceRefused(WorldRecord, frozen=True):
 
 
 class FenceObeyed(WorldRecord, frozen=True):
-    """An actor acted on a call of a controller that has been replaced: never."""
+    """An actor executed a call of a controller that has been replaced, which must never happen."""
 
     actor: str
     got: int
@@ -165,16 +165,16 @@ class FenceObeyed(WorldRecord, frozen=True):
 
 
 class PermitsUsed(WorldRecord, frozen=True):
-    """A new peak of what the workers were given at once by one controller."""
+    """A new peak of the groups given to the workers by one controller."""
 
     incarnation: int
     in_flight: int
-    held_groups: int  # admitted and not yet trained, by the queue's own count
+    held_groups: int  # groups admitted and not yet trained, by the queue's own count
     held_bytes: int
 
 
 class PoisonTaken(WorldRecord, frozen=True):
-    """An engine was given a prompt that hangs there, or kills it."""
+    """An engine was given a prompt that hangs or kills it."""
 
     prompt_index: int
     attempt: int
@@ -182,21 +182,21 @@ class PoisonTaken(WorldRecord, frozen=True):
 
 
 class EngineRetired(WorldRecord, frozen=True):
-    """An engine's process was ended for good, as its controller asked."""
+    """An engine's process was ended for good by its controller."""
 
     engine: str
 
 
 class Closed(WorldRecord, frozen=True):
-    """Records that the controller which ended has closed an actor."""
+    """An ended controller has closed an actor."""
 
     actor: str
 
 
 class Ended(WorldRecord, frozen=True):
-    """The episode is over; what is left."""
+    """End of the episode, with everything that is left."""
 
-    outcome: str  # of the last controller
-    running: int  # rollouts that workers still work on for the last controller
-    unclosed: tuple[str, ...]  # actors that were alive and not closed
+    outcome: str  # outcome of the last controller
+    running: int  # rollouts that workers still run for the last controller
+    unclosed: tuple[str, ...]  # live actors that were not closed
     telemetry_lost: int  # steps without metrics although no telemetry fault fired

@@ -1,7 +1,4 @@
-"""Holds planned faults as data.
-
-Drawn by a campaign, read from a file, or replayed by a live test.
-"""
+"""Planned faults as data: drawn by a campaign, read from a file, or replayed by a live test."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +12,13 @@ class Strike(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """One planned fault, due at exactly one of: a step, a failpoint, a journal record."""
 
     action: str  # a name of offbeat.simulation.faults.KINDS
-    target: str = (
-        ""  # generator-1, environment-0, trainer, controller; empty: the first one that comes
-    )
+    # Generator-1, environment-0, trainer, controller; empty: the first possible target
+    target: str = ""
     at_step: int | None = None  # the trainer has applied this many steps; 0: from the start
     failpoint: str | None = None  # a value of offbeat.controller.failpoints.Failpoint
-    at_record: int | None = None  # so many journal records are written
-    nth: int = 1  # which time the failpoint is reached, over all incarnations of the controller
-    delay_s: float = 0.0  # between being due and striking
+    at_record: int | None = None  # number of journal records written
+    nth: int = 1  # ordinal of the failpoint's occurrence, over all incarnations of the controller
+    delay_s: float = 0.0  # delay of the fault after it is due
 
     def __post_init__(self) -> None:
         when = (self.at_step, self.failpoint, self.at_record)
@@ -48,7 +44,7 @@ def dump(strikes: Sequence[Strike]) -> str:
 
 
 def load(text: str | bytes) -> list[Strike]:
-    """The strikes of a JSON list.
+    """Parse strikes from a JSON list.
 
     Raises:
         msgspec.ValidationError: It is not such a list.
@@ -57,5 +53,5 @@ def load(text: str | bytes) -> list[Strike]:
 
 
 def read(path: Path) -> list[Strike]:
-    """The strikes of a file."""
+    """Read strikes from a file."""
     return load(path.read_bytes())

@@ -1,6 +1,6 @@
-"""Fakes the trainer: all ranks as one, one call at a time in order, and a log of its own.
+"""Fake of the trainer: all ranks as one process, one call at a time, with a log of its own.
 
-Its weights are a digest that follows from what it trained, whatever the chunks or the arrival order.
+Its weights are a digest of the trained groups, independent of chunks and arrival order.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ _DURING: Final = {
 
 
 class FakeTrainer(Actor):
-    """Fake of all ranks. They are one process: it dies and is replaced as a whole."""
+    """Fake of all trainer ranks. They are one process, which dies and is replaced as a whole."""
 
     in_order = True
 
@@ -91,7 +91,7 @@ class FakeTrainer(Actor):
             self._next()
 
     def _next(self) -> None:
-        """Take up the call that waits longest, for as long as its work takes."""
+        """Start the call that has waited longest, for the duration of its work."""
         queue = self._queue
         while queue:
             call = queue.popleft()
@@ -106,7 +106,7 @@ class FakeTrainer(Actor):
             return
 
     def _duration(self, call: SimulatedCall) -> float:
-        """Seconds of work."""
+        """Return the seconds that a call takes."""
         match call.method:
             case "train_microbatch":
                 return 0.85 * self.step_s * len(call.args[1].prompt_indices) / self._groups_per_step
@@ -120,7 +120,7 @@ class FakeTrainer(Actor):
                 return 0.001
 
     def _waits_for_columns(self, call: SimulatedCall) -> float:
-        """Seconds until it is known that columns are gone with their machine."""
+        """Return the seconds until the loss of columns with their machine is known."""
         if call.method not in ("train_microbatch", "prepare_logprobs"):
             return 0.0
         machines = self.around.machines
@@ -206,9 +206,9 @@ class FakeTrainer(Actor):
         return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
 
     def _check_columns(self, chunk: Chunk, during: str) -> None:
-        """Raise for the first group whose columns are gone.
+        """Raise for the first group whose columns are lost.
 
-        The store names one object at a time.
+        The object store names one at a time.
         """
         for payload in _columns_of(chunk):
             if self.around.is_gone(payload):

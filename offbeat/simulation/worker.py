@@ -14,7 +14,7 @@ from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import Generated, PoisonTaken, Scored
 
-_DEADLY_AFTER_S: Final = 0.1  # from its arrival to the death of the engine
+_DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
 REWARD_S: Final = 0.02
 OUTAGE_REASON: Final = "environment_unavailable"
@@ -29,7 +29,7 @@ class FakeWorker(Actor):
         self._engines = engines
         stub = around.config.stub
         self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
-        self.spooled_share = 0.0  # of the finished groups: they reach the disk
+        self.spooled_share = 0.0  # share of the finished groups that are written to disk
         super().__init__(name, around)
 
     def born(self) -> None:
@@ -71,7 +71,7 @@ class FakeWorker(Actor):
             self._strike_with(task, engine)
 
     def _strike_with(self, task: RolloutTask, engine: FakeEngine) -> None:
-        """A poison prompt takes its engine along; one that hangs was given no end (``opened``)."""
+        """Make a poison prompt kill its engine; one that hangs has no end (see ``opened``)."""
         kind = "" if task.evaluation else self.around.poison.get(task.prompt_index, "")
         if not kind:
             return
@@ -81,14 +81,14 @@ class FakeWorker(Actor):
             loop.at(loop.time() + _DEADLY_AFTER_S, engine.process, engine.die)
 
     def drop(self, call: SimulatedCall) -> None:
-        """Drop a call that nobody awaits any more."""
+        """Drop a call that is no longer awaited."""
         rollout = self._open.pop(call, None)
         if rollout is not None:
             rollout.engine.drop(rollout.decoding)
             rollout.deadline.cancel()
 
     def opened(self, call: SimulatedCall, rollout: "_Rollout") -> float:
-        """Returns how long its engine decodes, in seconds."""
+        """Return the seconds that the engine decodes."""
         self._open[call] = rollout
         call.on_cancel = rollout.drop
         task = rollout.content.task
@@ -97,7 +97,7 @@ class FakeWorker(Actor):
         return math.exp(self.around.rng.gauss(self._mu, self._sigma))
 
     def is_open(self, call: SimulatedCall) -> bool:
-        """Return whether its engine has not decoded it to the end."""
+        """Return whether the engine has not finished decoding."""
         return call in self._open
 
     def closed_call(self, call: SimulatedCall) -> bool:
@@ -124,7 +124,10 @@ class _Rollout:
         self.worker.drop(self.call)
 
     def late(self) -> None:
-        """The rollout is past its deadline: say whether it waits for its engine. In the worker."""
+        """Handle the deadline: report whether the rollout waits for its engine.
+
+        Runs in the worker.
+        """
         call, task = self.call, self.content.task
         if call.answered or call.cancelled:
             return
@@ -139,7 +142,10 @@ class _Rollout:
         )
 
     def decoded(self, decoding: Decoding, complete: bool) -> None:  # noqa: FBT001 - of an engine
-        """The engine is through with it, or gone. Runs in the engine's process, or outside."""
+        """Handle the end of decoding, or of the engine.
+
+        Runs in the engine's process, or outside.
+        """
         worker, call = self.worker, self.call
         if not worker.closed_call(call):
             return
@@ -154,10 +160,7 @@ class _Rollout:
             loop.at(now + DEATH_NOTICED_S, worker.process, call.fail, failure)
 
     def rewarded(self, receipt: Receipt) -> None:
-        """The samples have their rewards; receipt and payload leave.
-
-        Runs in the worker's process.
-        """
+        """Send receipt and payload after the rewards. Runs in the worker's process."""
         call, around, task = self.call, self.worker.around, self.content.task
         kind = around.faults.at(FaultMoment.ROLLOUT, self.worker.name)
         if kind == "rollout_hangs" or call.cancelled:
@@ -216,7 +219,7 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
 
 
 def lost(task: RolloutTask, reason: str) -> RolloutFailed:
-    """The engine of this task cannot go on with it; another one may."""
+    """Return the failure of a group whose engine is lost; another engine may succeed."""
     return RolloutFailed(
         FailureKind.INFRASTRUCTURE, task.prompt_index, task.attempt, reason, task.engine
     )

@@ -1,5 +1,6 @@
-"""Reports a run: metrics, sinks, logs, the display while it runs, the report after.
+"""Reports a run: metrics, sinks, logs, live display, final report.
 
-Nothing here decides anything, and nothing here can stop a run: what fails is counted and logged.
-``metrics.jsonl`` is the truth; every other sink shows the same records. Needs neither Ray nor torch.
+Telemetry takes no decisions and cannot stop a run: failures are counted and logged.
+``metrics.jsonl`` is the complete record; every other sink gets the same records. Needs neither Ray
+nor torch.
 """

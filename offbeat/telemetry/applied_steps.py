@@ -1,4 +1,4 @@
-"""Rewards and staleness of the steps that stand: applied, and undone by no rewind. Pure."""
+"""Rewards and staleness of the steps that are applied and not undone by a rewind. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -6,26 +6,26 @@ from typing import Final
 import msgspec
 
 WINDOW_STEPS: Final = 20
-"""Steps that ``reward_first`` and ``reward_last`` are means of."""
+"""Number of steps that ``reward_first`` and ``reward_last`` are means of."""
 
 
 class AppliedStepHistory(msgspec.Struct):
-    """Sums over the steps of the present lineage, in space that does not grow with their number.
+    """Sums over the steps of the present lineage, in constant space.
 
-    A rewind cannot be reverted from sums alone: its caller passes what the steps that it undoes
-    had added, and the rewards before them.
+    A rewind cannot be reverted from sums alone: its caller passes what the undone steps had added,
+    and the rewards before them.
     """
 
-    first_rewards: list[float] = []  # msgspec copies it for each instance
+    first_rewards: list[float] = []  # msgspec copies the default for each instance
     last_rewards: list[float] = []  # oldest first
-    samples: dict[int, int] = {}  # by versions behind
+    samples: dict[int, int] = {}  # number by versions behind
 
     def add(self, reward: float, staleness: Iterable[tuple[int, int]]) -> None:
-        """Count one more step.
+        """Add one step.
 
         Args:
-            reward: Mean over its samples.
-            staleness: Pairs of versions behind and samples.
+            reward: Mean reward over its samples.
+            staleness: Pairs of (versions behind, samples).
         """
         if len(self.first_rewards) < WINDOW_STEPS:
             self.first_rewards.append(reward)
@@ -35,7 +35,7 @@ class AppliedStepHistory(msgspec.Struct):
             self.samples[behind] = self.samples.get(behind, 0) + samples
 
     def take_back(self, staleness: Iterable[tuple[int, int]]) -> None:
-        """Discount the samples of a step that a rewind has undone; ``cut`` follows."""
+        """Subtract the samples of a step that a rewind has undone; call ``cut`` afterwards."""
         for behind, samples in staleness:
             self.samples[behind] -= samples
             if not self.samples[behind]:
@@ -63,7 +63,7 @@ class AppliedStepHistory(msgspec.Struct):
 
     @property
     def staleness(self) -> dict[int, int]:
-        """Samples by versions behind, over all steps."""
+        """Return the number of samples by versions behind, over all steps."""
         return dict(sorted(self.samples.items()))
 
 

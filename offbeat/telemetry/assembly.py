@@ -1,4 +1,4 @@
-"""The telemetry of a run, from its config."""
+"""Creates the telemetry of a run from its config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +21,9 @@ def run_telemetry(
     run_name: str,
     recipe: Mapping[str, Any],
 ) -> Telemetry:
-    """``metrics.jsonl`` in the run directory and, unless disabled, W&B. Not started yet.
+    """Create the telemetry of a run: ``metrics.jsonl`` and, unless disabled, W&B. Not started yet.
 
-    ``recipe`` is shown in W&B: hand it redacted.
+    ``recipe`` is shown in W&B: pass it redacted.
     """
     sinks: list[Sink] = [JsonlSink(run_dir / METRICS_FILE)]
     mode = resolved_mode(wandb)

@@ -1,4 +1,4 @@
-"""Small pictures made of characters. Pure."""
+"""Small charts made of characters. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,11 +8,9 @@ _PARTS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw one character per value, the lowest to the highest.
+    """Draw one character per value, from the lowest to the highest.
 
-    A level line when they are all equal.
-
-    A value that is not finite is a blank.
+    A level line if they are all equal. A value that is not finite is a blank.
     """
     finite = [value for value in values if abs(value) < float("inf")]
     if not finite:
@@ -22,7 +20,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """A bar ``width`` characters wide, filled to ``fraction`` in eighths of a character."""
+    """Draw a bar ``width`` characters wide, filled to ``fraction`` in eighths of a character."""
     eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
     full, part = divmod(eighths, 8)
     return (_PARTS[8] * full + (_PARTS[part] if part else "")).ljust(width)

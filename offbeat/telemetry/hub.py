@@ -1,4 +1,4 @@
-"""The controller's one door for measurements: it hands each record to every sink's spool."""
+"""Entry point for measurements: passes each record to the spool of every sink."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +13,14 @@ from offbeat.telemetry.spool import Backoff, Pause, SinkCounts, SinkWriter
 log = structlog.stdlib.get_logger()
 
 SPOOLED_RECORDS = 10_000
-"""Records a sink may be behind, some 40 MB, before it loses the oldest."""
+"""Records that a sink may be behind, some 40 MB, before it loses the oldest."""
 
 
 class Telemetry:
     """Receives the metrics of each step; one thread per sink writes them.
 
-    The sinks know nothing of each other: one that raises or blocks delays and loses no other's
-    records. The first sink is the truth, ``metrics.jsonl``: it is handed every record first, and what
-    another one has lost can be read there.
+    The sinks are independent: one that raises or blocks neither delays nor loses the records of
+    another. The first sink, ``metrics.jsonl``, receives every record first and is the complete one.
     """
 
     def __init__(
@@ -43,15 +42,15 @@ class Telemetry:
         self._closed = False
 
     def start(self) -> None:
-        """Start the writers. What was emitted before is written now."""
+        """Start the writers. Records emitted before are written now."""
         for writer in self._writers:
             writer.start()
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step. Never blocks, never raises; ignored after ``close``.
+        """Emit the metrics of a step. Never blocks, never raises; ignored after ``close``.
 
-        A metric that is not declared is written all the same, and logged once as an error; so is a
-        value that is no number, which is left out.
+        An undeclared metric is written, and logged once as an error. A value that is not a number
+        is left out, and logged once.
         """
         if self._closed:
             return
@@ -68,8 +67,8 @@ class Telemetry:
     def close(self, deadline_s: float) -> tuple[SinkCounts, ...]:
         """Write what is spooled and close the sinks; returns within the deadline.
 
-        A sink that is not done by then is left behind with what it holds, and logged. Blocks: call it
-        from a thread, or where no event loop runs. A second call does nothing.
+        A sink that is not done by then is abandoned with its pending records, and logged. Blocks:
+        call it from a thread, or where no event loop runs. A second call does nothing.
         """
         if self._closed:
             return self.tallies()
@@ -83,7 +82,7 @@ class Telemetry:
         return self.tallies()
 
     def _numbers(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A copy that every sink can write."""
+        """Return a copy with the values that every sink can write."""
         try:
             return {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError, OverflowError):

@@ -10,14 +10,14 @@ from offbeat.telemetry.records import MetricRecord, encode_line
 class JsonlSink:
     """Appends each record as one whole line.
 
-    Before and after every call the file is a sequence of whole lines, or ends in one torn line that the
-    next ``open`` or ``write`` cuts away: a record is never half there and never there twice.
+    Before and after every call the file is a sequence of whole lines, or ends in one torn line that
+    the next ``open`` or ``write`` cuts off: a record is never partial and never duplicated.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: FileIO | None = None
-        self._end = 0  # of the last whole line
+        self._end = 0  # offset of the end of the last whole line
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class JsonlSink:
         if self._file is None:
             raise ValueError(f"{self._path} is not open")
         line = memoryview(encode_line(record))
-        self._file.truncate(self._end)  # of what a write that raised had left
+        self._file.truncate(self._end)  # remove the torn line of a write that raised
         self._file.seek(self._end)
         written = 0
         while written < len(line):
@@ -47,7 +47,7 @@ class JsonlSink:
 
 
 def _end_of_last_line(file: FileIO, block: int = 1 << 16) -> int:
-    """Offset behind the last newline; 0 without one."""
+    """Return the offset after the last newline; 0 without one."""
     position = file.seek(0, os.SEEK_END)
     while position > 0:
         start = max(0, position - block)

@@ -1,7 +1,7 @@
-"""Log set-up of a process: JSON lines into the run directory.
+"""Configures the logging of a process: JSON lines into the run directory.
 
-Modules take their logger with ``structlog.stdlib.get_logger()`` and log events with fields. What the
-standard library's loggers and ``warnings`` say ends in the same place.
+Modules take their logger with ``structlog.stdlib.get_logger()`` and log events with fields. The
+standard library's loggers and ``warnings`` write to the same file.
 """
 
 import logging
@@ -26,16 +26,16 @@ def configure_logging(
     run_id: str = "",
     redactor: Redactor | None = None,
 ) -> "LogOutputs":
-    """Set this process's logging up; call it once, before the first line is logged.
+    """Configure this process's logging; call once, before the first line is logged.
 
     Args:
-        process: Names the file, ``<log_dir>/<process>.log``; every line carries it.
-        log_dir: Made if missing. A line that the disk refuses is lost, and nothing else.
-        run_id: Every line carries it.
-        redactor: Default: knows the secrets in this process's environment.
+        process: Name of the file, ``<log_dir>/<process>.log``, and a field of every line.
+        log_dir: Created if missing. A line that the disk refuses is lost, and nothing else.
+        run_id: A field of every line.
+        redactor: By default, one with the secrets in this process's environment.
 
     Returns:
-        Where the lines go. A process that ends need not close it: no line is held back.
+        The outputs of the logger. Closing is optional: lines are not buffered.
     """
     outputs = LogOutputs(
         log_dir / f"{process}.log",
@@ -64,7 +64,7 @@ def configure_logging(
 
 
 def _whole(logger: object, method: str, event: Event) -> tuple[tuple[Event], dict[str, Any]]:
-    """The event as it is: the output gives it its form."""
+    """Return the event unchanged: the output formats it."""
     del logger, method
     return (event,), {}
 
@@ -81,16 +81,16 @@ class LogOutputs:
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(path, "a")
-        self._torn = False  # the file may end in the middle of a line
+        self._torn = False  # whether the file may end in the middle of a line
         self._lock = threading.Lock()
         self._redacted, self._identity = redactor, identity
 
     def msg(self, event: Event) -> None:
-        """Write one event. Never raises: a full disk must not end a run through its log."""
+        """Write one event. Never raises: a full disk must not end a run because of its log."""
         self._to_file(self._redacted(json_line({**event, **self._identity})))
 
     def close(self) -> None:
-        """Lines from now on are let go."""
+        """Close the outputs; later lines are discarded."""
         with self._lock:
             self._file.close()
 
@@ -103,27 +103,30 @@ class LogOutputs:
                 while rest:
                     rest = rest[self._file.write(rest) :]
                 self._torn = False
-            except OSError:  # this line is lost; the next one begins on a line of its own
+            except OSError:  # this line is lost; the next one starts on a new line
                 self._torn = True
 
     debug = info = warning = warn = error = critical = exception = fatal = msg
 
 
 def json_line(event: Mapping[str, Any]) -> str:
-    """The event as JSON; what JSON does not know, bytes included, is written as its ``repr``."""
-    # Base64, which msgspec would make of bytes, hides a secret from the redactor.
+    """Encode the event as JSON.
+
+    Values without a JSON form, bytes included, are written as ``repr``.
+    """
+    # Base64, which msgspec would use for bytes, hides a secret from the redactor.
     event = {
         key: repr(value) if isinstance(value, bytes) else value for key, value in event.items()
     }
     try:
         return msgspec.json.encode(event, enc_hook=repr).decode()
-    except UnicodeEncodeError:  # half of a character, as in a file name that is no UTF-8
+    except UnicodeEncodeError:  # a lone surrogate, as in a file name that is not UTF-8
         escaped = {key: ascii(value).strip("'") for key, value in event.items()}
         return msgspec.json.encode(escaped).decode()
 
 
 class _ToStructlog(logging.Handler):
-    """Hands what the standard library logs to structlog."""
+    """Forwards records of the standard library's logging to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(

@@ -1,6 +1,6 @@
-"""The one place that declares a metric: name, unit, reduction over the step, meaning, what to do.
+"""Declarations of all metrics: name, unit, reduction over the step, meaning, what to do.
 
-``docs/metrics.md`` is generated from it: ``python -m offbeat.telemetry.metrics_doc``.
+``docs/metrics.md`` is generated from this table: ``python -m offbeat.telemetry.metrics_doc``.
 """
 
 from typing import Final

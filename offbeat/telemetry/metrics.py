@@ -1,4 +1,4 @@
-"""Defines what a metric is. The table itself: ``metric_table``."""
+"""Definition of a metric. ``metric_table`` declares all of them."""
 
 import difflib
 import enum
@@ -15,7 +15,7 @@ from offbeat.telemetry.metric_table import ROWS
 class MetricReduction(enum.StrEnum):
     """Reduction of the values within one step to the step's one number."""
 
-    LAST = "last"  # as it is when the step ends
+    LAST = "last"  # the value at the end of the step
     MEAN = "mean"
     SUM = "sum"
     MAX = "max"
@@ -28,13 +28,13 @@ class MetricSpec(msgspec.Struct, frozen=True):
 
     name: str
     unit: str
-    reduction: MetricReduction  # over the step
+    reduction: MetricReduction  # over the values of a step
     meaning: str
     when_it_rises: str
 
 
 class UndeclaredMetric(OffbeatError):
-    """A name that the table does not have."""
+    """A metric name that is not in the table."""
 
     def __init__(self, name: str, nearest: str) -> None:
         super().__init__(name, nearest)
@@ -59,6 +59,6 @@ METRICS: Final[Mapping[str, MetricSpec]] = _table()
 
 
 def undeclared(name: str) -> UndeclaredMetric:
-    """Return the error for a name that the table does not have."""
+    """Return the error for a name that is not in the table."""
     (nearest,) = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)
     return UndeclaredMetric(name, nearest)

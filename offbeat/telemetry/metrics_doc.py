@@ -1,4 +1,7 @@
-"""``docs/metrics.md``, from the metric table: ``python -m offbeat.telemetry.metrics_doc``."""
+"""Generates ``docs/metrics.md`` from the metric table.
+
+Usage: ``python -m offbeat.telemetry.metrics_doc``.
+"""
 
 import sys
 from itertools import groupby
@@ -21,7 +24,7 @@ one holds. *Over the step* says how the values within a step become its one numb
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections = groupby(METRICS.values(), key=lambda metric: metric.name.partition("/")[0])
     return _HEAD + "".join(_section(prefix, list(metrics)) for prefix, metrics in sections)
 

@@ -1,7 +1,4 @@
-"""The display of a run in progress.
-
-A live panel on a terminal, a plain line now and then elsewhere.
-"""
+"""Display of a run in progress: a live panel on a terminal, an occasional line elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -21,9 +18,9 @@ _PLAIN_EVERY_S: Final = 10.0  # between two lines of an output that is no termin
 
 
 class ProgressDisplay:
-    """Shows each ``Status`` it is fed, between entering and leaving the context.
+    """Shows each ``Status`` passed to it, between entering and leaving the context.
 
-    Plain lines come when ``plain_every_s`` have passed, at a new phase, and for the last step.
+    Lines are printed every ``plain_every_s``, at a new phase, and for the last step.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def update(self, status: Status) -> None:
-        """Show it, if it is time."""
+        """Show the status, if it is due."""
         if self._live is not None:
             self._live.update(panel(status), refresh=True)
         elif self._is_due(status):
@@ -67,14 +64,14 @@ class ProgressDisplay:
     def _is_due(self, status: Status) -> bool:
         shown = self._shown
         if shown is None or status.phase != shown.phase:
-            # Every sync is a phase of its own; a line for each would be one a step.
+            # Every sync is a phase of its own; a line for each would be one per step.
             return shown is None or "syncing" not in (status.phase, shown.phase)
         ended = status.step == status.steps != shown.step
         return ended or self._clock() - self._shown_at >= self._plain_every_s
 
 
 def line(status: Status) -> str:
-    """The status as one line, for logs and pipes."""
+    """Format the status as one line, for logs and pipes."""
     parts = [f"step {status.step}/{status.steps}", f"reward {_number(status.reward, '.3f')}"]
     if status.staleness_mean is not None:
         parts.append(f"staleness {status.staleness_mean:.1f} (max {status.staleness_max})")
@@ -89,7 +86,7 @@ def line(status: Status) -> str:
 
 
 def panel(status: Status) -> RenderableType:
-    """The status as a few rows, for a terminal."""
+    """Format the status as a few rows, for a terminal."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     done = status.step / status.steps if status.steps else 0.0

@@ -1,4 +1,4 @@
-"""Holds one step's metrics as a record, and as a line of ``metrics.jsonl``."""
+"""One step's metrics as a record, and its encoding as a line of ``metrics.jsonl``."""
 
 import math
 from pathlib import Path
@@ -17,15 +17,16 @@ class MetricRecord(msgspec.Struct, frozen=True):
 
 
 def encode_line(record: MetricRecord) -> bytes:
-    """The record as one line of valid JSON, newline included.
+    """Encode the record as one line of valid JSON, newline included.
 
-    JSON has no word for what is not finite; it is written as the string that ``float`` reads back.
+    JSON has no literal for values that are not finite; they are written as strings that ``float``
+    parses.
     """
     head: dict[str, Any] = {
         "step": record.step, "version": record.version, "time_s": round(record.time_s, 3)
     }  # fmt: skip
     values = {name: _portable(value) for name, value in record.metrics.items()}
-    # The head twice: first in the line, and no metric takes its place.
+    # The head twice: first in the line, and last, so that no metric replaces it.
     return msgspec.json.encode({**head, **values, **head}) + b"\n"
 
 
@@ -42,9 +43,9 @@ def decode_line(line: bytes) -> MetricRecord:
 
 
 def read_metrics(path: Path) -> list[MetricRecord]:
-    """Read every whole record of a ``metrics.jsonl``, also of a live or crashed run."""
+    """Read every complete record of a ``metrics.jsonl``, also of a live or crashed run."""
     lines = path.read_bytes().split(b"\n")
-    return [decode_line(line) for line in lines[:-1]]  # behind the last newline: a torn record
+    return [decode_line(line) for line in lines[:-1]]  # after the last newline: a torn record
 
 
 def _portable(value: float) -> float | str:

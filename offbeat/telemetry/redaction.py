@@ -1,4 +1,4 @@
-"""Secrets are taken out of every text before it is written."""
+"""Removes secrets from texts before they are written."""
 
 import json
 import os
@@ -13,15 +13,12 @@ REDACTED: Final = "[redacted]"
 
 
 class Redactor:
-    """Replaces known secrets in any text, also where JSON has escaped them.
-
-    And passwords in URLs.
-    """
+    """Replaces known secrets and passwords in URLs in any text. Also finds JSON-escaped secrets."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = {secret for secret in secrets if len(secret) >= config_secrets.SHORTEST}
         forms = {form for secret in found for form in _written_forms(secret)}
-        # The longest first: a secret may begin with another one.
+        # The longest first: a secret may be a prefix of another.
         longest_first = sorted(forms, key=lambda form: (-len(form), form))
         known = [re.escape(form) for form in longest_first]
         self._pattern = re.compile("|".join([*known, config_secrets.USER_IN_URL.pattern]))
@@ -30,7 +27,7 @@ class Redactor:
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
     ) -> "Redactor":
-        """Knows the values of all variables and recipe keys that have the name of a secret."""
+        """Create a redactor of all environment variables and recipe keys named like a secret."""
         of_recipe = set[str]() if config is None else config_secrets.of_recipe(config.model_dump())
         return cls(config_secrets.of_environment(environ) | of_recipe)
 
@@ -39,10 +36,7 @@ class Redactor:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """Return the secret as it is and as ``repr`` writes it.
-
-    Each also within JSON, with and without ASCII escapes.
-    """
+    """Return the secret as it is and as ``repr`` writes it, both also JSON-escaped."""
     plain = {secret, repr(secret)[1:-1]}
     return plain | {
         json.dumps(form, ensure_ascii=ascii_only)[1:-1]

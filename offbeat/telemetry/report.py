@@ -1,4 +1,4 @@
-"""The end of a run on the terminal: what was learnt, how fast, and what waited for what."""
+"""Final report of a run on the terminal: what was learnt, how fast, and what waited for what."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ _COLOURS: Final = {"finished": "green", "aborted": "yellow", "failed": "red"}
 
 
 def render_summary(summary: Summary, paths: Mapping[str, Path] | None = None) -> RenderableType:
-    """The final table. ``paths`` are what the run wrote, by what it is."""
+    """Render the final table. ``paths`` maps descriptions to the files that the run wrote."""
     parts: list[RenderableType] = [_headline(summary), _figures(summary)]
     if summary.staleness_histogram:
         parts += [Text("\nstaleness of the samples trained", style="bold"), _staleness(summary)]
@@ -83,7 +83,7 @@ def _samples(count: int) -> str:
 
 
 def _restarts(summary: Summary) -> tuple[str, str]:
-    """Return how many restarts there were in all, and of which processes."""
+    """Return the total number of restarts, and the processes they are of."""
     counts = {
         "of engines": summary.restarts,
         "of workers": summary.worker_restarts,
@@ -128,9 +128,9 @@ def _paths(paths: Mapping[str, Path]) -> Table:
 
 
 def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
-    """Shares in whole percent that sum to 100 exactly when the shares sum to 1.
+    """Round shares to whole percents that sum to 100 exactly when the shares sum to 1.
 
-    Rounded down, then the largest remainders get what is missing.
+    They are rounded down, then the largest remainders are rounded up.
     """
     percents = {name: int(share * 100 + 1e-9) for name, share in shares.items()}
     missing = round(sum(shares.values()) * 100) - sum(percents.values())
@@ -147,7 +147,7 @@ def _columns() -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """A row of plain text: what comes from the run is never read as markup."""
+    """Add a row of plain text: values of the run are never parsed as markup."""
     table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 

@@ -1,4 +1,4 @@
-"""A median over a stream of any length, in bounded memory."""
+"""Median of a stream of any length, in bounded memory."""
 
 import random
 import statistics
@@ -16,10 +16,10 @@ class Reservoir:
         self._sample = list[float]()
         self._rng = random.Random(0)
         self.count = 0
-        """Values seen."""
+        """Number of values seen."""
 
     def add(self, value: float) -> None:
-        """Take in the next value."""
+        """Add the next value."""
         self.count += 1
         if len(self._sample) < self._size:
             self._sample.append(value)
@@ -29,7 +29,7 @@ class Reservoir:
             self._sample[place] = value
 
     def median(self) -> float:
-        """Median of the stream: exact up to ``size`` values, an estimate beyond.
+        """Return the median of the stream: exact up to ``size`` values, an estimate beyond.
 
         Raises:
             statistics.StatisticsError: There was no value.

@@ -1,4 +1,4 @@
-"""Defines the interface of a sink to the hub."""
+"""Interface between a sink and the hub."""
 
 from typing import Protocol
 
@@ -7,29 +7,29 @@ from offbeat.telemetry.records import MetricRecord
 
 
 class Sink(Protocol):
-    """A place where records go. Every call comes from the sink's own thread, one at a time.
+    """Destination of records. All calls come from the sink's own thread, one at a time.
 
-    A call may block and may raise. One that raised is made again after a pause, so a ``write`` that
-    raises must leave nothing behind that a second one would double.
+    A call may block and may raise. A call that raised is repeated after a pause, so a ``write``
+    that raises must not leave a partial record that a second one would duplicate.
     """
 
     @property
     def name(self) -> str: ...
 
     def open(self) -> None:
-        """Get ready. Comes before every write.
+        """Prepare the sink. Called before every write.
 
         Raises:
-            SinkUnusable: It can never work in this process; it is not tried again.
+            SinkUnusable: The sink can never work in this process; it is not tried again.
         """
         ...
 
     def write(self, record: MetricRecord) -> None:
-        """Take the next record. Records come in the order of the steps, each once."""
+        """Write the next record. Records come in the order of the steps, each once."""
         ...
 
     def close(self) -> None:
-        """Bring out what was written and let go. Comes last, also after an ``open`` that raised."""
+        """Flush and close. Called last, also after an ``open`` that raised."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Spools a sink's records and empties the spool in a thread, so that ``put`` returns at once."""
+"""Spools a sink's records and writes them in a thread, so that ``put`` returns at once."""
 
 import contextlib
 import queue
@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S: Final = 30.0  # after many
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """Pauses between two tries of a call that raised: doubling, with a longest one."""
+    """Pauses between two attempts of a call that raised: doubling up to a maximum."""
 
     first_s: float = _FIRST_PAUSE_S
     longest_s: float = _LONGEST_PAUSE_S
@@ -41,13 +41,13 @@ class SinkCounts(msgspec.Struct, frozen=True):
     sink: str
     accepted: int
     written: int
-    dropped: int  # the oldest ones, when the spool was full; all, when the sink is unusable
+    dropped: int  # the oldest records if the spool was full; all if the sink is unusable
     pending: int
-    failures: int  # calls that raised
+    failures: int  # number of calls that raised
 
 
 class SinkWriter:
-    """Feeds one sink from a bounded spool, in order, and tries again when it raises.
+    """Feeds one sink from a bounded spool, in order, and retries when it raises.
 
     ``put`` and ``finish`` belong to one thread, the producer's; the sink is called from the writer's
     own. Nothing is locked: the queue's put never waits, and every counter has one writer.
@@ -65,7 +65,7 @@ class SinkWriter:
         self._backoff, self._pause = backoff, pause
         self._queue = queue.SimpleQueue[MetricRecord | None]()
         self._finishing = threading.Event()
-        # A thread that hangs in a dead sink must not keep the process alive.
+        # A thread that hangs in a sink must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
         self._accepted = self._overflowed = self._written = self._failures = 0
         self._unusable = False
@@ -74,12 +74,12 @@ class SinkWriter:
         self._thread.start()
 
     def put(self, record: MetricRecord) -> None:
-        """Hand over a record. Never waits, never raises; a full spool loses its oldest record."""
+        """Add a record. Never waits, never raises; a full spool loses its oldest record."""
         self._accepted += 1
         if self._unusable:
             return
         if self._queue.qsize() >= self._capacity:
-            with contextlib.suppress(queue.Empty):  # the writer was quicker: there is room now
+            with contextlib.suppress(queue.Empty):  # the writer was faster: there is room now
                 self._queue.get_nowait()
                 self._overflowed += 1
         self._queue.put(record)
@@ -87,15 +87,15 @@ class SinkWriter:
     def finish(self) -> None:
         """Accept no more records.
 
-        What is spooled is written, and the first failure from here is the last.
+        Spooled records are written; the first failure from here on is final.
         """
-        if self._thread.ident is None:  # closed before it was started: what it holds is written
+        if self._thread.ident is None:  # closed before it was started: write the spooled records
             self.start()
         self._finishing.set()
-        self._queue.put(None)  # behind the last record
+        self._queue.put(None)  # marks the end, after the last record
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the sink to be closed; False when it was not by then."""
+        """Wait for the sink to be closed; return False if it was not in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -133,7 +133,7 @@ class SinkWriter:
             self._written += 1
 
     def _persist(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Make the call until it succeeds; False when it failed and the run is over."""
+        """Repeat the call until it succeeds; False if it failed and the run is over."""
         failures_before = self._failures
         for pause_s in self._backoff.pauses_s():
             try:

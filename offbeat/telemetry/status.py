@@ -1,22 +1,25 @@
-"""Describes the present state of a run, for the display."""
+"""Present state of a run, for the display."""
 
 import msgspec
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's answer, about twice a second. A figure that does not exist yet is None."""
+    """Status that the controller reports about twice a second.
 
-    step: int  # optimizer steps taken
-    steps: int  # to take
+    A figure that does not exist yet is None.
+    """
+
+    step: int  # optimizer steps done
+    steps: int  # optimizer steps of the run
     phase: str
     reward: float | None = None  # mean over the last 20 steps
     reward_recent: tuple[float, ...] = ()  # of those steps, oldest first
-    staleness_mean: float | None = None  # of the last step
+    staleness_mean: float | None = None  # mean of the last step
     staleness_max: int | None = None
-    ready: int = 0  # groups
+    ready: int = 0  # number of ready groups
     in_flight: int = 0
-    trainer_busy: float | None = None  # fraction
+    trainer_busy: float | None = None  # fraction of time
     generator_busy: float | None = None
     samples_per_s: float | None = None
     verdict: str = ""
-    waiting_for: str = ""  # what the run waits for now; empty when nothing
+    waiting_for: str = ""  # what the run waits for now; empty if nothing

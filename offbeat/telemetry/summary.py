@@ -1,4 +1,4 @@
-"""``summary.json``: how a run ended, for programs."""
+"""``summary.json``: the result of a run, for programs."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,10 @@ import msgspec
 
 
 class GroupCounts(msgspec.Struct, frozen=True):
-    """Prompt groups by where they ended: drawn is the sum of all others, the dropped included."""
+    """Prompt groups by where they ended.
+
+    ``drawn`` is the sum of all others, dropped ones included.
+    """
 
     drawn: int = 0
     admitted: int = 0
@@ -20,26 +23,26 @@ class GroupCounts(msgspec.Struct, frozen=True):
 
 
 class Syncs(msgspec.Struct, frozen=True):
-    """Weight syncs. Times are of the slowest engine."""
+    """Weight syncs. Times are those of the slowest engine."""
 
     count: int
-    pause_s: float  # median; decoding stood still
-    transfer_s: float  # median; decoding went on
-    nbytes: int  # of one
+    pause_s: float  # median; decoding was paused
+    transfer_s: float  # median; decoding continued
+    nbytes: int  # bytes of one sync
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a finished run, over all incarnations unless a field says otherwise.
 
-    A busy fraction and the waits beside it are of the time since each incarnation's first weights were served,
-    and sum to 1: ``offbeat.telemetry.time_accounting`` says what each wait is.
+    A busy fraction and the waits beside it are fractions of the time since each incarnation's first
+    weights were served, and sum to 1; ``offbeat.telemetry.time_accounting`` defines each wait.
     """
 
     run_id: str
     name: str
     outcome: Literal["finished", "aborted", "failed"]
     error: str | None = None  # one line
-    steps: int  # optimizer steps taken
+    steps: int  # optimizer steps done
     steps_asked: int = 0  # fewer are taken if the run is stopped, or its prompts end
     trainer_version: int
     groups: GroupCounts
@@ -56,22 +59,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     generator_busy_fraction: float = 0.0
     trainer_waits: dict[str, float] = {}  # fraction of the time, by reason
     generator_waits: dict[str, float] = {}
-    verdict: str = ""  # who held the run up; empty without a step
-    syncs: Syncs | None = None  # medians of the last incarnation; None if it made none
-    restarts: int = 0  # of engines
+    verdict: str = ""  # the bottleneck; empty without a step
+    syncs: Syncs | None = None  # medians of the last incarnation; None without a sync
+    restarts: int = 0  # restarts of engines
     worker_restarts: int = 0
-    trainer_restarts: int = 0  # of all its ranks together
-    engines_retired: list[str] = []  # given up since the start, or the last resume
-    evaluations_failed: int = 0  # of the last controller; the others are in eval/*
-    evaluation_failure: str = ""  # why the last of them failed: one line
+    trainer_restarts: int = 0  # restarts of all trainer ranks together
+    engines_retired: list[str] = []  # engines given up since the start, or the last resume
+    # Evaluations failed in the last controller; the others are in eval/*
+    evaluations_failed: int = 0
+    evaluation_failure: str = ""  # why the last of them failed, in one line
     rewinds: int = 0  # to a checkpoint, or to the initial model: for a lost trainer, or in a resume
     controller_incarnations: int = 1
-    resumes: int = 0  # incarnations that offbeat train --resume began
+    resumes: int = 0  # incarnations begun by offbeat train --resume
     weights_digest: str | None = None
-    versions: dict[str, str] = {}  # of offbeat and what it stands on
+    versions: dict[str, str] = {}  # versions of offbeat and its main dependencies
 
     def to_json(self) -> bytes:
-        """Indented, newline at the end. A value that is not finite is null."""
+        """Encode as indented JSON with a final newline. A value that is not finite is null."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     @classmethod
@@ -84,12 +88,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(text, type=cls)
 
     def write(self, path: Path) -> None:
-        """Put the summary at ``path``: a reader sees the whole of it, or what was there before."""
+        """Write the summary to ``path`` atomically."""
         write_atomically(path, self.to_json())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file by ``content``, durably, at one moment."""
+    """Replace the file by ``content``, atomically and durably."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

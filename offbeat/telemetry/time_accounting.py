@@ -1,6 +1,6 @@
-"""Accounts for an actor's time: every moment belongs to exactly one category.
+"""Attributes the time of actors: every moment belongs to exactly one category.
 
-Pure but for the clock.
+Pure except for the clock.
 """
 
 import enum
@@ -9,44 +9,45 @@ from typing import Final
 
 
 class TrainerTime(enum.StrEnum):
-    """Categories of a trainer's time: its work, or what it waits for."""
+    """Categories of a trainer's time: its work, or the reason of its waiting."""
 
     STARTING = "starting"
     COMPUTE = "compute"
-    CALLS = "calls"  # a call is on its way, or its payload is
+    CALLS = "calls"  # a call or its payload is in transit
     CONTROLLER = "controller"  # between two calls: advantages, ledger, journal
     WAITING_GROUPS = "waiting_groups"
-    WAITING_WEIGHTS = "waiting_weights"  # it stands still while generators take its weights
+    WAITING_WEIGHTS = "waiting_weights"  # waiting while generators receive its weights
     WAITING_GATE = "waiting_gate"  # an operator paused the run
-    SYNC = "sync"  # it publishes its weights
+    SYNC = "sync"  # publishing its weights
     CHECKPOINT = "checkpoint"
-    INCIDENT = "incident"  # a step is aborted, the trainer replaced, the run taken back
-    OTHER = "other"  # nobody has said
+    INCIDENT = "incident"  # a step is aborted, the trainer replaced, or the run rewound
+    OTHER = "other"  # unattributed
 
 
 class GeneratorTime(enum.StrEnum):
-    """Categories of an engine's time: its work, or what it waits for."""
+    """Categories of an engine's time: its work, or the reason of its waiting."""
 
     STARTING = "starting"
     COMPUTE = "compute"
-    EPISODES = "episodes"  # groups are out, but in environment, reward or on their way
+    EPISODES = "episodes"  # groups are out, but in environment, reward or transit
     WAITING_GATE = "waiting_gate"  # nothing may be admitted: the trainer is behind
-    WAITING_WEIGHTS = "waiting_weights"  # it may not serve before a sync
-    SYNC = "sync"  # it takes weights
+    WAITING_WEIGHTS = "waiting_weights"  # not serving before a sync
+    SYNC = "sync"  # receiving weights
     EVALUATION = "evaluation"
-    INCIDENT = "incident"  # it has served, and is suspect, dead or starting again
-    OTHER = "other"  # nobody has said
+    INCIDENT = "incident"  # suspect, dead or restarting after it has served
+    OTHER = "other"  # unattributed
 
 
 class Bottleneck(enum.StrEnum):
-    """The longest cause of waiting in a step or run; what to tune.
+    """The longest cause of waiting in a step or run, which decides what to tune.
 
-    Docs/failure-modes.md, "A run that is slow".
+    See docs/failure-modes.md, "A run that is slow".
     """
 
     TRAINER = "trainer"
     GENERATORS = "generators"
-    STALENESS = "staleness"  # trainer and generators wait by turns: the bound keeps them in step
+    # Trainer and generators wait in turns, because the bound keeps them in step
+    STALENESS = "staleness"
     SYNC = "sync"
     REWARD = "reward"
     INCIDENT = "incident"
@@ -54,7 +55,7 @@ class Bottleneck(enum.StrEnum):
 
 
 NOTICEABLE: Final = 0.1
-"""Share of a step below which no waiting decides the bottleneck."""
+"""Share of a step below which waiting is not a bottleneck."""
 
 
 class TimeAccount:
@@ -64,7 +65,7 @@ class TimeAccount:
     """
 
     def __init__(self, clock: Callable[[], float], category: str = "starting") -> None:
-        """``clock`` never runs backwards; seconds."""
+        """``clock`` returns seconds and never runs backwards."""
         self._clock = clock
         self._category = category
         self._since = clock()
@@ -75,17 +76,14 @@ class TimeAccount:
         return self._category
 
     def switch(self, category: str) -> None:
-        """Time counts for ``category`` from now on."""
+        """Count time for ``category`` from now on."""
         now = self._clock()
         before = self._category
         self._seconds[before] = self._seconds.get(before, 0.0) + (now - self._since)
         self._category, self._since = category, now
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds since creation, by category.
-
-        The one in progress is counted up to now.
-        """
+        """Return the seconds since creation by category, the current one up to now."""
         self.switch(self._category)
         return dict(self._seconds)
 
@@ -93,24 +91,24 @@ class TimeAccount:
 class FleetTimeAccount:
     """Attributes the time of many actors, each to one category at a time.
 
-    The seconds by category sum to the time since each actor was added, over all of them. A switch,
-    and reading, cost the same for ten actors and for ten thousand.
+    The seconds by category sum to the time since each actor was added, over all of them. The cost
+    of a switch and of reading does not depend on the number of actors.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock`` never runs backwards; seconds."""
+        """``clock`` returns seconds and never runs backwards."""
         self._clock = clock
-        self._in = dict[str, int]()  # actors, by category
+        self._in = dict[str, int]()  # actors by category
         self._since = dict[str, float]()
         self._seconds = dict[str, float]()
 
     def add(self, category: str, actors: int = 1) -> None:
-        """Time of further actors counts from now on."""
+        """Count the time of further actors from now on."""
         self._settle(category, self._clock())
         self._in[category] += actors
 
     def switch(self, before: str, category: str, actors: int = 1) -> None:
-        """Time of actors that were in ``before`` counts for ``category`` from now on."""
+        """Move actors from category ``before`` to ``category``."""
         now = self._clock()
         self._settle(before, now)
         self._settle(category, now)
@@ -132,20 +130,20 @@ class FleetTimeAccount:
 
 
 class StepTimes:
-    """Splits the seconds by category among steps, when some are only known later.
+    """Splits the seconds by category among steps, although some are only known later.
 
-    An actor reports now and then how long it computed; until then that time counts for what stands
-    beside it in ``together``. A late report is credited to later laps: no lap has less than 0 of
-    anything, each sums to the time it took, and all of them together come near the whole.
+    An actor reports occasionally how long it computed; until then that time counts for the other
+    categories in ``together``. A late report is credited to later steps: no step has less than 0 of
+    a category, each sums to its duration, and all together approximate the whole.
     """
 
     def __init__(self, *together: str) -> None:
-        """``together``: categories whose sum never falls, the one that may rise late first."""
+        """``together`` lists categories whose sum never falls, the late-reported one first."""
         self._together = together
         self._given = dict[str, float]()
 
     def take(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds since the last lap, by category.
+        """Return the seconds by category since the last call.
 
         ``seconds`` counts from the beginning.
         """
@@ -160,7 +158,7 @@ class StepTimes:
 
 
 def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the whole; zero entries are left out, and no time at all has no shares."""
+    """Return shares of the total without zero entries; empty if the total is 0."""
     total = sum(seconds.values())
     return (
         {name: value / total for name, value in seconds.items() if value > 0} if total > 0 else {}
@@ -174,18 +172,18 @@ def verdict(
     generate_s: float = 0.0,
     reward_s: float = 0.0,
 ) -> Bottleneck:
-    """Return the bottleneck of a step, or a run: the cause behind the longest waiting.
+    """Return the bottleneck of a step or run: the cause behind the longest waiting.
 
     Args:
-        trainer: Seconds or shares of it by ``TrainerTime``.
-        generators: The same of all engines together, by ``GeneratorTime``.
-        generate_s: Time of a group in the engine.
-        reward_s: Time of a group in environment and reward. Where the trainer waits for groups and
-            this is the longer part of a group's time, the reward is the cause.
+        trainer: Seconds or shares by ``TrainerTime``.
+        generators: Seconds or shares of all engines together, by ``GeneratorTime``.
+        generate_s: Seconds that a group spends in the engine.
+        reward_s: Seconds that a group spends in environment and reward. If the trainer waits for
+            groups and this part is the longer one, the reward is the cause.
 
     Returns:
-        ``BALANCED`` when no waiting takes more than a tenth of the time. Waiting that only follows
-        from an incident, or from an operator's pause, is ignored.
+        ``BALANCED`` if no waiting takes more than a tenth of the time. Waiting that follows from an
+        incident, or from an operator's pause, is ignored.
     """
     t, g = fractions(trainer), fractions(generators)
     paused = t.get(TrainerTime.WAITING_GATE, 0.0)
@@ -209,7 +207,7 @@ def verdict(
 
 
 def busy_metrics(trainer: Mapping[str, float], generators: Mapping[str, float]) -> dict[str, float]:
-    """The metrics ``busy/*`` of a step, from its seconds or shares by category."""
+    """Return the metrics ``busy/*`` of a step, from its seconds or shares by category."""
     t, g = fractions(trainer), fractions(generators)
     return {
         "busy/trainer_fraction": t.get(TrainerTime.COMPUTE, 0.0),

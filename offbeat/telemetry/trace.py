@@ -18,10 +18,10 @@ log = structlog.stdlib.get_logger()
 
 TRACE_FILE: Final = "trace.json"
 SPOOLED: Final = 200_000
-"""Spans and marks the writer may be behind, some 80 MB, before further ones are left out."""
+"""Spans and marks that the writer may be behind, some 80 MB, before further ones are left out."""
 
 MAX_EVENTS: Final = 2_000_000
-"""Events in the file, some 300 MB."""
+"""Maximum number of events in the file, some 300 MB."""
 
 _FLUSH_S: Final = 0.5  # between two writes
 _BATCH: Final = 4096  # spans and marks of one write
@@ -34,21 +34,21 @@ class TraceTally(msgspec.Struct, frozen=True):
 
     accepted: int
     written: int
-    left_out: int  # the spool or the file was full, or a time or fact was no number
+    left_out: int  # the spool or the file was full, or a time or fact was not a number
     pending: int
-    failures: int  # writes that raised
+    failures: int  # number of writes that raised
 
 
 class TraceFile:
-    """Takes spans and marks; a thread writes them, twice a second.
+    """Records spans and marks; a thread writes them, twice per second.
 
     ``span`` and ``mark`` append to a bounded spool: they never wait and never raise. They belong to
     one thread, the controller's.
 
     After ``close`` the file is valid JSON. Before, and after a crash, it is the same array without
-    its end: the format allows that, and Perfetto and Chrome load it. A torn last event is lost
-    there, no other. A later controller of the run goes on in the same file, under processes of its
-    own and on the same time axis.
+    its end: the format allows that, and Perfetto and Chrome load it. Only a torn last event is
+    lost. A later controller of the run continues the same file, under processes of its own and on
+    the same time axis.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TraceFile:
         unix_s: Callable[[], float] = time.time,
         pause: Pause = threading.Event.wait,
     ) -> None:
-        """``clock`` is the one that the times of spans and marks are of; seconds."""
+        """``clock`` is that of the times of spans and marks, in seconds."""
         self._file = TraceJson(path)
         self._began_s, self._began_unix_s = clock(), unix_s()
         self._spooled, self._max_events, self._pause = spooled, max_events, pause
@@ -72,22 +72,22 @@ class TraceFile:
         self._events: TraceEvents | None = None
         self._batch = list[bytes]()  # encoded and not written yet
         self._batch_spans = 0
-        self._accepted = self._refused = 0  # of the caller's thread
-        self._written = self._left_out = self._failures = 0  # of the writer's
+        self._accepted = self._refused = 0  # written by the caller's thread
+        self._written = self._left_out = self._failures = 0  # written by the writer's thread
         self._closed = False
 
     def start(self) -> None:
-        """Start the writer. What was handed over before is written now."""
+        """Start the writer. Spans and marks recorded before are written now."""
         self._thread.start()
 
     def span(
         self, lane: Place, name: str, start_s: float, end_s: float, **facts: str | float
     ) -> None:
-        """Something that took from ``start_s`` to ``end_s``."""
+        """Record something that took from ``start_s`` to ``end_s``."""
         self._put((lane, name, start_s, end_s, facts))
 
     def mark(self, lane: Place, name: str, at_s: float, **facts: str | float) -> None:
-        """Something that happened at one moment."""
+        """Record something that happened at one moment."""
         self._put((lane, name, at_s, None, facts))
 
     def close(self, deadline_s: float) -> TraceTally:
@@ -123,7 +123,7 @@ class TraceFile:
 
     def _run(self) -> None:
         while True:
-            last = self._finishing.is_set()  # what was spooled before is written below
+            last = self._finishing.is_set()  # everything spooled before is written below
             self._attempt(self._write_spooled)
             if last:
                 break
@@ -131,7 +131,7 @@ class TraceFile:
         self._attempt(self._end)
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """Try to write; what the file does not take is kept and written the next time."""
+        """Try to write; keep what failed for the next attempt."""
         try:
             write()
         except OSError as error:
@@ -149,7 +149,7 @@ class TraceFile:
             self._batch, self._batch_spans = [], 0
 
     def _opened(self) -> TraceEvents:
-        """Begin the file, or go on in the one of an earlier controller."""
+        """Create the file, or continue that of an earlier controller."""
         incarnation, began_unix_s = self._file.open(self._began_unix_s)
         return TraceEvents(incarnation, self._began_unix_s - began_unix_s - self._began_s)
 

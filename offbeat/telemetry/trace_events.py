@@ -16,10 +16,9 @@ _PROCESSES: Final = {
     GROUPS: "groups",
 }
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_PROCESSES, start=1)}
-_NESTING: Final = ("pump", "rank")  # on an engine, what overlaps is of different groups
-_PROCESSES_PER_INCARNATION: Final = (
-    10  # process numbers per incarnation of the controller; 0 is for unknown kinds
-)
+_NESTING: Final = ("pump", "rank")  # on an engine, overlapping spans belong to different groups
+# Process numbers per incarnation of the controller; 0 is for unknown kinds
+_PROCESSES_PER_INCARNATION: Final = 10
 _GROUPS_KEPT: Final = 1 << 16
 _MAX_LANES: Final = 1 << 15
 _OTHERS: Final = "others"
@@ -31,9 +30,9 @@ class TraceEvents:
     """Creates the events of one incarnation of a controller.
 
     A kind is a process, a lane a thread; a lane whose spans overlap gets further threads beside it.
-    Groups are asynchronous events whose id is the prompt index: a viewer packs thousands of
-    them into a few rows. Whatever the order the spans come in, those of one row, or one id, are
-    apart or hold one another, and no event is older than 0.
+    Groups are asynchronous events whose id is the prompt index: a viewer packs thousands of them
+    into a few rows. Whatever the order of the spans, those of one row or id are disjoint or nested,
+    and no time is negative.
     """
 
     def __init__(self, incarnation: int, offset_s: float) -> None:
@@ -41,18 +40,18 @@ class TraceEvents:
         self._incarnation, self._offset_s = incarnation, offset_s
         self._named = set[tuple[int, int]]()  # process and thread; thread -1 is the process itself
         self._lanes = dict[str, dict[str, Lane]]()
-        self._groups = dict[str, Lane]()  # latest used last
-        self._forgotten_us = 0  # end of the last group that is not kept any more
+        self._groups = dict[str, Lane]()  # least recently used first
+        self._forgotten_us = 0  # end of the last group that was discarded
         self._strays = 0
 
     def span(
         self, lane: Place, name: str, start_s: float, end_s: float, facts: Mapping[str, Any]
     ) -> Iterator[Event]:
-        """A span that ends before it starts takes no time.
+        """Yield the events of a span. One that ends before it starts has no duration.
 
         Raises:
-            ValueError: A time is not finite.
-            OverflowError: Likewise.
+            ValueError: A time is NaN.
+            OverflowError: A time is infinite.
         """
         start_us = self._us(start_s)
         end_us = max(start_us, self._us(end_s))
@@ -64,7 +63,7 @@ class TraceEvents:
         row = held.row_of(start_us, end_us)
         yield from self._named_lane(kind, lane_name, held, row or 0)
         if row is None:
-            # Under the name of the lane, so that all these are packed beside each other.
+            # Under the name of the lane, so that all these are displayed together.
             facts = {"name": name, **facts}
             yield from self._stray(kind, f"{lane_name} more", start_us, end_us, facts)
             return
@@ -74,7 +73,7 @@ class TraceEvents:
     def mark(
         self, lane: Place, name: str, at_s: float, facts: Mapping[str, Any]
     ) -> Iterator[Event]:
-        """Raises as ``span`` does."""
+        """Yield the event of a mark. Raises like ``span``."""
         at_us = self._us(at_s)
         kind, lane_name = lane
         if kind == GROUPS:
@@ -100,7 +99,7 @@ class TraceEvents:
     ) -> Iterator[Event]:
         yield from self._named_process(GROUPS)
         held = self._groups.pop(group, None)
-        if held is None and start_us < self._forgotten_us:  # it may be one that is not kept
+        if held is None and start_us < self._forgotten_us:  # it may belong to a discarded group
             yield from self._stray(GROUPS, name, start_us, end_us, facts)
             return
         held = held or Lane(0, nests=True, gap_us=1)
@@ -117,7 +116,7 @@ class TraceEvents:
     def _stray(
         self, kind: str, name: str, start_us: int, end_us: int, facts: Mapping[str, Any]
     ) -> Iterator[Event]:
-        """A span with an id of its own: it can cross nothing."""
+        """Yield a span with an id of its own, which cannot overlap others."""
         self._strays += 1
         identity = {"id": f"{self._incarnation}.{kind}.{self._strays}", "cat": kind}
         yield from self._pair(kind, name, start_us, end_us, facts, identity)
@@ -184,12 +183,12 @@ def _thread(lane: Lane, row: int) -> int:
 
 
 def end_event(left_out: int) -> Event:
-    """Return the last event of an incarnation: how many spans and marks the file does not have."""
+    """Return the last event of an incarnation: the number of spans and marks that were left out."""
     facts = {"left_out": left_out}
     return {"name": "offbeat.end", "ph": "M", "ts": 0, "pid": 0, "tid": 0, "args": facts}
 
 
 def _identity(group: str, row: int = 0) -> Event:
-    """The id of a group's events: its prompt index; ``412+1`` for what overlaps."""
+    """Return the id of a group's events: its prompt index; ``412+1`` for overlapping spans."""
     prompt_index = group.removeprefix("g-").lstrip("0") or "0"
     return {"id": f"{prompt_index}+{row}" if row else prompt_index, "cat": GROUPS}

@@ -1,4 +1,4 @@
-"""A growing JSON array of trace events on disk, one event a line."""
+"""JSON array of trace events on disk that grows by one line per event."""
 
 import os
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ _MARK: Final = f'"name":"{_BEGIN}"'.encode()
 
 
 class TraceJson:
-    """Appends events; what a write that raised had left is cut away by the next one.
+    """Appends events; the partial line of a write that raised is cut off by the next one.
 
-    ``[``, then an event a line, each but the last with a comma, then ``]``: so that the file can be
-    read at any moment, and gone on with after a crash.
+    The file is ``[``, then one event per line, each but the last with a comma, then ``]``. So it
+    can be read at any moment, and continued after a crash.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.events = 0  # in the file
+        self.events = 0  # number of events in the file
         self._file: FileIO | None = None
-        self._end = 0  # of the last whole event
+        self._end = 0  # offset of the end of the last whole event
 
     def open(self, unix_s: float) -> tuple[int, float]:
-        """Begin the file, or go on behind its last whole event.
+        """Create the file, or continue after its last whole event.
 
-        A file that is something else is moved aside, to ``trace.json.unreadable``.
+        A file of other content is moved aside, to ``trace.json.unreadable``.
 
         Returns:
-            How many controllers have written before, and the Unix time of the trace's 0.
+            The number of controllers that have written before, and the Unix time of the trace's 0.
 
         Raises:
             OSError: The file cannot be opened.
@@ -50,7 +50,7 @@ class TraceJson:
         """Write encoded events: all of them or, as far as a later call can detect, none.
 
         Raises:
-            OSError: The file did not take them.
+            OSError: The write failed.
         """
         if events:
             self._write((b",\n" if self._end else b"[\n") + b",\n".join(events))
@@ -60,7 +60,7 @@ class TraceJson:
         """End the array.
 
         Raises:
-            OSError: The file did not take the end.
+            OSError: The write failed.
         """
         if self._file is not None:
             self._write(b"\n]\n")
@@ -78,7 +78,7 @@ class TraceJson:
         self._end += len(content)
 
     def _found(self, unix_s: float) -> tuple[int, float]:
-        """Return what ``open`` returns; notes where the last whole event ends."""
+        """Return the result of ``open``; record where the last whole event ends."""
         self._end = self.events = 0
         if not self.path.exists():
             return 0, unix_s
@@ -93,7 +93,7 @@ class TraceJson:
     def _scanned(self) -> tuple[int, float]:
         incarnations, first = 0, b""
         with self.path.open("rb") as file:
-            position = len(file.readline())  # [
+            position = len(file.readline())  # the line of [
             for line in file:
                 event = line.rstrip(b"\n").removesuffix(b",")
                 if not (line.endswith(b"},\n") or _is_event(event)):

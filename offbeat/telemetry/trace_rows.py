@@ -1,42 +1,44 @@
-"""Arranges spans in rows, so that a viewer shows all of them. Pure; times are whole microseconds.
+"""Arranges spans in rows, so that a viewer shows all of them. Pure; times are in microseconds.
 
-Perfetto draws a row as a stack: two spans of one row are apart, or one holds the other. A span that
-would cross another is dropped there. So a span that overlaps goes to the next row of its lane.
+Perfetto draws a row as a stack: two spans of one row are disjoint or nested, and it drops a span
+that crosses another. So an overlapping span goes to the next row of its lane.
 """
 
 from typing import Final
 
 KEPT: Final = 64
-"""Outermost spans a row remembers; what begins before those is not drawn in it."""
+"""Outermost spans that a row remembers; spans that begin before those are not added to it."""
 
 MAX_ROWS: Final = 64
-"""Rows of one lane."""
+"""Maximum number of rows of one lane."""
 
 
 class TraceRow:
-    """Spans that are apart or, if the row ``nests``, hold one another."""
+    """Spans that are disjoint or, if the row ``nests``, nested."""
 
     def __init__(self, *, nests: bool, gap_us: int = 0) -> None:
-        """Create the rows. ``gap_us``.
+        """Create a row.
 
-        How much later than a span the one behind it, or within it, has to begin.
-
-        It matters only where the later one is added first. It is 1 where a viewer keeps what begins at one
-        moment in the order of the file, and 0 where it puts the longer one first.
+        Args:
+            nests: Whether spans may be nested.
+            gap_us: Minimum delay between the start of a span and the start of one after or inside
+                it. It matters only if the later one is added first. It is 1 where a viewer keeps
+                events of one moment in the order of the file, and 0 where it draws the longer one
+                first.
         """
         self._nests, self._gap_us = nests, gap_us
         self._spans = list[tuple[int, int]]()  # the outermost ones, in order of time
-        self._forgotten_us = 0  # end of the last one that is not kept any more
+        self._forgotten_us = 0  # end of the last one that was discarded
 
     def take(self, start_us: int, end_us: int) -> bool:
-        """Put the span here; False, and nothing done, when it would cross another."""
+        """Add the span; return False, and change nothing, if it would cross another."""
         spans = self._spans
         if start_us < self._forgotten_us:
             return False
         first = len(spans)
         while first and spans[first - 1][1] > start_us:
             first -= 1
-        behind = first  # spans[first:behind] would be held by the new one
+        behind = first  # spans[first:behind] would be inside the new one
         while behind < len(spans) and spans[behind][1] <= end_us:
             behind += 1
         holds, followed = behind > first, behind < len(spans)
@@ -51,7 +53,7 @@ class TraceRow:
 
 
 class Lane:
-    """The rows of one lane; the first one that takes a span gets it."""
+    """Rows of one lane; a span goes to the first row that accepts it."""
 
     def __init__(self, number: int, *, nests: bool, gap_us: int = 0) -> None:
         self.number = number
@@ -63,7 +65,7 @@ class Lane:
         return len(self._rows)
 
     def row_of(self, start_us: int, end_us: int) -> int | None:
-        """The row that holds the span from now on; None: all ``MAX_ROWS`` of them are taken."""
+        """Add the span to a row and return its index; None if all ``MAX_ROWS`` refuse it."""
         self.last_us = max(self.last_us, end_us)
         for number, row in enumerate(self._rows):
             if row.take(start_us, end_us):

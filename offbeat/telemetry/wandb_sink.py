@@ -1,6 +1,6 @@
 # pyright: basic
 # wandb is not fully typed.
-"""Weights & Biases, beside ``metrics.jsonl``: online, or offline to be synced later."""
+"""Weights & Biases sink, beside ``metrics.jsonl``: online, or offline to be synced later."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) -> Mode:
-    """``auto`` decided: online with an API key in the environment, else offline."""
+    """Resolve ``auto``: online with an API key in the environment, else offline."""
     if config.mode != "auto":
         return config.mode
     return "online" if environ.get("WANDB_API_KEY") else "offline"
@@ -34,9 +34,8 @@ def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) 
 class WandbSink:
     """Writes one run of W&B, whose step is the trainer version.
 
-    A server that cannot be reached costs nothing but this: the run is kept offline inside the run
-    directory, and one warning says how to sync it later. Resumed under the same ``run_id``, an online
-    run goes on where it was.
+    If the server cannot be reached, the run is kept offline inside the run directory, and one
+    warning says how to sync it later. Resumed under the same ``run_id``, an online run continues.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class WandbSink:
         connect_timeout_s: float = _CONNECT_S,
         upload_timeout_s: float = _UPLOAD_S,
     ) -> None:
-        """``recipe`` is shown as the run's config: hand it redacted."""
+        """``recipe`` is shown as the run's config: pass it redacted."""
         self._config, self._mode, self._recipe = config, mode, recipe
         self._run_id, self._run_name, self._run_dir = run_id, run_name, run_dir
         self._connect_timeout_s, self._upload_timeout_s = connect_timeout_s, upload_timeout_s
@@ -81,7 +80,7 @@ class WandbSink:
             try:
                 self._run = self._begin("online")
             except wandb.Error as error:
-                wandb.teardown()  # forgets the connection that failed
+                wandb.teardown()  # forget the failed connection
                 self._run = self._begin("offline")
                 self._tell_how_to_sync(" ".join(str(error).split())[:300])
         else:
@@ -93,7 +92,7 @@ class WandbSink:
         try:
             self._log(record)
         except Exception:
-            # W&B's own process is gone: the next try begins another one, of the same run.
+            # W&B's own process has ended: the next attempt starts another one, of the same run.
             self._abandon()
             raise
 
@@ -118,7 +117,7 @@ class WandbSink:
 
     def _abandon(self) -> None:
         self._run = None
-        with contextlib.suppress(Exception):  # it has failed before, which was reported
+        with contextlib.suppress(Exception):  # an earlier failure was reported
             self._teardown()
 
     def _teardown(self) -> None:
@@ -129,7 +128,8 @@ class WandbSink:
     def _begin(self, mode: Literal["online", "offline"]) -> "Run":
         import wandb  # noqa: PLC0415  open has imported it
 
-        # W&B's own telemetry follows these, not those of the run: set to offline, it makes no call.
+        # W&B's own telemetry follows these settings, not those of the run: offline, it makes no
+        # call.
         wandb.setup(wandb.Settings(mode=mode, silent=True))
         run = wandb.init(
             project=self._config.project,
@@ -146,7 +146,7 @@ class WandbSink:
         return run
 
     def _settings(self, mode: Literal["online", "offline"]) -> "Settings":
-        """Quiet, bounded, and about our metrics only: nothing of the machine, the code or git."""
+        """Return settings that are quiet, bounded, and send metrics only."""
         import wandb  # noqa: PLC0415  open has imported it
 
         return wandb.Settings(

@@ -28,7 +28,7 @@ COUNTERS: Final = "counters.json"
 
 
 class _Counters(msgspec.Struct, frozen=True):
-    """Number of applied steps and the key of the newest one, as stored in ``counters.json``."""
+    """Number of applied steps and key of the newest one, as stored in ``counters.json``."""
 
     steps_applied: int
     last_applied: StepKey | None
@@ -45,9 +45,9 @@ class TrainerBackend(ABC):
     def __init__(self) -> None:
         self._guard = StepGuard()
         self.steps_applied = 0
-        self.last_applied: StepKey | None = None  # key of the newest applied split step's finish
-        self.is_first = True  # rank 0 of its world: the one that writes what all ranks share
-        self.initial_digest = ""  # of the weights it was made with: every backend sets it
+        self.last_applied: StepKey | None = None  # key of the newest applied step's finish
+        self.is_first = True  # whether this is rank 0, which writes the files that all ranks share
+        self.initial_digest = ""  # digest of the initial weights; every backend sets it
 
     # --- the step --------------------------------------------------------------------------------
 

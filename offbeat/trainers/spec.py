@@ -16,7 +16,7 @@ class TrainerSpec:
     run_dir: str
     rank: int = 0
     ranks: int = 1
-    sharing: Sharing | None = None  # None: there is one machine
+    sharing: Sharing | None = None  # None: there is only one machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,8 @@ class StepGuard:
     def __init__(self) -> None:
         self._state = _State.CLOSED
         self._last = (0, 0)  # (step, attempt) of the newest attempt that was begun or aborted
-        self._replies: dict[
-            StepKey, tuple[StepCall, object]
-        ] = {}  # of that attempt, in order of seq
+        # Of that attempt, in order of seq
+        self._replies: dict[StepKey, tuple[StepCall, object]] = {}
 
     @property
     def is_open(self) -> bool:

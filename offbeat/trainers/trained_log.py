@@ -37,7 +37,7 @@ class TrainedLog:
 
 
 def trained_log(place: WriteLocation) -> TrainedLog:
-    """Make the log of rank 0; it is in the run directory, wherever this process runs."""
+    """Create the log of rank 0. It is in the run directory, wherever this process runs."""
     name, files = "trained-rank0.jsonl", place.files
     if files is None:
         path = place.directory / "logs" / name
@@ -48,7 +48,7 @@ def trained_log(place: WriteLocation) -> TrainedLog:
     def append(line: bytes) -> None:
         try:
             files.append(f"logs/{name}", line)
-        except OSError as error:  # the step was applied all the same
+        except OSError as error:  # the step has been applied nevertheless
             log.warning("trained.not_logged", error=str(error))
 
     return TrainedLog(append, lambda: None)

@@ -1,4 +1,4 @@
-"""Prompt groups between rollouts and training: what exists, what it weighs, where its columns are.
+"""Index, schema, codec and spool of the prompt groups between rollouts and training.
 
 Not to be confused with the PyPI package TransferQueue, whose import is a top-level
 ``transfer_queue``; this one is ``offbeat.transfer_queue``.

@@ -1,10 +1,10 @@
-"""Failures that the index of the main job and the queue service have in common."""
+"""Errors shared by the index of the main job and the queue service."""
 
 from offbeat.messages.failures import OffbeatError
 
 
 class StaleHandle(OffbeatError):
-    """A handle is outdated: the queue has a newer attempt, another form of this one, or nothing."""
+    """An outdated handle: the queue has a newer attempt, another form of this one, or nothing."""
 
     def __init__(self, group: int | str, attempt: int, held: int | None) -> None:
         super().__init__(group, attempt, held)

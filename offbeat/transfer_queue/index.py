@@ -1,8 +1,8 @@
-"""Index of the columns of groups: existence, size and location. Pure: no I/O, no clock.
+"""Index of the columns of groups: which exist, their size and location. Pure: no I/O, no clock.
 
-In the main job the index lives in the controller and holds nothing else: who has claimed what is
-the ledger's to say. Payload handles are opaque; in production they are object references owned by
-the controller's process, and dropping the last one frees the memory.
+In the main job the index is part of the controller; the ledger records which groups are claimed.
+Payload handles are opaque; in production they are object references owned by the controller's
+process, and dropping the last one frees the memory.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class _Part:
 @dataclass(slots=True)
 class _Entry:
     attempt: int
-    parts: list[_Part]  # what was put, then what was added
+    parts: list[_Part]  # the first put, then added columns
 
     @property
     def columns(self) -> frozenset[str]:
@@ -29,10 +29,10 @@ class _Entry:
 
 
 class QueueIndex:
-    """Maps a group to its columns.
+    """Maps each group to its payloads and columns.
 
-    Between calls ``bytes_held`` is the sum over the groups held. A put is all or nothing: it
-    replaces what an older attempt left, and is refused for an older one.
+    Between calls ``bytes_held`` is the sum over all groups. A put is all or nothing: it replaces an
+    older attempt of the group, and is refused if it is older itself.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class QueueIndex:
         payload_bytes: int,
         payload: object,
     ) -> None:
-        """Hold a group's first columns.
+        """Add a group with its first columns.
 
         Raises:
-            StaleHandle: This attempt or a newer one is held already.
+            StaleHandle: This attempt or a newer one is in the index already.
         """
         held = self._entries.get(prompt_index)
         if held is not None and held.attempt >= attempt:
@@ -71,12 +71,12 @@ class QueueIndex:
         payload_bytes: int,
         payload: object,
     ) -> None:
-        """Hold further columns of a group: a second payload beside the first.
+        """Add further columns of a group: a second payload beside the first.
 
-        Adding columns that are there already changes nothing, so a repeated call is harmless.
+        Adding columns that exist changes nothing, so a repeated call is harmless.
 
         Raises:
-            StaleHandle: The group was cleared, or another attempt of it is held.
+            StaleHandle: The group was cleared, or another attempt of it is in the index.
         """
         entry = self._entries.get(prompt_index)
         if entry is None or entry.attempt != attempt:
@@ -87,14 +87,14 @@ class QueueIndex:
             self.bytes_held += payload_bytes
 
     def drop_added(self, prompt_indices: Iterable[int]) -> None:
-        """Let go of the groups' further columns: they hold for one version of the trainer only."""
+        """Drop the added columns of the groups: they are valid for one trainer version only."""
         for prompt_index in prompt_indices:
             added = self._entries[prompt_index].parts[1:]
             self.bytes_held -= sum(part.payload_bytes for part in added)
             del self._entries[prompt_index].parts[1:]
 
     def payloads(self, prompt_index: int) -> tuple[object, ...]:
-        """The handles of a group's payloads, oldest first."""
+        """Return the handles of a group's payloads, oldest first."""
         return tuple(part.payload for part in self._entries[prompt_index].parts)
 
     def group_bytes(self, prompt_index: int) -> int:
@@ -103,7 +103,7 @@ class QueueIndex:
         return sum(part.payload_bytes for part in entry.parts) if entry else 0
 
     def clear(self, prompt_indices: Iterable[int]) -> None:
-        """Let go of the groups' payloads; the memory is free once nobody else reads them."""
+        """Drop the groups' payloads; the memory is freed once all other references are gone."""
         for prompt_index in prompt_indices:
             entry = self._entries.pop(prompt_index, None)
             if entry is not None:

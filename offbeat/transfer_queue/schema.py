@@ -1,4 +1,4 @@
-"""The standard columns of a prompt group, and the check every producer runs before it answers.
+"""The standard columns of a prompt group, and the check that every producer runs.
 
 A group's payload is a plain ``dict[str, ndarray]`` of packed columns. Legend: G samples of the
 group, P prompt tokens (the prompt is stored once, all samples share it), N response tokens over all
@@ -21,7 +21,7 @@ Columns = Mapping[str, NDArray[np.generic]]
 
 
 class Axis(enum.StrEnum):
-    """Axis of a column: the thing for which it has one entry each."""
+    """Axis of a column: what its entries are indexed by."""
 
     PROMPT = "prompt token"  # [P]
     RESPONSE = "response token"  # [N], ragged over samples
@@ -31,7 +31,7 @@ class Axis(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its type, what it is indexed by, who writes it and who reads it."""
+    """Declaration of one column: type, axis, writer and readers."""
 
     name: str
     dtype: str
@@ -69,10 +69,10 @@ ROLLOUT_COLUMNS: Final = tuple(c.name for c in STANDARD.values() if c.writer == 
 
 
 def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
-    """Vouch for a group's columns: present, typed, of matching lengths, finite, well-ordered.
+    """Check a group's columns: present, typed, of matching lengths, finite, well-ordered.
 
     Raises:
-        SchemaError: Naming the first column at fault, what it is and what it should be.
+        SchemaError: Names the first column at fault, its value and the expected one.
     """
     for name in required:
         if name not in columns:
@@ -113,5 +113,5 @@ def _check_column(
 
 
 def payload_bytes(columns: Columns) -> int:
-    """Bytes of the packed columns."""
+    """Return the bytes of the packed columns."""
     return sum(values.nbytes for values in columns.values())

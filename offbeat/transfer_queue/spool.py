@@ -1,12 +1,12 @@
-"""Finished groups on disk, so that they outlive the controller that waits to train them.
+"""Spool: finished groups on disk, so that they survive a restart of the controller.
 
-One producer appends to one segment at a time; a file for each group would cost a hundred times
-more, most of it in making the file. The receipt of a group says where its bytes are and which they
-are, and is given out only once all of them are written, so nothing has to be written aside: a torn
-write has no receipt, and whatever else happened to the bytes, the digest tells.
+A producer appends to one segment at a time; a file per group would cost a hundred times more,
+mostly for creating the file. The receipt of a group names its location and digest, and is issued
+only once all bytes are written, so no temporary file is needed: a torn write has no receipt, and
+the digest detects any other damage.
 
-Nothing is synced: what is here has to survive processes, not a power cut. After one it may be gone,
-and its group is rolled out again. Pure but for the files: no clock, no thread.
+Nothing is synced: the spool has to survive processes, not a power cut. If a group is lost, it is
+rolled out again. Pure except for the files: no clock, no thread.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from offbeat.transfer_queue.codec import (
 )
 
 FOLDER: Final = "spool"
-"""Of a run directory: the spool of that run."""
+"""Directory of the spool in a run directory."""
 
 SEGMENT_BYTES: Final = 16 * 2**20
-"""A segment that holds so much is succeeded. So much can a single group keep on disk besides itself."""
+"""Size from which on a new segment is started: what one group can keep on disk besides itself."""
 _SUFFIX: Final = ".spool"
 
 
@@ -47,29 +47,29 @@ class NotInSpool(OffbeatError):
 
 
 def segment_name(producer: str, life: str, number: int) -> str:
-    """File name of the segment that one life of a producer writes as its ``number``th."""
+    """Return the file name of segment ``number`` of one incarnation of a producer."""
     return f"{producer}.{life}.{number:06d}{_SUFFIX}"
 
 
 def parts(segment: str) -> tuple[str, str, int]:
-    """Producer, life and number out of a segment's name."""
+    """Parse a segment's name into producer, incarnation and number."""
     producer, life, number, _ = segment.split(".")
     return producer, life, int(number)
 
 
 class SpoolWriter:
-    """The one writer of its segments. Calls are made one after the other, from any thread."""
+    """Only writer of its segments. Calls must not overlap, but may come from any thread."""
 
     def __init__(
         self, directory: Path, producer: str, life: str, *, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        """Make it; nothing is touched before the first ``write``.
+        """Create the writer; no file is touched before the first ``write``.
 
         Args:
-            directory: Of the run's spool; made when it is missing.
-            producer: Name of the process, the same one after a restart. Neither has a dot.
-            life: Of the process: no other one of this producer has it.
-            segment_bytes: A segment is succeeded once it holds so much.
+            directory: Directory of the run's spool; created when missing.
+            producer: Name of the process, the same after a restart. Must not contain a dot.
+            life: Incarnation of the process, unique for this producer. Must not contain a dot.
+            segment_bytes: Size from which on a new segment is started.
         """
         self._directory, self._producer, self._life = directory, producer, life
         self._segment_bytes = segment_bytes
@@ -83,8 +83,9 @@ class SpoolWriter:
         """Append one group; it can be read as soon as this returns.
 
         Raises:
-            SchemaError: A column that cannot be written.
-            OSError: The disk refused. Nothing of the group is kept, and the next one is tried anew.
+            SchemaError: A column cannot be written.
+            OSError: The disk refused the write. Nothing of the group is kept; the next write starts
+                anew.
         """
         packed = self._packed(columns)
         if self._file is None:
@@ -106,10 +107,10 @@ class SpoolWriter:
             self._file = None
 
     def _packed(self, columns: Columns) -> memoryview:
-        """The group in a buffer that is used again: fresh memory costs more than the copy."""
+        """Pack the group into a reused buffer: fresh memory costs more than the copy."""
         try:
             nbytes = pack_into(self._scratch, columns)
-        except UnusableBuffer:  # larger than all before
+        except UnusableBuffer:  # larger than all groups before
             self._scratch = bytearray(packed_size(columns))
             nbytes = pack_into(self._scratch, columns)
         return memoryview(self._scratch)[:nbytes]
@@ -125,12 +126,12 @@ class SpoolWriter:
     def _append(self, file: int, packed: memoryview) -> None:
         left = packed
         while left:
-            written = os.write(file, left)  # a disk that fills up takes a part
+            written = os.write(file, left)  # a disk that fills up accepts a part
             left = left[written:]
         self._written += len(packed)
 
     def _give_back(self, offset: int) -> None:
-        """Free what a refused group took, and this segment with it if it holds no other one."""
+        """Free the space of a refused group, and the segment if it holds no other group."""
         with contextlib.suppress(OSError):
             if offset:
                 os.truncate(self._directory / self._segment, offset)
@@ -140,10 +141,10 @@ class SpoolWriter:
 
 
 def read(directory: Path, place: Spooled) -> Columns:
-    """The columns that a receipt vouches for, byte for byte.
+    """Return the columns of a receipt, byte for byte.
 
     Raises:
-        NotInSpool: The segment is gone, cannot be read, or holds something else.
+        NotInSpool: The segment is missing, cannot be read, or has other content.
     """
 
     def problem(text: str) -> NotInSpool:
@@ -155,7 +156,7 @@ def read(directory: Path, place: Spooled) -> Columns:
         with (directory / place.segment).open("rb", buffering=0) as file:
             file.seek(place.offset)
             there = os.fstat(file.fileno()).st_size - place.offset
-            # No more room is made than there are bytes, whatever the receipt says.
+            # Never allocates more than the file has, whatever the receipt says.
             packed = bytearray(max(0, min(place.nbytes, there)))
             size = file.readinto(packed)
     except OSError as error:
@@ -172,13 +173,13 @@ def read(directory: Path, place: Spooled) -> Columns:
 
 
 def sweep(directory: Path, keep: Container[str] = ()) -> int:
-    """Remove the segments that are not in ``keep``; returns how many. What cannot go, stays."""
+    """Remove the segments that are not in ``keep``; return their number. Failures are ignored."""
     removed = 0
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         if path.name not in keep:
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed += 1
-    with contextlib.suppress(OSError):  # it is not empty, or not there
+    with contextlib.suppress(OSError):  # not empty, or missing
         directory.rmdir()
     return removed

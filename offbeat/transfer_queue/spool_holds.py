@@ -1,9 +1,10 @@
 """Reference counts of spool segments: a segment with a referenced group is needed. Pure.
 
-A segment is let go as a whole, once nobody holds a group in it and its producer writes to another
-one. So what is on disk is bounded by what is held, one segment a producer, and what shares a
-segment with either. A segment of which every group was cancelled before its answer came is never
-named by a receipt: it is found among the files when its producer is known to write to a later one.
+A segment is released as a whole, once none of its groups is referenced and its producer writes to
+another one. So disk usage is bounded by the referenced groups, one segment per producer, and the
+groups that share a segment with either. A segment whose groups were all cancelled before their
+replies is never named by a receipt: it is found among the files once its producer is known to write
+to a later one.
 """
 
 from collections import Counter, deque
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from offbeat.messages.groups import Spooled
 from offbeat.transfer_queue.spool import parts
 
-_DOTS = 3  # in the name of a segment
+_DOTS = 3  # number of dots in the name of a segment
 
 
 class Hold:
-    """Keeps one group on disk for as long as it lives; whoever holds the payload holds this."""
+    """Reference that keeps one group on disk while it lives; stored beside the payload."""
 
     __slots__ = ("_let_go", "_segment")
 
@@ -25,16 +26,16 @@ class Hold:
         self._segment, self._let_go = segment, let_go
 
     def __del__(self) -> None:
-        self._let_go.append(self._segment)  # one atomic step: any thread may collect garbage
+        self._let_go.append(self._segment)  # atomic: the garbage collector may run in any thread
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Removable segments: unreferenced, with a later one of their producer. Thread-safe."""
+    """Removable segments of a producer: unreferenced, with a later segment. Thread-safe."""
 
     producer: str
     life: str
-    number: int  # of the segment it writes to, or a later one than any of these
+    number: int  # number of the producer's newest known segment
     former_lives: frozenset[str]
     needed: frozenset[str]
 
@@ -48,23 +49,23 @@ class PassedOver:
 
 
 class Holds:
-    """Counts holds by segment. All methods belong to one thread."""
+    """Counts references by segment. All methods belong to one thread."""
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
-        """``needed``: segments that a former controller held; they stay."""
+        """``needed`` lists segments that a former controller referenced; they stay."""
         self._held, self._needed = Counter[str](), frozenset(needed)
-        self._lives = dict[str, set[str]]()  # of each producer, that have named a segment
-        self._moved = set[str]()  # producers whose newest segment is another since last asked
-        self._open: dict[str, str] = {}  # the newest segment of each producer
-        self._let_go = deque[str]()  # by holds that have died, not yet counted
+        self._lives = dict[str, set[str]]()  # incarnations by producer that have named a segment
+        self._moved = set[str]()  # producers with a new segment since the last call
+        self._open: dict[str, str] = {}  # newest segment by producer
+        self._let_go = deque[str]()  # segments of dropped references that are not counted yet
 
     def inherit(self, place: Spooled) -> Hold:
-        """Hold a group that a former controller was given."""
+        """Reference a group that a former controller received."""
         self._held[place.segment] += 1
         return Hold(place.segment, self._let_go)
 
     def hold(self, place: Spooled) -> Hold:
-        """Hold a group that was just written: its producer may write more to this segment."""
+        """Reference a group that was just written: its producer may write more to this segment."""
         producer = parts(place.segment)[0]
         before = self._open.get(producer)
         if _is_newer(place.segment, before):
@@ -73,7 +74,8 @@ class Holds:
             self._moved.add(producer)
             if before is not None:
                 self._held[before] += 1
-                self._let_go.append(before)  # nobody may hold it: it is looked at like one let go
+                # It may have no references: check it like a released one
+                self._let_go.append(before)
         return self.inherit(place)
 
     def unneeded(self) -> list[str]:
@@ -88,7 +90,7 @@ class Holds:
         return free
 
     def passed_over(self) -> list[PassedOver]:
-        """For each producer that has moved on since the last call: what it has left behind."""
+        """Return the removable segments of each producer with a new segment since the last call."""
         moved, self._moved = self._moved, set[str]()
         held = frozenset(name for name, count in self._held.items() if count > 0)
         left = list[PassedOver]()

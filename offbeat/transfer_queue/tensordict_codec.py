@@ -1,6 +1,6 @@
 # pyright: basic
 # tensordict and nested tensors are not fully typed.
-"""The one door from columns to tensors: a TensorDict, or values and offsets for varlen training.
+"""Converts columns to tensors: a TensorDict, or values and offsets for varlen training.
 
 Tensors are views wherever the column is contiguous, of read-only memory too: **do not write to
 them** unless the column was yours to write. Under a tensor of shared or mapped memory a write changes
@@ -23,31 +23,31 @@ from offbeat.transfer_queue.codec.memory import address, memory_at
 
 
 class RaggedTensor(NamedTuple):
-    """A ragged column as varlen kernels take it: row i is ``values[offsets[i]:offsets[i + 1]]``."""
+    """Ragged column as varlen kernels expect it: row i is ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: Tensor  # [N, ...]
-    offsets: Tensor  # [rows + 1] int64; attention kernels want them as int32
+    offsets: Tensor  # [rows + 1] int64; attention kernels expect int32
 
 
 def packed(columns: codec.Columns) -> dict[str, Tensor | RaggedTensor | list[Any]]:
-    """Ragged columns as :class:`RaggedTensor`, dense ones as tensors, lists as they are.
+    """Convert ragged columns to :class:`RaggedTensor`, dense ones to tensors; lists stay lists.
 
     Ragged columns with the same offsets share one offsets tensor.
 
     Raises:
-        SchemaError: A dtype that torch has not.
+        SchemaError: A dtype that torch does not have.
     """
     offsets = _SharedOffsets()
     return {name: _packed(name, column, offsets) for name, column in columns.items()}
 
 
 def tensordict_of(columns: codec.Columns) -> TensorDict:
-    """The rows as a TensorDict of batch size [rows]: ragged columns jagged, lists as non-tensors.
+    """Return the rows as a TensorDict of batch size [rows]: ragged columns are jagged.
 
     Ragged columns with the same offsets share their layout, so they can be combined elementwise.
 
     Raises:
-        SchemaError: Columns with different numbers of rows, or a dtype that torch has not.
+        SchemaError: Columns with different numbers of rows, or a dtype that torch does not have.
     """
     rows = codec.rows_of(columns)
     tensors: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def tensordict_of(columns: codec.Columns) -> TensorDict:
 
 
 def columns_of(batch: TensorDict) -> dict[str, codec.Column]:
-    """The rows of a TensorDict as columns: views of what lies contiguous in the memory of the host.
+    """Return the rows of a TensorDict as columns: views of contiguous host memory where possible.
 
     Raises:
         SchemaError: A nested TensorDict, or a nested tensor that is not jagged in its second axis.
@@ -77,13 +77,13 @@ def columns_of(batch: TensorDict) -> dict[str, codec.Column]:
             offsets = jagged.offsets()
             key = offsets.data_ptr(), len(offsets)
             if key not in seen:
-                seen[key] = offsets, _array(offsets)  # held, so that its address is nobody else's
+                seen[key] = offsets, _array(offsets)  # kept, so that its address is not reused
             columns[name] = codec.Ragged(_array(jagged.values()), seen[key][1])
     return columns
 
 
 class _SharedOffsets:
-    """One tensor for all equal offsets: jagged tensors combine only if theirs is the very same."""
+    """One tensor for all equal offsets: jagged tensors combine only if they share the object."""
 
     def __init__(self) -> None:
         self._tensors: dict[bytes, Tensor] = {}
@@ -106,7 +106,7 @@ def _packed(
 def _tensor(name: str, values: NDArray[Any]) -> Tensor:
     _, dtype, values = typed(name, values)
     array = np.ascontiguousarray(values, dtype)
-    # torch warns of numpy's read-only mark, for it has none; so it is shown the memory without
+    # torch warns about numpy's read-only flag, which it does not have, so it gets the bare memory
     memory = memory_at(address(array), array.nbytes, array)
     if dtype == BFLOAT16:
         return torch.from_numpy(memory.view(np.int16).reshape(array.shape)).view(torch.bfloat16)
@@ -121,7 +121,7 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def _jagged(name: str, nested: Tensor) -> Any:  # noqa: ANN401 - torch gives jagged tensors no type
-    """The tensor with its rows end to end, whatever it was cut from."""
+    """Return the tensor with its rows contiguous, whatever it was sliced from."""
     # only the ragged extent is symbolic
     if nested.layout is not torch.jagged or isinstance(nested.shape[1], int):
         want = "nested with layout=torch.jagged, ragged in its second axis"

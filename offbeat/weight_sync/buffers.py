@@ -1,4 +1,4 @@
-"""Reusable memory: the first touch of a page costs more than copying into it."""
+"""Pool of reusable memory: the first touch of a page costs more than copying into it."""
 
 import weakref
 from collections import defaultdict
@@ -10,9 +10,9 @@ from offbeat.weight_sync.chunks import Bytes
 
 
 class Buffers:
-    """Pool of arrays; each returns to the pool when it and its views are no longer referenced.
+    """Pool of arrays; an array returns to the pool when no view of it is referenced any more.
 
-    It keeps as much memory as was ever in use at once. Thread-safe.
+    The pool grows to the most memory that was ever in use at once. Thread-safe.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """Canaries: check that an engine computes the same as the trainer from the same weights.
 
-Digests prove that every byte arrived. They do not prove that the bytes reached the module that is
-computed with: a head that is tied to an embedding may keep its old values, an adapter may never be
-applied, a loader may put a layer where it does not belong. So the trainer computes a few next-token
-distributions with the weights that it publishes, and an engine has to come to the same ones before
-it serves them. Pure: no torch.
+Digests prove that every byte arrived. They do not prove that the bytes reached the module that
+computes: a head tied to an embedding may keep its old values, an adapter may never be applied, a
+loader may load a layer into the wrong place. So the trainer computes a few next-token distributions
+with the weights that it publishes, and an engine has to compute the same ones before it serves
+them. Pure: no torch.
 
 Legend: P prompts, K tokens kept of each distribution.
 """
@@ -21,9 +21,11 @@ from offbeat.weight_sync.dtypes import ITEMSIZE, narrowest_bytes
 
 PROMPTS: Final = 4
 PROMPT_TOKENS: Final = 8
-KEPT: Final = 64  # tokens of each distribution; an engine's greedy token is one of the first few
+# Tokens kept of each distribution; an engine's greedy token is among the first few
+KEPT: Final = 64
 TOLERANCE_FLOAT32: Final = 0.02  # nats
-TOLERANCE_16_BIT: Final = 0.25  # nats: one token's logprob, where kernels round 8 bits differently
+# Nats: for one token's logprob, where kernels round bfloat16 differently
+TOLERANCE_16_BIT: Final = 0.25
 
 
 def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
@@ -59,7 +61,7 @@ def check(
     """Return the largest gap over the prompts, in nats.
 
     Raises:
-        CanaryFailed: It is over the tolerance: the engine computes with other weights.
+        CanaryFailed: It exceeds the tolerance: the engine computes with other weights.
     """
     gaps = [gap(canary, place, answer) for place, answer in enumerate(answers)]
     worst = max(range(len(gaps)), key=gaps.__getitem__)

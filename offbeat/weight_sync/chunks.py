@@ -1,4 +1,4 @@
-"""Chunks, the units that are packed, sent, checked and applied, and the iteration over them.
+"""Chunks: the units in which weights are packed, sent, checked and applied.
 
 Metadata, sender, receiver and tests all use ``walk``; there is no second definition of the layout.
 """
@@ -23,12 +23,13 @@ __all__ = ["Bytes", "WeightChunk", "digest_of", "pack", "tensor_views", "walk"]
 
 
 class ChunkSlice(NamedTuple):
-    """Neighbours of one type in a chunk: cut by one call, because a call per tensor adds up."""
+    """Adjacent tensors of one dtype in a chunk, cut by one call: a call per tensor adds up."""
 
     dtype: torch.dtype
     start: int  # bytes from the start of the chunk
     end: int
-    cuts: tuple[int, ...]  # elements of the first tensor, of the gap behind it, of the second, ...
+    # Elements of the first tensor, of the gap after it, of the second tensor, ...
+    cuts: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
 
 
@@ -42,12 +43,12 @@ class WeightChunk:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Return the names of its tensors, in order."""
+        """Names of its tensors, in order."""
         return tuple(spec.name for spec in self.specs)
 
     @cached_property
     def runs(self) -> tuple[ChunkSlice, ...]:
-        """Return the slices of its tensors."""
+        """Slices of its tensors."""
         runs, specs = list[ChunkSlice](), list(self.specs)
         while specs:
             count = next((i for i, s in enumerate(specs) if s.dtype != specs[0].dtype), len(specs))
@@ -57,7 +58,7 @@ class WeightChunk:
 
     @property
     def tensors(self) -> str:
-        """Return its tensors' names in a short form for messages."""
+        """Names of its tensors in a short form for messages."""
         if not self.specs:
             return "no tensors"
         first, last = self.specs[0].name, self.specs[-1].name
@@ -83,8 +84,9 @@ def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: Bytes) -> str:
 
     Args:
         chunk: Layout of the chunk.
-        tensors: By name; on any device, strided or not, in any type that the wire type can take.
-        into: ``chunk.nbytes`` bytes. Every one of them is written, the gaps with zeros.
+        tensors: Tensors by name; on any device, strided or not, in any dtype that converts to the
+            wire dtype.
+        into: ``chunk.nbytes`` bytes. All are written, the gaps with zeros.
     """
     flat, views, last = _as_tensor(into), list[Tensor](), 0
     with torch.no_grad():
@@ -121,7 +123,7 @@ def _run(specs: list[TensorSpec]) -> ChunkSlice:
 
 
 def _pieces(flat: Tensor, run: ChunkSlice) -> list[Tensor]:
-    """Tensors and the gaps behind them in turns, all of one dimension."""
+    """Split into the tensors and the gaps after them, alternating, all one-dimensional."""
     return list(flat[run.start : run.end].view(run.dtype).split(run.cuts))
 
 

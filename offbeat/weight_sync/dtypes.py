@@ -1,7 +1,7 @@
 """Wire dtypes of tensors. Pure.
 
-Generators often serve 16 bits of weights that the trainer keeps in 32: they are rounded once, by
-the sender. Some tensors do not survive that. A router's correction bias of size 25 to 57 has values
+Generators often serve 16-bit copies of weights that the trainer keeps in 32 bits: the sender rounds
+them once. Some tensors do not tolerate that. A router's correction bias of size 25 to 57 has values
 7e-4 apart where bfloat16 has steps of 0.125: experts would be chosen by rounding.
 """
 
@@ -20,10 +20,10 @@ def narrowest_bytes(*dtypes: str | None) -> int:
     """Return the element size of the narrowest of these dtypes, which determines the rounding.
 
     Args:
-        dtypes: Names without ``torch.``; None: as another one of them says.
+        dtypes: Names without ``torch.``; None stands for the dtype of the others.
 
     Raises:
-        KeyError: A type that is not in ``ITEMSIZE``.
+        KeyError: A dtype that is not in ``ITEMSIZE``.
     """
     return min(ITEMSIZE[dtype] for dtype in dtypes if dtype is not None)
 
@@ -31,8 +31,8 @@ def narrowest_bytes(*dtypes: str | None) -> int:
 class WirePolicy(msgspec.Struct, frozen=True):
     """Policy that maps a tensor's name and dtype to its wire dtype."""
 
-    dtype: str | None = None  # None: as the trainer holds them
-    preserve: tuple[str, ...] = PRESERVED  # ends of names that keep float32
+    dtype: str | None = None  # None: the trainer's dtype
+    preserve: tuple[str, ...] = PRESERVED  # name suffixes that keep float32
 
     def __call__(self, name: str, source_dtype: str) -> str:
         """Return the wire dtype of a tensor. Integers, booleans and 8-bit floats are never changed."""

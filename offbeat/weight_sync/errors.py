@@ -1,8 +1,8 @@
-"""Errors of a transfer, which name the tensor, the chunk or the process."""
+"""Errors of weight transfers, which name the tensor, the chunk or the process."""
 
 from offbeat.messages.failures import OffbeatError
 
-_NAMED = 5  # tensors that a line for people spells out
+_NAMED = 5  # tensor names listed in a message
 
 
 class TransferRefused(OffbeatError):
@@ -17,7 +17,7 @@ class TransferRefused(OffbeatError):
 
 
 class CoverageRefused(TransferRefused):
-    """A transfer that lacks tensors of the receiver, or contains unknown ones."""
+    """A transfer that lacks tensors of the receiver, or has unknown ones."""
 
     def __init__(self, epoch: int, missing: tuple[str, ...], unknown: tuple[str, ...]) -> None:
         super().__init__(epoch, "coverage", "", "")
@@ -37,9 +37,9 @@ class CoverageRefused(TransferRefused):
 
 
 class TransferFailed(OffbeatError):
-    """A transfer that could not continue: a peer is gone, hangs, or stopped.
+    """A transfer that could not continue: a peer ended, hangs, or stopped.
 
-    ``at`` is the chunk that was next; what came before it is verified, none of it is committed.
+    ``at`` is the next chunk; the chunks before it are verified, and none of them is committed.
     """
 
     def __init__(self, epoch: int, at: int, detail: str) -> None:
@@ -51,7 +51,7 @@ class TransferFailed(OffbeatError):
 
 
 class IllegalTransactionMove(OffbeatError):
-    """A call that the state of a replica's transaction does not allow. A bug of the caller."""
+    """A call that the state of a replica's transaction does not allow: a bug of the caller."""
 
     def __init__(self, replica: str, call: str, phase: str, problem: str) -> None:
         super().__init__(replica, call, phase, problem)

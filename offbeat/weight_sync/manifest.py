@@ -1,7 +1,7 @@
-"""Manifest of a transfer: every tensor's name, shape, dtypes and place in a chunk. Pure.
+"""Manifest of a transfer: every tensor's name, shape, dtypes and offset in a chunk. Pure.
 
-A manifest is made once and is the one description of a transfer: metadata, sender, receiver and
-tests walk it (``offbeat.weight_sync.chunks.walk``), so that they cannot disagree on what is where.
+A manifest is created once and is the only description of a transfer: metadata, sender, receiver and
+tests walk it (``offbeat.weight_sync.chunks.walk``), so they cannot disagree on the layout.
 """
 
 import math
@@ -28,7 +28,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: str  # on the wire
     chunk: int
     offset: int  # bytes from the start of its chunk
-    source_dtype: str = ""  # as the trainer holds it; empty: as on the wire
+    source_dtype: str = ""  # the trainer's dtype; empty: same as on the wire
 
     @property
     def nbytes(self) -> int:
@@ -40,21 +40,22 @@ class Manifest(msgspec.Struct, frozen=True):
 
     tensors: tuple[TensorSpec, ...]
     chunk_nbytes: tuple[int, ...]
-    digest: str  # of everything above
-    chunk_digests: tuple[str, ...] = ()  # of one release's content; none before it is packed
-    canary: Canary | None = None  # of one release; None: it is served without one
+    digest: str  # digest of everything above
+    # Digests of one release's content; empty before it is packed
+    chunk_digests: tuple[str, ...] = ()
+    canary: Canary | None = None  # canary of one release; None: served without one
 
     @property
     def nbytes(self) -> int:
         return sum(self.chunk_nbytes)
 
     def describes_as(self, other: "Manifest") -> bool:
-        """Return whether both have the same tensors in the same places, whatever their content."""
+        """Return whether both have the same tensors at the same offsets, whatever their content."""
         mine, others = (self.digest, self.chunk_nbytes), (other.digest, other.chunk_nbytes)
         return mine == others and self.tensors == other.tensors
 
     def sealed(self, chunk_digests: Sequence[str]) -> "Manifest":
-        """Return the manifest of one release, by which a receiver detects a wrong chunk on arrival."""
+        """Return the manifest of one release, with the digests that a receiver checks."""
         return msgspec.structs.replace(self, chunk_digests=tuple(chunk_digests))
 
 
@@ -70,13 +71,13 @@ class TensorMeta(msgspec.Struct, frozen=True):
 def plan(
     tensors: Iterable[TensorMeta | tuple[str, tuple[int, ...], str]], chunk_bytes: int
 ) -> Manifest:
-    """Lay tensors out in chunks of at most ``chunk_bytes``; a larger tensor is a chunk of its own.
+    """Lay out tensors in chunks of at most ``chunk_bytes``; a larger tensor is a chunk of its own.
 
-    A tensor is never split: a receiver can hand each chunk to a loader that takes whole tensors.
+    A tensor is never split: a receiver can pass each chunk to a loader of whole tensors.
 
     Args:
-        tensors: ``(name, shape, wire dtype)`` in the order both ends use.
-        chunk_bytes: Bound of a chunk, padding included.
+        tensors: ``(name, shape, wire dtype)`` in the order that both ends use.
+        chunk_bytes: Maximum size of a chunk, padding included.
     """
     specs, sizes, end = list[TensorSpec](), list[int](), 0
     for each in tensors:

@@ -1,8 +1,8 @@
-"""The receiving end: begin -> apply every chunk -> verify -> commit, or abort.
+"""Receiver of weights: begin -> apply every chunk -> verify -> commit, or abort.
 
-``Receiver`` is the same for every kind of engine: it keeps the transaction and checks every chunk.
-What differs is the ``Target``: where the tensors go, and whether the old weights are still whole
-while new ones come in.
+``Receiver`` is the same for every kind of engine: it drives the transaction and checks every chunk.
+Engines differ in their ``Target``: where the tensors go, and whether the old weights stay intact
+while new ones arrive.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -23,7 +23,7 @@ Named = Sequence[tuple[str, Tensor]]
 
 
 class Target(Protocol):
-    """Holder of the weights that a receiver updates."""
+    """Weights of an engine that a receiver updates."""
 
     @property
     def in_place(self) -> bool:
@@ -61,24 +61,23 @@ class Target(Protocol):
 class Receiver:
     """Loads transfers into a target, atomically.
 
-    An epoch is one transfer; a newer one drops what an older one left behind. A chunk of any epoch
-    but the open one, or one that had come before, is dropped and counted; anything else that is not
-    the next chunk as it was sent is refused, before the target sees it. After whatever raised, call
-    ``abort``.
+    An epoch is one transfer; a newer one replaces an unfinished older one. A chunk of any epoch but
+    the open one, or a duplicate, is dropped and counted; anything else that is not the next chunk
+    as it was sent is refused before it reaches the target. After any error, call ``abort``.
     """
 
     def __init__(self, target: Target, name: str = "receiver") -> None:
         self._target = target
-        self._manifest: Manifest | None = None  # that the chunks are of
+        self._manifest: Manifest | None = None  # manifest of the open transfer
         self._chunks: list[WeightChunk] = []
         self.transaction = Transaction(name, in_place=target.in_place)
 
     def begin(self, epoch: int, manifest: Manifest) -> None:
-        """Open a transfer; its tensors must be exactly those the target holds.
+        """Open a transfer; its tensors must be exactly those of the target.
 
         Raises:
-            TransferRefused: An older epoch, or a name, shape or type that does not fit. The target
-                has not been touched.
+            TransferRefused: An older epoch, or a name, shape or dtype that does not match. The
+                target is unchanged.
         """
         if epoch > self.transaction.epoch:
             self.abort()
@@ -91,7 +90,7 @@ class Receiver:
         """Load a chunk; False if it was dropped. Its memory must not change until commit or abort.
 
         Raises:
-            TransferRefused: It is not the next one, or differs from what was sent.
+            TransferRefused: It is not the next chunk, or differs from what was sent.
         """
         if not self.transaction.arrived(epoch, index, data.nbytes, digest_of(data)):
             return False
@@ -102,12 +101,12 @@ class Receiver:
         """Check that all chunks arrived and form the release with this digest.
 
         Raises:
-            TransferRefused: They are not.
+            TransferRefused: A chunk is missing, or the digest differs.
         """
         self.transaction.verify(digest)
 
     def commit(self, version: int) -> None:
-        """Serve the verified weights. Idempotent: a commit that comes again changes nothing."""
+        """Serve the verified weights. Idempotent: repeating the commit changes nothing."""
         if self.transaction.may_commit(version):
             self._target.commit()
             self.transaction.commit(version)
@@ -121,7 +120,7 @@ class Receiver:
 
 
 class ModuleTarget:
-    """Target for a plain module: new weights are staged, and copied over at the commit."""
+    """Target for a plain module: new weights are staged, and copied at the commit."""
 
     in_place = False
 
@@ -162,7 +161,7 @@ class ModuleReceiver(Receiver):
 
 
 class Collected:
-    """Collects the chunks of one transfer, each checked on arrival, to be used together."""
+    """Collects and checks the chunks of one transfer, for an engine that loads them together."""
 
     def __init__(self, epoch: int, manifest: Manifest) -> None:
         self.chunks: list[Bytes] = []

@@ -1,4 +1,4 @@
-"""The sending end: the weights of a model, packed chunk by chunk."""
+"""Sources of weights: the tensors of a model, packed chunk by chunk."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,7 +26,7 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
     if not tensor.numel() or tensor.device.type == "meta":
-        return (id(tensor),)  # no memory to be recognised by
+        return (id(tensor),)  # no memory to compare
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -43,7 +43,7 @@ def dtype_name(tensor: Tensor) -> str:
 class GatheredSource:
     """Packs the weights of a model, which may be spread over several ranks, one chunk at a time.
 
-    Rank 0 iterates over ``chunks`` while all others ``take_part``. The manifest is made once:
+    Rank 0 iterates over ``chunks`` while all others ``take_part``. The manifest is created once:
     names, shapes and dtypes do not change during a run.
     """
 
@@ -54,13 +54,13 @@ class GatheredSource:
         chunk_bytes: int,
         policy: WirePolicy | None = None,
     ) -> None:
-        """Lay them out.
+        """Lay out the weights.
 
         Args:
-            metas: Name, shape and type of every weight, in the order of ``named``.
-            named: Goes through the whole weights, on all ranks together.
-            chunk_bytes: Bound of a chunk.
-            policy: In which types they travel.
+            metas: Name, shape and dtype of every weight, in the order of ``named``.
+            named: Iterates over the whole weights, on all ranks together.
+            chunk_bytes: Maximum size of a chunk.
+            policy: Wire dtypes of the tensors.
         """
         wire, self._named = policy or WirePolicy(), named
         self.manifest: Manifest = plan(
@@ -72,10 +72,10 @@ class GatheredSource:
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
     ) -> Iterator[tuple[Bytes, str]]:
-        """Yield each chunk's bytes with their digest: a snapshot, made when the chunk is drawn.
+        """Yield each chunk's bytes with their digest: a snapshot, taken when the chunk is drawn.
 
         Args:
-            room: ``(chunk index, bytes)`` -> where it is to be packed; new memory unless told.
+            room: ``(chunk index, bytes)`` -> memory to pack it into; new memory by default.
         """
         weights = self._named()
         for chunk in self._chunks:

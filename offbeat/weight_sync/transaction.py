@@ -10,9 +10,8 @@ what it was. Weights taken *in place* are a mixture from the first chunk on: suc
 chunks only while it is paused, and an abort leaves it STALE. Then nothing resumes it but a whole
 transfer of a newer epoch.
 
-Which replicas there are, who is DEAD, deadlines and what is tried again are the controller's
-business (``controller/syncing.py``, ``engines.py``, ``fleet.py``): this is what an engine keeps of
-it.
+The controller (``syncing.py``, ``engines.py``, ``fleet.py``) owns the set of replicas, their
+health, deadlines and retries; this is the state inside one engine.
 """
 
 import enum
@@ -23,16 +22,16 @@ from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, 
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
 Held = Mapping[str, tuple[tuple[int, ...], str]]
-"""Shape and type of every tensor that has to come, by name."""
+"""Shape and dtype of every tensor of a replica, by name."""
 
 
 class TransactionPhase(enum.StrEnum):
     """Phase of a replica's transaction."""
 
-    IDLE = "idle"  # never held weights of this run
+    IDLE = "idle"  # never had weights of this run
     PREPARED = "prepared"
     TRANSFERRING = "transferring"
-    VERIFYING = "verifying"  # everything came, and as it was sent
+    VERIFYING = "verifying"  # all chunks arrived, as they were sent
     COMMITTED = "committed"
     ABORTING = "aborting"
     STALE = "stale"  # a mixture of versions
@@ -44,25 +43,26 @@ _OPEN: Final = frozenset(
 
 
 class Transaction:
-    """One replica's transfers, one after the other. Every call is one move; a wrong one raises.
+    """Transfers of one replica, one after the other. Every call is one move; an illegal one raises.
 
-    A move that is refused leaves the transaction as it was: whoever drives it aborts.
+    A refused move leaves the transaction unchanged; the caller then aborts.
     """
 
     def __init__(self, replica: str, *, in_place: bool) -> None:
         self.replica, self.in_place = replica, in_place
         self.phase = TransactionPhase.IDLE
-        self.epoch = -1  # of the newest transfer begun
-        self.version: int | None = None  # served; None: nothing that may be served
-        self.digest = ""  # of what is served
+        self.epoch = -1  # epoch of the newest transfer begun
+        self.version: int | None = None  # served version; None: nothing that may be served
+        self.digest = ""  # digest of the served release
         self.paused = False
         self.dropped_late = 0  # chunks of a transfer that is not open
-        self.dropped_twice = 0  # chunks that had come before
+        self.dropped_twice = 0  # duplicate chunks
         self._manifest: Manifest | None = None
-        self._fitting: tuple[Manifest, Held] | None = None  # seen to fit: not looked at again
-        self._got: list[str] = []  # digests of the chunks taken
-        self._release = ""  # verified
-        self._torn = False  # what is held is a mixture, until a commit
+        # Pair that was found to match, not compared again
+        self._fitting: tuple[Manifest, Held] | None = None
+        self._got: list[str] = []  # digests of the chunks received
+        self._release = ""  # digest of the verified release
+        self._torn = False  # whether the weights are a mixture, until a commit
 
     @property
     def open(self) -> bool:
@@ -165,10 +165,10 @@ class Transaction:
         self._release, self.phase = digest, TransactionPhase.VERIFYING
 
     def may_commit(self, version: int) -> bool:
-        """True: the target may switch over. False: it has, this commit comes a second time.
+        """Return True if the target may switch over, False if this commit is a repetition.
 
         Raises:
-            IllegalTransactionMove: Nothing is verified.
+            IllegalTransactionMove: No transfer is verified.
         """
         if self.phase is TransactionPhase.COMMITTED and self.version == version:
             return False

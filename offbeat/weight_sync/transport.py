@@ -1,9 +1,9 @@
 """Interface of transports: a sender, and handles that the controller passes to the receivers.
 
 The controller's code is the same for all of them. The trainer *publishes* a release: a manifest
-with the digests of its chunks, the release's digest, and some handles. Whoever holds the handles
-can have an engine take the release, now or later. What they are is the transport's business: the
-chunks themselves, addresses of memory, or the place where somebody sends.
+with the digests of its chunks, the release's digest, and some handles. With the handles, an engine
+can receive the release, now or later. Their content depends on the transport: the chunks
+themselves, addresses of memory, or the address of a sender.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from offbeat.weight_sync.manifest import Bytes, Manifest
 
 
 class Source(Protocol):
-    """Source of a process's weights, in chunks."""
+    """Weights of a process, in chunks."""
 
     @property
     def manifest(self) -> Manifest:
@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 class PublishedRelease(NamedTuple):
-    """One release in the form that its publisher returns."""
+    """A release as its publisher returns it."""
 
     manifest: Manifest  # sealed
     digest: str

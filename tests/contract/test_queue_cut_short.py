@@ -44,8 +44,8 @@ async def waits(client: TransferQueueClient, count: int) -> None:
 
 def test_a_claim_cancelled_in_the_turn_of_its_answer_gives_the_groups_back() -> None:
     async def scenario() -> None:
-        house = QueueServer(ROOMY)
-        path = await house.open()
+        server = QueueServer(ROOMY)
+        path = await server.open()
         async with (
             await TransferQueueClient.connect(path) as consumer,
             await TransferQueueClient.connect(path) as other,
@@ -71,27 +71,27 @@ def test_a_claim_cancelled_in_the_turn_of_its_answer_gives_the_groups_back() -> 
             assert second.cancelled()
             await consumer.stats()  # what it had to say came before this
             assert (await other.stats()).queue.leases == 1
-        house.close()
+        server.close()
 
     asyncio.run(scenario())
 
 
 def test_every_call_is_answered_once_those_too_that_are_taken_back() -> None:
     async def scenario() -> None:
-        house, replies = QueueServer(ROOMY), list[wire.Reply]()
-        await house.open()
-        visit = Connection(replies.append)
+        server, replies = QueueServer(ROOMY), list[wire.Reply]()
+        await server.open()
+        connection = Connection(replies.append)
         claim = wire.Claim("train", "t", 1, 1, (), (), LONG_S, LONG_S)
         schema = Schema(COLUMNS)
         for id_, op in enumerate(
             (wire.Attach(None, maps=False), wire.Declare("train", schema), claim)
         ):
-            house.desk.take(visit, wire.WireCall(id_ + 1, op))
+            server.handler.take(connection, wire.WireCall(id_ + 1, op))
         for _ in range(2):
-            house.desk.take(visit, wire.WireCall(wire.ONE_WAY, wire.Nothing(), cancels=3))
+            server.handler.take(connection, wire.WireCall(wire.ONE_WAY, wire.Nothing(), cancels=3))
         assert [reply.id for reply in replies] == [1, 2, 3]
         assert wire.value_of(claim, replies[-1]) is None
-        house.close()
+        server.close()
 
     asyncio.run(scenario())
 
@@ -100,19 +100,19 @@ def test_a_client_that_gives_two_calls_one_number_harms_nobody() -> None:
     async def scenario() -> None:
         trouble = list[dict[str, Any]]()
         asyncio.get_running_loop().set_exception_handler(lambda _, told: trouble.append(told))
-        house, replies = QueueServer(ROOMY), list[wire.Reply]()
-        path = await house.open()
+        server, replies = QueueServer(ROOMY), list[wire.Reply]()
+        path = await server.open()
         async with await TransferQueueClient.connect(path) as client:
             await client.declare("train", COLUMNS)
-            visit = Connection(replies.append)
+            connection = Connection(replies.append)
             claim = wire.Claim("train", "t", 1, 1, (), (), LONG_S, LONG_S)
             for _ in range(2):
-                house.desk.take(visit, wire.WireCall(7, claim))
+                server.handler.take(connection, wire.WireCall(7, claim))
             for name in ("a", "b"):
                 await client.put("train", name, group(1))
-            house.desk.leave(visit)
+            server.handler.leave(connection)
             assert (await client.stats()).queue.waits == {}
-        house.close()
+        server.close()
         refused, delivered = replies
         assert refused.failure is not None and "waits already" in str(refused.failure)
         assert delivered.failure is None
@@ -126,13 +126,13 @@ def test_a_call_that_cannot_be_written_leaves_nothing_behind_in_the_client() -> 
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told: forgotten.append(told))
-        house = QueueServer(ROOMY)
-        path = await house.open()
+        server = QueueServer(ROOMY)
+        path = await server.open()
         async with await TransferQueueClient.connect(path) as client:
             await client.declare("train", COLUMNS)
             with pytest.raises(OverflowError):
                 await client.put("train", "a", group(1), {"seed": [1 << 70] * 4})
-        house.close()
+        server.close()
         gc.collect()
 
     asyncio.run(scenario())
@@ -148,8 +148,8 @@ def test_a_claim_is_answered_though_its_group_is_replaced_in_the_same_moment() -
     """A client leaves: its place in line lets in a newer attempt of the very group it gives back."""
 
     async def scenario() -> None:
-        house = QueueServer(QueueLimits(max_rows=8, max_bytes=1 << 30))
-        path = await house.open()
+        server = QueueServer(QueueLimits(max_rows=8, max_bytes=1 << 30))
+        path = await server.open()
         leaving = await TransferQueueClient.connect(path)
         async with (
             await TransferQueueClient.connect(path) as producer,
@@ -178,7 +178,7 @@ def test_a_claim_is_answered_though_its_group_is_replaced_in_the_same_moment() -
             again = await consumer.claim("train", "t")
             assert again is not None
             assert again.receipts == (receipt,)
-        house.close()
+        server.close()
 
     asyncio.run(scenario())
 

@@ -59,8 +59,8 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 @asynccontextmanager
 async def service(limits: QueueLimits = ROOMY) -> AsyncIterator[Connect]:
     """A service on this loop, and how to come to a client of it."""
-    house, clients = QueueServer(limits), list[TransferQueueClient]()
-    path = await house.open()
+    server, clients = QueueServer(limits), list[TransferQueueClient]()
+    path = await server.open()
 
     async def connect() -> TransferQueueClient:
         client = await TransferQueueClient.connect(path)
@@ -73,7 +73,7 @@ async def service(limits: QueueLimits = ROOMY) -> AsyncIterator[Connect]:
     finally:
         for client in clients:
             await client.close()
-        house.close()
+        server.close()
 
 
 async def held(
@@ -361,12 +361,12 @@ def test_a_client_that_closes_gives_its_groups_back_and_keeps_its_views() -> Non
 
 @on_a_loop
 async def test_who_waits_for_a_service_that_goes_is_told_and_so_is_who_comes_later() -> None:
-    house = QueueServer(ROOMY)
-    path = await house.open()
+    server = QueueServer(ROOMY)
+    path = await server.open()
     client = await TransferQueueClient.connect(path, "rollouts")
     await client.declare("train", COLUMNS)
     claim = await waiting(client, held(client))
-    house.close()
+    server.close()
     with pytest.raises(ActorLost, match="rollouts"):
         await claim
     with pytest.raises(ActorLost):

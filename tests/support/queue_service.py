@@ -29,13 +29,13 @@ def running(limits: QueueLimits = ROOMY, restore_from: str | None = None) -> Ite
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="queue-service")
     thread.start()
-    house = QueueServer(limits, restore_from)
+    server = QueueServer(limits, restore_from)
 
     async def close() -> None:
-        house.close()
+        server.close()
 
     try:
-        yield asyncio.run_coroutine_threadsafe(house.open(), loop).result(30)
+        yield asyncio.run_coroutine_threadsafe(server.open(), loop).result(30)
     finally:
         asyncio.run_coroutine_threadsafe(close(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)

@@ -1,4 +1,4 @@
-"""Decode attention that reads grouped keys and values where they lie.
+"""Decode attention over grouped keys and values, without copying the cache.
 
 With a mask, transformers' ``sdpa`` copies the whole cache once per query head of a group before it
 attends. One query token needs no copy: the query heads that share a key head are laid along the
@@ -42,13 +42,13 @@ def grouped_sdpa(
     """Compute ``sdpa_attention_forward`` without copying keys and values for one query token.
 
     Args:
-        module: the attention layer.
+        module: The attention layer.
         query: [R, H, T, D].
         key: [R, K, C, D] with K dividing H.
-        value: as ``key``.
+        value: Shaped like ``key``.
         attention_mask: [R, 1, T, C] additive, or None.
-        scaling: of the scores; None for ``D ** -0.5``.
-        kwargs: passed on whenever the ordinary path is taken.
+        scaling: Factor of the scores; None for ``D ** -0.5``.
+        kwargs: Passed on whenever the ordinary path is taken.
 
     Returns:
         [R, T, H, D], and None for the attention weights.

@@ -1,4 +1,4 @@
-"""Keys and values of all running rows, on one clock.
+"""Key-value cache of all running rows, indexed by one shared clock.
 
 Every decode step writes one column for all rows at once: the column of the tick ``now``. A row that
 joins gets its prompt in the columns just before ``now``, so a row owns the columns from its own
@@ -24,7 +24,7 @@ _FIRST_COLUMNS = 32
 
 
 class _Window:
-    """Range of the planes that is in use. Ticks are absolute; column = tick - base."""
+    """Range of columns in use. Ticks are absolute; column = tick - base."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -77,7 +77,7 @@ class _ClockedLayer(CacheLayerMixin):
 
 
 class ClockedCache(Cache):
-    """The rows' keys, values, mask, tokens and logprobs. Grows on demand, never shrinks.
+    """Keys, values, mask, tokens and logprobs of the running rows. Grows on demand, never shrinks.
 
     Use inside ``torch.inference_mode`` only. Call order of a step: ``decode inputs`` and a forward
     over this cache, ``advance``, ``append`` for rows that join, ``record``, ``keep_only``.
@@ -87,7 +87,7 @@ class ClockedCache(Cache):
         self, *, dtype: torch.dtype, logprob_dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(layers=[])
-        self._clocked: list[_ClockedLayer] = []  # the same as ``layers``, by their own type
+        self._clocked: list[_ClockedLayer] = []  # the entries of ``layers``, by their own type
         self._window = _Window()
         # CUDA's attention kernels read the mask in aligned blocks
         self._alignment = 16 if device.type == "cuda" else 1
@@ -102,11 +102,11 @@ class ClockedCache(Cache):
 
     @property
     def now(self) -> int:
-        """The tick whose token is the newest of every row."""
+        """Tick of the newest token, the same for every row."""
         return self._window.now
 
     def clear(self) -> None:
-        """Forget all rows and give the memory back: the next layout depends on nothing before."""
+        """Forget all rows and free the memory: the next layout does not depend on earlier rows."""
         self.layers = self._clocked = []
         self._window.rows = 0
         self._row_capacity, self._columns = 0, 0
@@ -117,17 +117,17 @@ class ClockedCache(Cache):
     # -- the decode step ---------------------------------------------------------------------------
 
     def newest_tokens(self) -> Tensor:
-        """[R, 1] the input of the next decode step."""
+        """Return the input of the next decode step, [R, 1]."""
         return self._tokens[: self.rows, 0, self._window.now - self._window.base]
 
     def mask(self) -> Tensor:
-        """[R, 1, 1, C] additive, over exactly the columns the layers return in the next step."""
+        """Return the additive mask [R, 1, 1, C] over the columns that the next step reads."""
         window = self._window
         first, end = window.first - window.base, window.now + 1 - window.base
         return self._mask[: window.rows, :, first:end].transpose(2, 3)
 
     def advance(self) -> None:
-        """One tick later: the column written by the decode step belongs to the past."""
+        """Advance the clock by one tick, past the column that the decode step wrote."""
         if self.rows:
             self._make_room(prompt_columns=0, after=2)
         self._window.now += 1
@@ -139,7 +139,10 @@ class ClockedCache(Cache):
         self._logprobs[:rows, 0, column, 0] = logprobs_R
 
     def history(self, rows: Tensor, since: int) -> tuple[Tensor, Tensor]:
-        """Tokens and logprobs of these rows, [len(rows), now + 1 - since] each, from tick ``since``."""
+        """Return tokens and logprobs of these rows from tick ``since``.
+
+        [rows, now + 1 - since] each.
+        """
         window = self._window
         ticks = slice(since - window.base, window.now + 1 - window.base)
         tokens, logprobs = self._tokens[:, 0, ticks, 0], self._logprobs[:, 0, ticks, 0]
@@ -151,7 +154,7 @@ class ClockedCache(Cache):
         """Add rows at the end, each with its prompt in the columns before ``now``.
 
         Args:
-            prefilled: of the prompts, padded on the right.
+            prefilled: Keys and values of the prompts, padded on the right.
             lengths_B: [B] int64 on the CPU.
             source_R: [new rows] int64: the prompt of each new row.
         """
@@ -175,7 +178,7 @@ class ClockedCache(Cache):
         window.rows += len(source_R)
 
     def keep_only(self, holes: Tensor, movers: Tensor, rows: int, first: int) -> None:
-        """Make do with ``rows`` rows: each mover takes the place of a hole.
+        """Shrink to ``rows`` rows by moving each of ``movers`` into one of ``holes``.
 
         Args:
             holes: [holes] places below ``rows`` that ended.
@@ -201,7 +204,7 @@ class ClockedCache(Cache):
         return [*layers, self._mask, self._tokens, self._logprobs]
 
     def _lower_first(self, tick: int) -> None:
-        """Have the columns from ``tick`` on readable by all rows."""
+        """Make the columns from ``tick`` on readable by all rows."""
         window = self._window
         column = tick - window.base
         tick = window.base + column - column % self._alignment
@@ -214,7 +217,7 @@ class ClockedCache(Cache):
             window.first = tick
 
     def _make_room(self, prompt_columns: int, after: int) -> None:
-        """Columns for a prompt before ``now``, and for ``after`` ticks from ``now`` on."""
+        """Make sure that a prompt fits before ``now``, and ``after`` ticks from ``now`` on."""
         window = self._window
         column = window.now - window.base
         if window.rows == 0:
@@ -224,7 +227,8 @@ class ClockedCache(Cache):
         start = max(prompt_columns - window.width, 0)
         start += -start % self._alignment
         needed = start + window.width + after
-        # moving what is in use costs as much as writing it anew, so leave room for as many steps
+        # Moving the columns in use costs as much as writing them anew, so leave room for as many
+        # steps
         if needed * 4 > self._columns * 3:
             self._resize(
                 self._row_capacity, max(_FIRST_COLUMNS, 2 * self._columns, needed * 3 // 2)
@@ -232,7 +236,7 @@ class ClockedCache(Cache):
         self._move_window(start)
 
     def _move_window(self, start: int) -> None:
-        """Have the oldest tick in use in this column."""
+        """Move the oldest tick in use to this column."""
         window = self._window
         old = slice(window.first - window.base, window.now + 1 - window.base)
         new = slice(start, start + window.width + 1)
@@ -244,7 +248,10 @@ class ClockedCache(Cache):
         window.base = window.first - start
 
     def _make_rows(self, more: int, like: LayerStates) -> None:
-        """Row capacity for ``more`` rows; layers shaped like those given, if there are none."""
+        """Grow the row capacity by ``more`` rows.
+
+        Create layers shaped like ``like`` if there are none.
+        """
         needed = self._window.rows + more
         if not self._clocked:
             self._clocked = [
@@ -284,9 +291,11 @@ def _grown(plane: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tensor | None:
-    """[B, P] which column of a right-padded prompt goes where; None when none is padded.
+    """Return the column permutation [B, P] that right-aligns padded prompts.
 
-    Left of a shorter prompt its first token is repeated: masked, and finite if the prompt is.
+    None if none is padded.
+
+    Left of a shorter prompt, its first token is repeated: masked, and finite if the prompt is.
     """
     if bool((lengths_B == padded).all()):
         return None

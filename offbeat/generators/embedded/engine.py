@@ -27,12 +27,12 @@ from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, Gene
 from offbeat.messages.weights import CanaryAnswer
 
 _PREFILL_TOKENS = 16_384  # padded tokens in one prefill: bounds its memory
-_PATIENCE_STEPS = 4  # a small prefill waits this long at most for others to join it
-_WORTH_A_PREFILL = 1 / 8  # of the running rows: so many new ones join at once
+_PATIENCE_STEPS = 4  # longest that a small prefill waits for others to join it
+_WORTH_A_PREFILL = 1 / 8  # fraction of the running rows; this many new ones are prefilled at once
 
 
 class EmbeddedEngine:
-    """Synchronous and owned by one thread; never waits, never starts anything.
+    """Continuous-batching engine. Synchronous, owned by one thread; never waits, starts no thread.
 
     Every drawn token depends on (seed, sample, position) and the logits alone. With
     ``deterministic`` the logits too are the same bit for bit whatever else was submitted: one
@@ -60,9 +60,9 @@ class EmbeddedEngine:
         """``decode``: the text of tokens, for stop strings; without it they are refused."""
         self.name, self.incarnation = name, incarnation
         self.tokens = 0
-        """Generated since start."""
+        """Tokens generated since start."""
         self.busy_s = 0.0
-        """Time spent in ``step`` since start."""
+        """Seconds spent in ``step`` since start."""
         nn.Module.to(model, device)  # in place
         self._model = prepare_model(model, max_model_len)
         self._limits = RequestLimits(max_sequences, max_model_len, self._model.vocabulary)
@@ -74,8 +74,8 @@ class EmbeddedEngine:
         self._waiting: deque[OpenRequest] = deque()
         self._open: dict[str, OpenRequest] = {}  # waiting and running
         self._running: list[OpenRequest] = []
-        self._steps_held = 0  # steps a prefill has been put off
-        self._lost = ""  # why its weights are of no version
+        self._steps_held = 0  # steps by which the next prefill has been delayed
+        self._lost = ""  # reason why the weights are of no version; empty while they are
         self._versions = VersionLog(0)
         self._logprob_dtype = torch.promote_types(self._model.dtype, torch.float32)
         with torch.inference_mode():
@@ -92,12 +92,12 @@ class EmbeddedEngine:
 
     @property
     def running(self) -> int:
-        """Samples being decoded."""
+        """Number of samples being decoded."""
         return len(self._rows)
 
     @property
     def waiting(self) -> int:
-        """Requests not started."""
+        """Number of requests that have not been started."""
         return len(self._waiting)
 
     @property
@@ -109,16 +109,19 @@ class EmbeddedEngine:
         return self._versions.current
 
     def set_version(self, version: int) -> None:
-        """The model's weights are now of this version: tokens drawn from here on are stamped so.
+        """Stamp the tokens drawn from here on with this version of the weights.
 
-        Running rows go on, over the keys and values the older weights made.
+        Running rows continue over the keys and values that the older weights computed.
         """
         self._lost = ""
         self._versions.change(self._cache.now + 1, version)
 
     @torch.inference_mode()
     def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
-        """The most probable next token after each prompt, as a prefill computes it. Nothing is kept."""
+        """Return the most probable next token after each prompt, as a prefill computes it.
+
+        Keeps nothing.
+        """
         lengths_P = torch.tensor([len(prompt) for prompt in prompts])
         logits_PV, _ = self._model.prefill(prompts, lengths_P)
         best = torch.log_softmax(logits_PV.to(self._logprob_dtype), -1).max(-1)
@@ -137,7 +140,7 @@ class EmbeddedEngine:
         """Queue a request; ``step`` starts it in order of submission once all its samples fit.
 
         Raises:
-            InvalidRequest: it can never be served, or its id is open already.
+            InvalidRequest: It can never be served, or its id is open already.
             EngineUnavailable: Its weights are of no version.
         """
         if self._lost:
@@ -156,7 +159,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def drop(self, request_id: str) -> None:
-        """Take a request out, with all it has; one that is not open is ignored."""
+        """Remove a request and its rows; an id that is not open is ignored."""
         dropped = self._open.pop(request_id, None)
         if dropped is None:
             return
@@ -209,7 +212,9 @@ class EmbeddedEngine:
     # -- what a step is made of --------------------------------------------------------------------
 
     def _admit(self) -> list[OpenRequest]:
-        """Take from the queue, in order, what fits; a little later if it is little.
+        """Take requests that fit from the queue, in order.
+
+        A small batch waits a few steps for more.
 
         A prefill costs about as much as a decode step, however few its rows.
         """
@@ -224,7 +229,10 @@ class EmbeddedEngine:
         return fitting
 
     def _fitting(self) -> list[OpenRequest]:
-        """The head of the queue, as far as there is room now; alone if deterministic."""
+        """Return the head of the queue as far as there is room now.
+
+        One request if deterministic.
+        """
         if self._deterministic:
             return [] if self._rows else list(itertools.islice(self._waiting, 1))
         fitting: list[OpenRequest] = []
@@ -256,7 +264,7 @@ class EmbeddedEngine:
         return logits_BV.index_select(0, source_R)
 
     def _draw(self, logits_RV: Tensor) -> list[GenerateResult]:
-        """One token for every row; the requests whose last sample ended with it."""
+        """Draw one token for every row; return the requests whose last sample ended with it."""
         now = self._cache.now
         tokens_R, logprobs_R = self._rows.draw(logits_RV, now)
         self._cache.record(tokens_R, logprobs_R)
@@ -282,7 +290,7 @@ class EmbeddedEngine:
         ]
 
     def _retire(self, ended: dict[int, str]) -> list[GenerateResult]:
-        """Take these rows (row -> finish reason) out; the requests that thereby finished."""
+        """Remove the ended rows (row -> finish reason); return the requests that this finishes."""
         if not ended:
             return []
         self._collect(sorted(ended), ended)
@@ -311,7 +319,7 @@ class EmbeddedEngine:
             owner.samples[sample] = Sample(tokens[at, own], logprobs[at, own], reasons[row], spans)
 
     def _compact(self, ended: Collection[int]) -> None:
-        """Close the gaps: the last rows move to where rows ended."""
+        """Close the gaps: move the last rows to where rows ended."""
         owners = self._rows.owners
         left = len(owners) - len(ended)
         holes = [row for row in ended if row < left]

@@ -1,4 +1,4 @@
-"""Loading a causal LM, and the two forward passes an engine makes with it.
+"""Loads a causal LM, and runs the two forward passes of an engine.
 
 Legend: B prompts, P padded prompt length, R rows, V vocabulary.
 """
@@ -33,7 +33,7 @@ def load_model(
     """Return the causal LM of a Hugging Face directory, in evaluation mode. Reads no network.
 
     Raises:
-        WeightsMismatch: Its files are not those of the model that its config describes.
+        WeightsMismatch: The files do not hold the model that the config describes.
     """
     model = load_causal_lm(path, dtype, trust_remote_code=trust_remote_code)
     nn.Module.to(model, device)  # in place
@@ -43,11 +43,11 @@ def load_model(
 class DecodedModel:
     """A causal LM as the engine sees it: prompts in, logits of the next token out.
 
-    Keeps no copy of any weight, so the parameters may be overwritten in place between calls.
+    It keeps no copy of any weight, so the parameters may be overwritten in place between calls.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Take a model of which ``check_declared`` and ``proof`` say that this is how it computes."""
+        """Take a model for which ``check_declared`` and ``proof`` have passed."""
         use_grouped_attention(model)
         self.module = model.eval()
         self.vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
@@ -56,7 +56,7 @@ class DecodedModel:
     def prefill(
         self, prompts: Sequence[Sequence[int]], lengths_B: Tensor, first: int = 0
     ) -> tuple[Tensor, LayerStates]:
-        """Logits [B, V] behind each prompt, and the keys and values of all, padded on the right.
+        """Return logits [B, V] after each prompt, and keys and values padded on the right.
 
         Padding needs no mask: causal attention never looks to the right. ``first`` is the position
         of every prompt's first token.
@@ -80,7 +80,7 @@ class DecodedModel:
         return output.logits[rows_B, which_B.to(device)], states
 
     def decode(self, cache: ClockedCache, positions_R: Tensor) -> Tensor:
-        """Logits [R, V] behind the newest token of every row of the cache."""
+        """Return logits [R, V] after the newest token of every row of the cache."""
         output = self.module(
             input_ids=cache.newest_tokens(),
             attention_mask=cache.mask(),
@@ -92,7 +92,7 @@ class DecodedModel:
 
 
 def check_declared(model: PreTrainedModel, max_model_len: int) -> None:
-    """Refuse a model that says itself that it cannot be decoded over a cache of all tokens before.
+    """Refuse a model whose config rules out decoding over a cache of all earlier tokens.
 
     Raises:
         UndecodableModel: Its forward lacks an input, or a layer is of another kind.
@@ -113,7 +113,7 @@ def _check_inputs(model: PreTrainedModel) -> None:
 
 
 def _check_attention(model: PreTrainedModel, max_model_len: int) -> None:
-    """Every layer must attend to everything before it, as far as ``max_model_len`` goes."""
+    """Raise unless every layer attends to all earlier tokens, up to ``max_model_len``."""
     types, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
     for layer, (kind, option) in enumerate(zip(types, options, strict=True)):
         window = option.get("sliding_window")

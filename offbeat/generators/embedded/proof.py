@@ -1,4 +1,4 @@
-"""Proof, when an engine is made, that its cached passes compute what the model means.
+"""Startup proof that an engine's cached passes compute what the model defines.
 
 A prompt is prefilled beside a longer one, both are decoded over one cache, and every log-probability
 is compared with that of transformers' plain forward pass: on a miniature of the model's class, in
@@ -27,7 +27,8 @@ from offbeat.model_proof.plain import (
 from offbeat.model_proof.rope import freeze_rope
 
 _ANOTHER_ENGINE: Final = "Use generator.backend=vllm"
-_IN_MINIATURE: Final = ((24, 6), LENGTH - 24)  # tokens of the prompts, and of what follows them
+# Prompt lengths, and the number of tokens that follow them
+_IN_MINIATURE: Final = ((24, 6), LENGTH - 24)
 _FAR_TOKENS: Final = 16
 _ON_THE_MODEL: Final = ((_FAR_TOKENS - 2, 6), 2)
 
@@ -36,12 +37,12 @@ _proofs: dict[tuple[object, ...], str] = {}
 
 
 def prove_kind(kind: type[PreTrainedModel], config: PreTrainedConfig, max_model_len: int) -> str:
-    """The attention implementation with which a model of this class is decoded exactly.
+    """Return the attention implementation with which models of this class are decoded exactly.
 
     Proved on a miniature: the same answer for the same class, config and length.
 
     Raises:
-        UndecodableModel: With none.
+        UndecodableModel: No implementation decodes the class exactly.
     """
     chosen = config._attn_implementation or "eager"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len)
@@ -81,7 +82,8 @@ def prove_model(decoded: DecodedModel, max_model_len: int) -> None:
     """Prove decoding on the model itself, at the last positions of ``max_model_len``.
 
     Raises:
-        UndecodableModel: It decodes otherwise than it computes, or has no such position.
+        UndecodableModel: Decoding and a plain forward pass differ, or the model has no such
+            position.
     """
     model, name = decoded.module, type(decoded.module).__name__
     lengths, further = _ON_THE_MODEL
@@ -109,7 +111,7 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     """Fix a model's rotary frequencies and attention, and prove that it is decoded exactly.
 
     Raises:
-        UndecodableModel: It is not.
+        UndecodableModel: No attention implementation decodes it exactly.
     """
     check_declared(model, max_model_len)
     attention = prove_kind(type(model), model.config, max_model_len)
@@ -161,9 +163,9 @@ def _decoded_logprobs(
 
     Args:
         decoded: The model.
-        sequences: Tokens of each prompt, and ``further`` tokens behind it.
-        lengths: Of the prompts.
-        further: Tokens that are decoded one by one.
+        sequences: Tokens of each prompt, followed by ``further`` tokens.
+        lengths: Number of tokens of each prompt.
+        further: Number of tokens that are decoded one by one.
         first: Position of the first token of every prompt.
     """
     device, lengths_B = decoded.module.device, torch.tensor(lengths)

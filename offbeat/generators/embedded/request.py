@@ -1,4 +1,4 @@
-"""A request from its arrival to its result."""
+"""Book-keeping of one generate request, from its arrival to its result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from offbeat.messages.groups import VersionSpans
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one request to this engine."""
+    """Limits that an engine puts on one request."""
 
     max_sequences: int
     max_model_len: int
@@ -80,7 +80,7 @@ class OpenRequest:
 
     request: GenerateRequest
     seed: int
-    new_tokens: int  # most a sample may get, max_model_len included
+    new_tokens: int  # most new tokens per sample, ``max_model_len`` included
     samples: dict[int, Sample] = field(default_factory=dict[int, Sample])  # finished, by index
     matchers: list[StopMatcher] = field(default_factory=list[StopMatcher])  # by sample, or none
     start: int = -1  # tick of the first prompt token, once running
@@ -88,20 +88,20 @@ class OpenRequest:
 
     @property
     def unfinished(self) -> int:
-        """Samples that are not finished."""
+        """Number of samples that are not finished."""
         return self.request.samples - len(self.samples)
 
     @property
     def last_new(self) -> int:
-        """The tick at which the longest sample ends."""
+        """Tick at which the longest sample ends."""
         return self.first_new + self.new_tokens - 1
 
     def start_at(self, now: int) -> None:
-        """The prompt lies just before the tick ``now``, whose token is the first generated one."""
+        """Place the prompt just before the tick ``now``, whose token is the first generated one."""
         self.start, self.first_new = now - len(self.request.prompt_ids), now
 
     def result(self, engine: str, incarnation: str) -> GenerateResult:
-        """The packed answer, once all samples are finished."""
+        """Return the packed answer; all samples must be finished."""
         samples = [self.samples[index] for index in range(self.request.samples)]
         offsets = np.zeros(len(samples) + 1, np.int64)
         np.cumsum([len(sample.token_ids) for sample in samples], out=offsets[1:])

@@ -15,7 +15,7 @@ _NO_TOKEN = -1
 
 
 class RunningRows:
-    """One entry per row of the cache, in the same places.
+    """Sampling parameters and owners of the running rows, in the order of the cache's rows.
 
     Use inside ``torch.inference_mode`` only.
     """
@@ -68,7 +68,7 @@ class RunningRows:
             self._count_cut_rows()
 
     def positions(self, tick: int) -> Tensor:
-        """[R] the place of this tick's token in each row's sequence."""
+        """Return the position of this tick's token in each row's sequence, [R]."""
         return tick - self._starts[: len(self)]
 
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ class RunningRows:
         return draw(logits_RV, self._temperatures[:rows], noise_R, top_p_R)
 
     def stopped(self, tokens_R: Tensor) -> list[int]:
-        """The rows whose token is one of their stop tokens."""
+        """Return the rows whose token is one of their stop tokens."""
         if not self._stops.shape[1]:
             return []
         stopped_R = (tokens_R[:, None] == self._stops[: len(self)]).any(1)

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, with noise that depends on nothing but its own counter.
+"""Draws tokens from logits with counter-based noise: a function of seed, sample and position.
 
 Legend: R rows, V vocabulary.
 """
@@ -13,19 +13,19 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def noise_key(seed: int, sample: int) -> int:
-    """The signed 64-bit stream key of one sample of a request with this seed."""
+    """Return the signed 64-bit stream key of one sample of a request with this seed."""
     return _signed(_mix(_mix(seed & _MASK_64) + (sample + 1) * _WEYL & _MASK_64))
 
 
 def uniforms(keys_R: Tensor, positions_R: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1 - 2**-52], one per row: a pure function of (key, position).
+    """Return uniform numbers in [0, 1 - 2**-52], one per row: a pure function of (key, position).
 
     SplitMix64 (Steele, Lea, Flood 2014) read at ``position``: the state after n draws is
     ``key + n * weyl``, so that any position is reached without its predecessors.
 
     Args:
         keys_R: [R] int64 from ``noise_key``.
-        positions_R: [R] int64, the place of the token in its sequence.
+        positions_R: [R] int64, position of the token in its sequence.
 
     Returns:
         [R] float64.
@@ -40,7 +40,7 @@ def uniforms(keys_R: Tensor, positions_R: Tensor) -> Tensor:
 def draw(
     logits_RV: Tensor, temperature_R: Tensor, noise_R: Tensor, top_p_R: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One token a row by inverting the distribution function at ``noise``.
+    """Draw one token per row by inverting the distribution function at ``noise``.
 
     Args:
         logits_RV: [R, V], any float type. Computed in float32, or in float64 if given in it.
@@ -57,7 +57,7 @@ def draw(
     probs_RV = logprobs_RV.exp()
     tokens_R = _invert(probs_RV, noise_R)
     if top_p_R is not None:
-        # a row that keeps every token draws the same one whether or not another row is cut
+        # A row that keeps every token draws the same one whether or not another row is cut
         tokens_R = torch.where(top_p_R < 1, _draw_nucleus(probs_RV, noise_R, top_p_R), tokens_R)
     return tokens_R, logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
 

@@ -6,7 +6,7 @@ from offbeat.messages.groups import VersionSpans
 
 
 class VersionLog:
-    """The weight versions of a stretch of ticks. All rows share the clock, so one log serves all."""
+    """Weight versions of a range of ticks. All rows share the clock, so one log serves all."""
 
     def __init__(self, version: int) -> None:
         self._since: list[int] = [0]  # ascending ticks
@@ -17,7 +17,7 @@ class VersionLog:
         return self._versions[-1]
 
     def change(self, tick: int, version: int) -> None:
-        """Tokens from ``tick`` on are of this version. Ticks never decrease from call to call."""
+        """Record that tokens from ``tick`` on are of this version. Ticks never decrease."""
         if tick == self._since[-1]:
             self._versions[-1] = version
         else:
@@ -25,12 +25,12 @@ class VersionLog:
             self._versions.append(version)
 
     def forget_before(self, tick: int) -> None:
-        """No one asks for ticks before this one any more."""
+        """Discard versions that only earlier ticks need."""
         keep = bisect_right(self._since, tick) - 1
         del self._since[:keep], self._versions[:keep]
 
     def spans(self, first: int, last: int) -> VersionSpans:
-        """Run lengths of the versions from tick ``first`` to ``last``, both included."""
+        """Return the run lengths of the versions from tick ``first`` to ``last``, both included."""
         at = bisect_right(self._since, first) - 1
         spans: list[tuple[int, int]] = []
         while first <= last:

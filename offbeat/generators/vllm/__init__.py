@@ -5,10 +5,10 @@
     VllmEngine        requests ------> scheduler --------------> model
     WeightUpdates     transaction ---> pause, resume
     StagingArea       shared memory ---------------------------> ShmTransferEngine: digests, load
-    Verdicts          pipe <------------------------------------ Twin: new layers beside the old
+    Verdicts          pipe <------------------------------------ ShadowModel: new layers beside the old
                                                                  WorkerExtension: abort
 
 Modules that run inside vLLM's processes, and only those, import vllm at their top:
-``transfer_engine``, ``twin`` and ``worker_extension``. The others import it when an engine is made, so that a
-driver without it can set a run up.
+``transfer_engine``, ``shadow_model`` and ``worker_extension``. The others import it when an engine
+is created, so that a driver without vLLM can set up a run.
 """

@@ -1,4 +1,4 @@
-"""From a recipe's ``generator`` section to the arguments of vLLM's engine."""
+"""Translates a recipe's ``generator`` section to the arguments of vLLM's engine."""
 
 import dataclasses
 import difflib
@@ -13,11 +13,11 @@ from offbeat.generators.vllm.errors import EngineArgsRefused
 TRANSFER_BACKEND: Final = "offbeat_shm"
 _EXTENSION: Final = "offbeat.generators.vllm.worker_extension.WorkerExtension"
 _OF_THE_ACTOR: Final = ("weight_transfer_config", "worker_extension_cls")
-"""Ours alone: without them no weights arrive, and processes outlive their owner."""
+"""Arguments that the recipe may not set: the weight transfer and the end of processes need them."""
 
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Keyword arguments of ``AsyncEngineArgs``, but for the weight transfer configuration."""
+    """Return the keyword arguments of ``AsyncEngineArgs``, except those of the weight transfer."""
     config = spec.generator
     vllm = config.vllm
     return {
@@ -51,21 +51,21 @@ def _of_the_cpu_build(config: GeneratorConfig) -> dict[str, Any]:
 def logprobs_mode(config: GeneratorConfig) -> str:
     """Return the vLLM mode whose logprobs are of ``softmax(logits / temperature)``, untruncated.
 
-    Its raw ones are of temperature 1, its processed ones are cut by ``top_p``: with another
-    temperature and a ``top_p`` below 1 there are none, which the config refuses.
+    vLLM's raw logprobs are of temperature 1, its processed ones are cut by ``top_p``. No mode fits
+    another temperature together with a ``top_p`` below 1; the config refuses that.
     """
     return "raw_logprobs" if config.sampling.temperature == 1 else "processed_logprobs"
 
 
 def check_engine_args(given: Mapping[str, Any], known: Mapping[str, object]) -> None:
-    """Every argument exists and is the recipe's to set.
+    """Raise unless every argument exists and may be set by the recipe.
 
     Args:
         given: ``generator.vllm.engine_args``.
         known: The fields of vLLM's ``AsyncEngineArgs``, by name.
 
     Raises:
-        EngineArgsRefused: At the first that does not, or is not.
+        EngineArgsRefused: For the first argument that is unknown or reserved.
     """
     for name in given:
         if name in _OF_THE_ACTOR:
@@ -81,5 +81,5 @@ def check_engine_args(given: Mapping[str, Any], known: Mapping[str, object]) -> 
 
 
 def fields_of(arguments: type[Any]) -> dict[str, object]:
-    """The fields of a dataclass by name."""
+    """Return the fields of a dataclass by name."""
     return {field.name: field.type for field in dataclasses.fields(arguments)}

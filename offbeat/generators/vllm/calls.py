@@ -1,4 +1,7 @@
-"""Calls of vLLM in a weight sync: each has a name and a deadline, and ends with the engine core."""
+"""Calls to vLLM during a weight sync.
+
+Each has a name and a deadline, and fails if the core dies.
+"""
 
 import asyncio
 from collections.abc import Awaitable
@@ -13,7 +16,7 @@ _CALLS: Final = "a call of the weight sync"
 
 
 class CallRefused(OffbeatError):
-    """vLLM raised in a call of a weight sync."""
+    """A call of a weight sync raised inside vLLM."""
 
     def __init__(self, call: str, detail: str) -> None:
         super().__init__(call, detail)
@@ -24,17 +27,17 @@ class CallRefused(OffbeatError):
 
 
 class Calls:
-    """To one engine."""
+    """Makes named calls with a deadline to one engine."""
 
     def __init__(self, engine: VllmEngine, deadline_s: float) -> None:
         self._engine, self._deadline_s = engine, deadline_s
 
     async def __call__(self, what: str, reply: Awaitable[T]) -> T:
-        """The answer.
+        """Await the reply and return it.
 
         Raises:
             EngineUnavailable: The engine core has died.
-            DeadlineExceeded: It takes too long.
+            DeadlineExceeded: The reply took longer than the deadline.
             CallRefused: vLLM raised.
         """
         try:
@@ -45,7 +48,10 @@ class Calls:
             raise DeadlineExceeded(_CALLS, on, self._deadline_s) from None
 
     async def however_long(self, what: str, reply: Awaitable[T]) -> T:
-        """Make a call without a deadline, for work as long as sampling: the caller's deadline bounds it."""
+        """Await a reply without a deadline.
+
+        Used for work as long as sampling, which the caller bounds.
+        """
         try:
             return await self._engine.answered(f"take weights ({what})", reply)
         except OffbeatError:

@@ -1,7 +1,7 @@
-"""Names of the tensors that an engine was loaded from: a release must contain exactly these.
+"""Checks that a release contains exactly the tensors that the engine was loaded from.
 
-vLLM says nothing when a tensor is missing from an update: what was not loaded is stale, or memory
-nobody wrote.
+vLLM does not report a tensor that is missing from an update: it stays stale, or is uninitialized
+memory.
 """
 
 import json
@@ -21,14 +21,14 @@ _HEAD: Final = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Names, shapes and types of the checkpoint an engine was made from."""
+    """Names, shapes and types of the checkpoint that an engine was loaded from."""
 
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
-    dtype: str  # the engine computes in
-    tied: bool  # the output head is the embedding
+    dtype: str  # type that the engine computes in
+    tied: bool  # whether the output head is the embedding
 
     def check(self, epoch: int, manifest: Manifest) -> None:
-        """A manifest covers the model.
+        """Raise unless a manifest covers the model.
 
         Raises:
             CoverageRefused: Tensors are missing or unknown.
@@ -45,13 +45,13 @@ class Coverage:
             if tuple(spec.shape) != shape:
                 raise TransferRefused(epoch, f"shape of {spec.name}", str(spec.shape), str(shape))
             fitting = (self.dtype, "float32") if stored in _FLOATS else (stored,)
-            if spec.dtype not in fitting:  # float32 loses nothing, and some tensors need it
+            if spec.dtype not in fitting:  # float32 is lossless, and some tensors need it
                 want = " or ".join(dict.fromkeys(fitting))
                 raise TransferRefused(epoch, f"dtype of {spec.name}", spec.dtype, want)
 
 
 def coverage_of(model_path: str, dtype: str) -> Coverage:
-    """Read the headers of a Hugging Face directory's safetensors files."""
+    """Read the headers of a Hugging Face directory's safetensors files; return the coverage."""
     folder = Path(model_path)
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
     for file in sorted(folder.glob("*.safetensors")):

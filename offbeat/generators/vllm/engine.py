@@ -1,6 +1,6 @@
-"""Requests against vLLM's ``AsyncLLM``, and the gate in front of them.
+"""Serves requests with vLLM's ``AsyncLLM``, behind a gate that weight syncs close.
 
-who waits      for                            woken by
+waiter         waits for                      woken by
 a request      the gate                       the end of a weight sync, good or bad
 a request      its answer                     vLLM's output handler
 ``state``      nothing: a heartbeat that is not answered in time is found by the next call
@@ -29,17 +29,17 @@ _DIED: Final = "the engine core has died"
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request that is not answered. ``fate``: what an abort of vLLM means for it."""
+    """A request that is not answered. ``fate`` tells how to treat an abort by vLLM."""
 
     samples: int
     fate: Literal["aborted", "again", "lost"] = "aborted"
 
 
 class VllmEngine:
-    """One ``AsyncLLM``. All methods belong to one event loop, that of the first call.
+    """One ``AsyncLLM``. All methods belong to the event loop of the first call.
 
-    It serves after ``serve``, and not after ``lose``: then its weights are of no version, it stays
-    paused, and every request raises ``EngineUnavailable`` until it is told to serve again.
+    It serves after ``serve``. After ``lose`` its weights are of no version: it stays paused, and
+    every request raises ``EngineUnavailable`` until the next ``serve``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class VllmEngine:
     ) -> None:
         self.name, self.incarnation, self.llm = name, incarnation, llm
         self.tokens = 0
-        """Generated since start."""
+        """Tokens generated since start."""
         self._vllm, self._end_ids, self._limits, self._clock = library, end_ids, limits, clock
         self._heartbeat_deadline_s = config.heartbeat_deadline_s
         self._kv_kept = config.kv == "keep"
@@ -65,7 +65,7 @@ class VllmEngine:
         self._gate.set()
         self._salt, self._canaries = "", itertools.count()
         self._not_serving = "it holds no weights of this run"
-        self._gone = ""  # why it serves no more, ever
+        self._gone = ""  # reason why it will never serve again; empty while it can
         self._busy_s, self._busy_since = 0.0, 0.0
         self._heartbeat: asyncio.Future[str] | None = None
         self._heartbeat_since = 0.0
@@ -74,17 +74,17 @@ class VllmEngine:
 
     @property
     def running(self) -> int:
-        """Samples asked for and not answered."""
+        """Number of samples requested and not answered."""
         return sum(each.samples for each in self._open.values())
 
     @property
     def waiting(self) -> int:
-        """Not told apart: which requests it has started is vLLM's own business."""
+        """Always 0: vLLM does not report which requests it has started."""
         return 0
 
     @property
     def busy_s(self) -> float:
-        """Time since start in which there was a request to decode, pauses left out."""
+        """Seconds since start in which there was a request to decode, pauses excluded."""
         return self._busy_s + (self._clock() - self._busy_since if self._is_busy else 0.0)
 
     @property
@@ -92,10 +92,10 @@ class VllmEngine:
         return not self._not_serving
 
     def check_usable(self, during: str) -> None:
-        """Pass while the engine's processes live and answer.
+        """Raise unless the engine's processes live and answer.
 
         Raises:
-            EngineUnavailable: They are gone, hung, or were given up.
+            EngineUnavailable: They have ended or hang, or were given up.
         """
         if not self._gone and self.llm.errored:
             self._gone = _DIED
@@ -104,19 +104,19 @@ class VllmEngine:
         self.check_not_gone(during)
 
     def check_not_gone(self, during: str) -> None:
-        """Pass unless it is known that nothing comes of this engine any more.
+        """Raise if the engine is already known to be gone.
 
         Raises:
-            EngineUnavailable: Its processes are gone, hung, or were given up.
+            EngineUnavailable: Its processes have ended or hang, or were given up.
         """
         if self._gone:
             raise EngineUnavailable(self.name, during, self._gone, "Start another engine")
 
     async def answered(self, during: str, reply: Awaitable[T]) -> T:
-        """Await a reply of the engine core, or its death.
+        """Await a reply of the engine core, or raise when the core dies.
 
-        A call to a core that dies is never answered: vLLM ends its output handler then, and whoever
-        waits for tokens, but not who waits for this.
+        vLLM never answers a call to a core that has died: it ends its output handler and the
+        requests that wait for tokens, but not this call.
 
         Raises:
             EngineUnavailable: The core has died.
@@ -136,20 +136,20 @@ class VllmEngine:
     # --- requests ---------------------------------------------------------------------------------
 
     async def warm_up(self) -> None:
-        """A first request: it compiles what later ones use, and shows that tokens come out.
+        """Run a first request, which compiles what later ones use and shows that tokens come out.
 
-        They are of no version, and nobody gets them.
+        The tokens are of no version and are discarded.
         """
-        asked = self._params(n=1, max_tokens=_WARM_UP_TOKENS, detokenize=False, logprobs=0)
-        await self._final({"prompt_token_ids": [0, 0]}, asked, "warm-up")
+        params = self._params(n=1, max_tokens=_WARM_UP_TOKENS, detokenize=False, logprobs=0)
+        await self._final({"prompt_token_ids": [0, 0]}, params, "warm-up")
 
     async def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
-        """The most probable next token after each prompt, as the model computes it now.
+        """Return the most probable next token after each prompt, as the model computes it now.
 
-        Past the gate, ahead of waiting samples, and without keys of the prefix cache: what it holds
-        may be of other weights.
+        The calls bypass the gate, run ahead of waiting samples, and do not read the prefix cache,
+        which may hold keys of other weights.
         """
-        asked = self._params(
+        params = self._params(
             n=1,
             max_tokens=1,
             temperature=0.0,
@@ -163,7 +163,7 @@ class VllmEngine:
         replies = await asyncio.gather(
             *(
                 self._final(
-                    {"prompt_token_ids": list(prompt), "cache_salt": id_}, asked, id_, _FIRST
+                    {"prompt_token_ids": list(prompt), "cache_salt": id_}, params, id_, _FIRST
                 )
                 for prompt, id_ in zip(prompts, ids, strict=True)
             )
@@ -174,13 +174,14 @@ class VllmEngine:
         ]
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """The finished samples of this request; a cancelled call takes it out of the engine.
+        """Return the finished samples of a request; cancelling the call removes it from the engine.
 
-        During the swap of a sync a request waits. With ``pause: abort`` those that ran start anew.
+        A request waits during the swap of a sync. With ``pause: abort``, running requests are
+        restarted.
 
         Raises:
             InvalidRequest: The engine can never serve it, or its id is open.
-            EngineUnavailable: It has no weights of a version, or its processes are gone.
+            EngineUnavailable: Its weights are of no version, or its processes have ended.
         """
         self._limits.check(request)
         self._check_text(request)
@@ -206,7 +207,8 @@ class VllmEngine:
             self._check_serving()
             opened.fate = "aborted"
             completions = await self._completions(request)
-            await self._gate.wait()  # what ends before a canary has passed is nobody's yet
+            # A sample that ends before the canary has passed is not answered yet
+            await self._gate.wait()
             if opened.fate == "lost":
                 self._check_serving()
                 problem = "a weight sync into it failed while this ran"
@@ -258,7 +260,10 @@ class VllmEngine:
     # --- what a weight sync does ------------------------------------------------------------------
 
     def close_gate(self, *, start_anew: bool) -> None:
-        """New requests wait. ``start_anew``: those that vLLM aborts from here on do so too."""
+        """Make new requests wait.
+
+        With ``start_anew``, requests that vLLM aborts from here on are restarted.
+        """
         self._account()
         self._gate.clear()
         if start_anew:
@@ -266,16 +271,19 @@ class VllmEngine:
                 opened.fate = "again"
 
     def open_gate(self) -> None:
-        """Release waiting requests, which continue, or fail if the engine is lost."""
+        """Release waiting requests, which continue, or fail if the engine has no version."""
         self._account()
         self._gate.set()
 
     def serve(self, version: int, epoch: int) -> None:
-        """Tokens are of this version. Its prefix cache is its own, even if a version comes back."""
+        """Stamp tokens with this version.
+
+        Each epoch has its own prefix cache, even if a version returns.
+        """
         self._salt, self._not_serving = f"{label_of(version)}.{epoch}", ""
 
     async def lose(self, problem: str) -> None:
-        """Mark the weights as of no version: running requests are ended, and new ones refused."""
+        """Mark the weights as of no version: end running requests and refuse new ones."""
         self._not_serving = problem
         for opened in self._open.values():
             opened.fate = "lost"
@@ -311,7 +319,10 @@ class VllmEngine:
         return bool(self._open) and self._gate.is_set()
 
     def _account(self) -> None:
-        """Close the stretch of time up to here; called before and after what it depends on."""
+        """Account for the time up to now.
+
+        Call before and after a change that decides what it counts as.
+        """
         now = self._clock()
         if self._is_busy:
             self._busy_s += now - self._busy_since

@@ -4,7 +4,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class VllmMissing(OffbeatError):
-    """The recipe asks for vLLM, and this Python does not have it."""
+    """The recipe needs vLLM, and this Python environment does not have it."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -15,7 +15,7 @@ class VllmMissing(OffbeatError):
 
 
 class EngineArgsRefused(OffbeatError):
-    """``generator.vllm.engine_args`` has something that vLLM or this package cannot take."""
+    """``generator.vllm.engine_args`` has an argument that vLLM or this package cannot accept."""
 
     def __init__(self, name: str, problem: str, fix: str) -> None:
         super().__init__(name, problem, fix)
@@ -26,7 +26,7 @@ class EngineArgsRefused(OffbeatError):
 
 
 class RopeDiffers(OffbeatError):
-    """A model whose positions vLLM would rotate by other frequencies than the trainer."""
+    """A model for which vLLM would use other rotary frequencies than the trainer."""
 
     def __init__(self, max_model_len: int, bound: int, original: int) -> None:
         super().__init__(max_model_len, bound, original)

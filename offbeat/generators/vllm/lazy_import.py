@@ -1,4 +1,4 @@
-"""Lazy import of the vLLM names used in the actor's process, when an engine is made."""
+"""Lazy import of the vLLM names that the actor's process uses, when an engine is created."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vllm lives in an environment of its own (docs/vllm.md).
@@ -12,7 +12,7 @@ from offbeat.generators.vllm.errors import VllmMissing
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Classes of vLLM, under their own names."""
+    """vLLM's classes, under their own names."""
 
     AsyncEngineArgs: Any
     AsyncLLM: Any
@@ -28,10 +28,10 @@ class Library:
 
 
 def load_library() -> Library:
-    """Import vLLM: seconds.
+    """Import vLLM, which takes seconds.
 
     Raises:
-        VllmMissing: It is not installed, or something it needs is not.
+        VllmMissing: vLLM, or a package it needs, is not installed.
     """
     try:
         from vllm import SamplingParams, TokensPrompt  # noqa: PLC0415 - see above

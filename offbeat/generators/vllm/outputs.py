@@ -1,4 +1,4 @@
-"""Between this package's requests and results and vLLM's.
+"""Converts this package's requests to vLLM's, and vLLM's results to this package's.
 
 Legend: G samples of a request, N tokens over all of them.
 """
@@ -15,41 +15,41 @@ from offbeat.messages.generation import STOPPED_AT_STRING, GenerateRequest, Gene
 from offbeat.messages.groups import VersionSpans
 
 NO_VERSION: Final = "default"
-"""What vLLM calls weights that nobody named: those it was started with, or a mixture."""
+"""vLLM's label for unnamed weights: those it was started with, or a mixture."""
 
 _FINISHED: Final = {"stop": "stop", "length": "length", "repetition": "stop"}
 
 
 def label_of(version: int) -> str:
-    """A weight version as vLLM carries it."""
+    """Return vLLM's label for a weight version."""
     return str(version)
 
 
 def version_of(label: str) -> int | None:
-    """A weight version from vLLM's label; None for weights that are not of the run."""
+    """Return the weight version of vLLM's label; None for weights that are not of the run."""
     return None if label == NO_VERSION else int(label)
 
 
 def sampling_arguments(request: GenerateRequest, end_ids: Sequence[int]) -> dict[str, Any]:
-    """Keyword arguments of vLLM's ``SamplingParams``.
+    """Return the keyword arguments of vLLM's ``SamplingParams``.
 
-    Sample i draws with seed + i, so the seed is spread first: those of two groups may be
+    Sample i draws with seed + i, so the seed is hashed first: seeds of two groups may be
     neighbours.
     """
-    asked = request.sampling
-    seed = None if asked.seed is None else random.Random(asked.seed).getrandbits(62)
+    sampling = request.sampling
+    seed = None if sampling.seed is None else random.Random(sampling.seed).getrandbits(62)
     return {
         "n": request.samples,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "max_tokens": asked.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_new_tokens,
         "ignore_eos": True,  # the tokenizer's end is not the model's: ``end_ids`` says what ends
-        "stop_token_ids": [*dict.fromkeys((*end_ids, *asked.stop_token_ids))],
+        "stop_token_ids": [*dict.fromkeys((*end_ids, *sampling.stop_token_ids))],
         "seed": seed,
         "logprobs": 0,  # of the drawn token alone
         "flat_logprobs": True,
-        "stop": list(asked.stop),
-        "detokenize": bool(asked.stop),
+        "stop": list(sampling.stop),
+        "detokenize": bool(sampling.stop),
         "skip_reading_prefix_cache": False,
     }
 
@@ -62,9 +62,9 @@ def result_of(
     *,
     kv_kept: bool = False,
 ) -> GenerateResult:
-    """The ``CompletionOutput`` of each sample, packed. A sample never started is an empty abort.
+    """Pack the ``CompletionOutput`` of each sample. A sample never started is an empty abort.
 
-    ``kv_kept``: a weight sync leaves keys and values as the old weights made them.
+    ``kv_kept`` states whether a weight sync keeps the keys and values of the old weights.
 
     Raises:
         EngineUnavailable: Tokens were drawn by weights that are not of the run.
@@ -96,13 +96,13 @@ def _finish_reason(completion: Any) -> str:  # noqa: ANN401 - vLLM may not be in
 
 
 def _after_the_first(spans: Sequence[VersionSpans | None]) -> tuple[int, ...]:
-    """Return per sample the tokens after its first version: all of them attended to older keys."""
+    """Return, per sample, the tokens after its first version: they all attended to older keys."""
     later = tuple(sum(count for _, count in (sample or ())[1:]) for sample in spans)
     return later if any(later) else ()
 
 
 def _spans(completion: Any) -> VersionSpans | None:  # noqa: ANN401 - vLLM may not be installed
-    """Versions and counts, neighbours of one version joined; None when one has no version."""
+    """Return (version, count) runs, equal neighbours joined; None if any token has no version."""
     spans = list[tuple[int, int]]()
     for span in completion.weight_versions or ():
         version = version_of(span.version)

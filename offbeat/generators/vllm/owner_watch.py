@@ -1,12 +1,12 @@
-"""An engine's processes end with the actor that started them, however that ended.
+"""Watcher process that ends an engine's processes when the actor that started them ends.
 
-vLLM's engine core is told to stop by its owner. An owner that is killed tells nobody: the core and
-its workers would hold their memory, on a GPU all of it, while the next life of the actor starts,
-and a core that has just begun would wait minutes for its first answer. So a small process watches
-the owner, and kills what the owner has started once it is gone. What those processes would have
-removed goes with them: their sockets, and the memory that they shared by a name.
+vLLM's engine core is stopped by its owner. If the owner is killed, the core and its workers would
+keep their memory (on a GPU, all of it) while the actor restarts, and a core that has just started
+would wait minutes for its first message. So a small process watches the owner, and once it has
+ended kills the processes that it started. It also removes what those would have removed: their
+sockets, and their named shared memory.
 
-This file is also that process's program: it knows the standard library only.
+This file is also that process's program: it uses the standard library only.
 """
 
 import os
@@ -21,17 +21,19 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "OFFBEAT_ENGINE_OWNER"
-"""Inherited by the engine's processes and by what those start; ``/proc`` shows it of each."""
+"""Environment variable that marks the engine's processes and their children; see ``/proc``."""
 
 _SOCKETS: Final = "VLLM_RPC_BASE_PATH"
-"""Names the folder of vLLM's sockets. A path of a socket has at most some hundred characters."""
+"""Names the folder of vLLM's sockets. The path of a socket is limited to about a hundred
+characters."""
 
 _TRACKER: Final = b"multiprocessing.resource_tracker"
-"""In the command of the process that removes what others shared, once all of those have ended."""
+"""Part of the command line of Python's resource tracker, which removes shared memory at the end."""
 
 _TRACKER_S: Final = 10.0  # for the processes of a dead owner to remove what they shared
 
-_WATCHERS: Final = list[subprocess.Popen[bytes]]()  # held: they run as long as this process does
+# References that keep the watchers running as long as this process
+_WATCHERS: Final = list[subprocess.Popen[bytes]]()
 
 
 def own_engine_processes() -> None:
@@ -59,10 +61,10 @@ def own_engine_processes() -> None:
 
 
 def end_with(owner: int, mark: str, sockets: str) -> None:
-    """Wait for the end of ``owner``, a handle; then kill whoever bears the mark, and wait for it.
+    """Wait until ``owner``, a pid file descriptor, ends; then kill the processes with the mark.
 
-    Whoever is started meanwhile bears it too, so this looks again until there is nobody. Afterwards
-    the folder ``sockets`` is gone.
+    Processes started meanwhile inherit the mark, so this repeats until none is left. Afterwards the
+    folder ``sockets`` is removed.
     """
     _wait_for(owner)
     while marked := _bearing(f"{MARK}={mark}".encode()):
@@ -76,7 +78,7 @@ def end_with(owner: int, mark: str, sockets: str) -> None:
 
 
 def _kill(processes: list[int]) -> None:
-    """Return once they have ended."""
+    """Kill processes and return once they have ended."""
     for process in processes:
         try:
             signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -87,7 +89,7 @@ def _kill(processes: list[int]) -> None:
 
 
 def _bearing(mark: bytes) -> list[tuple[int, bool]]:
-    """Handles of processes with this entry in their environment, and which are trackers."""
+    """Return pid file descriptors of processes with this mark, and whether each is a tracker."""
     found = list[tuple[int, bool]]()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -106,7 +108,7 @@ def _bearing(mark: bytes) -> list[tuple[int, bool]]:
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # somebody else's, or it has ended
+    except OSError:  # of another user, or it has ended
         return b""
 
 

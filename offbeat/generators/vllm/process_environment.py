@@ -1,4 +1,4 @@
-"""Environment variables that vLLM reads, for the process of one engine."""
+"""Environment variables of an engine's process that vLLM reads."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -28,7 +28,7 @@ def environment(config: GeneratorConfig) -> Mapping[str, str]:
 def prepare_environment(
     config: GeneratorConfig, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set what is not set: whoever starts the run may know better."""
+    """Set the variables that are unset: values chosen by the user have precedence."""
     for name, value in environment(config).items():
         environ.setdefault(name, value)
     if config.device == "cpu":

@@ -1,6 +1,6 @@
 """Rotary frequencies on which vLLM and the trainer agree.
 
-With ``rope_type`` longrope both take the long factors if ``max_model_len`` exceeds the original
+With ``rope_type`` longrope, both use the long factors if ``max_model_len`` exceeds the original
 length. With dynamic, vLLM scales by the config alone: the trainer agrees with it only where neither
 scales at all.
 """
@@ -13,10 +13,10 @@ from offbeat.generators.vllm.errors import RopeDiffers
 
 
 def check_rope(model_path: str | Path, max_model_len: int) -> None:
-    """Refuse a model whose positions vLLM would rotate otherwise than the trainer.
+    """Refuse a model for which vLLM would use other rotary frequencies than the trainer.
 
     Raises:
-        RopeDiffers: It is one.
+        RopeDiffers: The frequencies differ.
     """
     settings = cast("dict[str, Any]", json.loads((Path(model_path) / "config.json").read_bytes()))
     settings = settings.get("text_config") or settings

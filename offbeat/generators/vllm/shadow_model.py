@@ -1,13 +1,12 @@
-"""A second set of a model's layers, in which new weights come to life while the first one decodes.
+"""A second set of a model's layers, loaded with new weights while the first one decodes.
 
     opened -> filled by the model's own loaders -> closed, packed as the kernels want them ->
     exchanged
 
-vLLM loads, fuses, pads and packs by layer. All of that happens here, in layers that nobody computes
-with; what is left for the moment when decoding stands still is to exchange a few hundred
-references. It needs room for the weights twice, so it is for engines on CPU; and every layer has to
-keep what it is computed with in the layer itself, so it is for models that are not quantized
-(``obstacle``).
+vLLM loads, fuses, pads and packs by layer. All of that happens here, in layers that are not in use;
+while decoding is paused, only a few hundred references are exchanged. It needs room for the weights
+twice, so it is for engines on CPU; and every layer must hold all of its computed state in the layer
+itself, so it is for models that are not quantized (``obstacle``).
 """
 
 # pyright: reportMissingImports=false, reportPrivateUsage=false
@@ -29,18 +28,18 @@ from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import layer_ref_sentinel
 
 Pair = tuple[nn.Module, nn.Module]
-"""A layer that is computed with, and its twin."""
+"""A live layer, and its shadow."""
 
 _TREE: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _STATELESS: Final = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""How layers are computed whose packed weights are attributes of the layer."""
+"""Quantization methods whose packed weights are attributes of the layer."""
 
 
 class ShadowModel:
-    """Layers like those of a model, without weights. One thread at a time may have it."""
+    """Layers like those of a model, without weights. One thread at a time may use it."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Open it: its layers take weights. ``model`` is only read."""
+        """Create the layers, ready to load weights. ``model`` is only read."""
         self._twins = {id(layer): _bare(layer) for layer in model.modules() if _is_copied(layer)}
         self._layers = [(live, self._twins[id(live)]) for live in _copied(model)]
         self._before = {id(live): dict(live.__dict__) for live, _ in self._layers}
@@ -62,12 +61,18 @@ class ShadowModel:
         self._filled = list[Pair]()
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Hand some tensors to the model's own loader; a layer that has all of its is packed."""
+        """Pass tensors to the model's own loader.
+
+        A layer is packed once all of its tensors have come.
+        """
         with torch.no_grad():
             self._model.load_weights(tensors)  # type: ignore[operator] -- every model of vLLM has it
 
     def close(self) -> None:
-        """Pack what was not yet; it can be exchanged then. A layer that got nothing stays as it is."""
+        """Pack the remaining layers, ready to be exchanged.
+
+        A layer that received nothing stays as it is.
+        """
         with torch.no_grad():
             for _, twin in self._own:
                 info = layerwise.get_layerwise_info(twin)
@@ -81,7 +86,7 @@ class ShadowModel:
                     _pack(twin)
 
     def exchange(self) -> None:
-        """The model computes with the new weights, and the old ones are here."""
+        """Swap: the model computes with the new weights, and the shadow holds the old ones."""
         for live, twin in self._filled:
             for name, parameter in live._parameters.items():
                 other = twin._parameters.get(name)
@@ -95,14 +100,17 @@ class ShadowModel:
                     live.__dict__[name] = made
 
     def drop(self) -> None:
-        """Free what is here. Its layers refer to themselves, so nobody else would, for long."""
+        """Free the shadow's tensors.
+
+        Its layers refer to themselves, so the collector would free them late.
+        """
         for twin in self._twins.values():
             twin.__dict__.clear()
         self._before.clear()
 
 
 def pack_tied(model: nn.Module) -> None:
-    """Pack the layers again whose parameters were loaded as another's."""
+    """Pack again the layers whose parameters were loaded through another layer."""
     for layer, _ in _tied([(layer, layer) for layer in model.modules()]):
         _pack(layer)
 
@@ -165,11 +173,11 @@ def _bare(layer: nn.Module) -> nn.Module:
 
 
 def _parameters(layer: nn.Module) -> dict[str, Tensor]:
-    return {name: held for name, held in layer._parameters.items() if held is not None}
+    return {name: tensor for name, tensor in layer._parameters.items() if tensor is not None}
 
 
 def _tied(layers: Sequence[Pair]) -> list[tuple[nn.Module, nn.Module]]:
-    """Twins of layers whose parameters are another's, each with that of the other."""
+    """Return the shadows of layers with tied parameters, each with the shadow that owns them."""
     owners, tied = dict[int, nn.Module](), list[tuple[nn.Module, nn.Module]]()
     for live, twin in layers:
         for parameter in _parameters(live).values():
@@ -179,28 +187,28 @@ def _tied(layers: Sequence[Pair]) -> list[tuple[nn.Module, nn.Module]]:
 
 
 def _open(live: nn.Module, twin: nn.Module) -> None:
-    """Give it tensors of the checkpoint's shapes, and loaders that wait until all have come."""
+    """Create tensors of the checkpoint's shapes, and loaders that wait until all have come."""
     info, recorded = (layerwise.get_layerwise_info(layer) for layer in (twin, live))
     info.restore_device = recorded.restore_device
     shapes: dict[str, Tensor] = recorded.restore_metadata[0]
-    for name, held in {**_parameters(live), **shapes}.items():
-        # A bias is never taken to the meta device: its loader writes at once.
-        own = to_meta_tensor(held) if name in shapes else _copy_of(held)
+    for name, tensor in {**_parameters(live), **shapes}.items():
+        # A bias is never moved to the meta device: its loader writes at once.
+        own = to_meta_tensor(tensor) if name in shapes else _copy_of(tensor)
         attributes = {name: _bound_to(twin, value, live) for name, value in vars(own).items()}
         vars(own).update(attributes)
         twin._parameters[name] = own  # type: ignore[assignment] -- of a parameter's class
     layerwise.initialize_online_processing(twin)
 
 
-def _copy_of(held: Tensor) -> Tensor:
-    copy = held.data.clone()
-    copy.__class__ = held.__class__
-    vars(copy).update(vars(held))
+def _copy_of(tensor: Tensor) -> Tensor:
+    copy = tensor.data.clone()
+    copy.__class__ = tensor.__class__
+    vars(copy).update(vars(tensor))
     return copy
 
 
 def _bound_to(twin: nn.Module, value: Any, live: nn.Module) -> Any:  # noqa: ANN401 - an attribute
-    """A loader of the live layer, or of none, as one of its twin's."""
+    """Return a loader bound to the live layer rebound to its shadow; any other value as it is."""
     while getattr(value, "__name__", "") == "online_process_loader":
         value = value.__wrapped__
     owner = value.__self__ if isinstance(value, MethodType) else None
@@ -210,7 +218,7 @@ def _bound_to(twin: nn.Module, value: Any, live: nn.Module) -> Any:  # noqa: ANN
 
 
 def _on_meta(layer: nn.Module) -> bool:
-    return any(held.is_meta for held in _parameters(layer).values())
+    return any(tensor.is_meta for tensor in _parameters(layer).values())
 
 
 def _refers_elsewhere(value: object, layer: nn.Module) -> bool:

@@ -1,6 +1,6 @@
-"""Memory that an engine actor shares with vLLM's workers: one copy of the weights, always reused.
+"""Shared memory between an engine actor and vLLM's workers: one copy of the weights, reused.
 
-It has no name in any file system, so nothing is left behind by a process that is killed.
+It has no name in any file system, so a process that is killed leaves nothing behind.
 """
 
 import mmap
@@ -13,7 +13,7 @@ from offbeat.weight_sync.manifest import ALIGNMENT, Bytes
 
 
 class StagingArea:
-    """Owned by the actor; workers of the same machine and user map it by its path."""
+    """Shared memory owned by the actor; workers of the same machine and user map it by its path."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("offbeat-weights", os.MFD_CLOEXEC)
@@ -28,7 +28,7 @@ class StagingArea:
         return self._memory.nbytes
 
     def reserve(self, nbytes: int) -> bool:
-        """Make room. True: workers have to map it anew."""
+        """Grow to ``nbytes`` if needed; return whether workers have to map the memory anew."""
         if nbytes <= self.nbytes:
             return False
         os.ftruncate(self._file, nbytes)
@@ -36,9 +36,9 @@ class StagingArea:
         return True
 
     def fill(self, chunks: Sequence[Bytes]) -> list[int]:
-        """Copy chunks in, one after the other; the offset of each.
+        """Copy chunks into the memory one after the other; return the offset of each.
 
-        Nothing is hashed here: whoever reads from this memory hashes what it reads.
+        Nothing is hashed here: each reader hashes what it reads.
         """
         offsets, end = list[int](), 0
         for chunk in chunks:
@@ -48,11 +48,11 @@ class StagingArea:
         return offsets
 
     def close(self) -> None:
-        """Give the memory back; what workers have mapped stays theirs."""
+        """Release the memory; the mappings of workers stay valid."""
         self._memory = np.empty(0, np.uint8)
         os.close(self._file)
 
 
 def room_for(sizes: Sequence[int]) -> int:
-    """Bytes that chunks of these sizes take in the area."""
+    """Return the number of bytes that chunks of these sizes take in the area."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)

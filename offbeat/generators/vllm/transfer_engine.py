@@ -4,21 +4,21 @@
     fills its StagingArea
     ws_plan                   ---------->  knows what lies where, from then on
     ws_stage(digests)         ---------->  a thread hashes the area             goes on
-                              <----------  told: verified
+                              <----------  report: verified
 
-beside decoding, where the model can have a twin:
-    start_weight_update       ---------->  the thread opens a twin of the model     goes on
+beside decoding, where the model can have a shadow copy:
+    start_weight_update       ---------->  the thread opens a copy of the model     goes on
     update_weights(chunk)...  ---------->  it loads and packs the chunk's tensors   goes on
-                              <----------  told: prepared
-    finish_weight_update      ---------->  model and twin are exchanged             stands still
+                              <----------  report: prepared
+    finish_weight_update      ---------->  model and copy are exchanged            stands still
 
 in place:
     start_weight_update       ---------->  opens the model's layers                 stands still
     update_weights(chunk)...  ---------->  loads the tensors of one chunk           stands still
     finish_weight_update      ---------->  closes the layers                        stands still
 
-Whatever raises before ``finish_weight_update``, or in place before ``start_weight_update``, has
-touched nothing. What is told goes through ``verdicts``: an answer would hold the worker up.
+An error before ``finish_weight_update``, or in place before ``start_weight_update``, leaves the
+model untouched. Reports go through ``verdicts``: a reply to a call would block the worker.
 """
 
 # pyright: reportMissingImports=false
@@ -51,12 +51,12 @@ Staged = list[tuple[int, int, str]]
 Placed = tuple[str, list[int], str, int, int]
 """Name, shape, dtype, offset and bytes of a tensor in the shared memory."""
 
-_NOBODY: Final = -1  # the epoch of no transfer
+_NOBODY: Final = -1  # epoch of no transfer
 
 
 @dataclass
 class StagingInfo(WeightTransferInitInfo):
-    """Location of the shared memory, and the pipe for verdicts."""
+    """Location of the shared memory, and of the pipe for verdicts."""
 
     path: str
     nbytes: int
@@ -65,14 +65,14 @@ class StagingInfo(WeightTransferInitInfo):
 
 @dataclass
 class ChunkInfo(WeightTransferUpdateInfo):
-    """One chunk of those that were planned."""
+    """Index of one chunk of the planned ones."""
 
     epoch: int
     index: int
 
 
 class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
-    """Takes chunks out of shared memory, after their digests were verified here."""
+    """Loads chunks from shared memory, after verifying their digests in this worker."""
 
     init_info_cls = StagingInfo
     update_info_cls = ChunkInfo
@@ -84,16 +84,16 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
         self._planned: list[list[tuple[str, Tensor]]] = []  # views of the memory, by chunk
         self._telling: VerdictSender | None = None
         self._rank = self.parallel_config.rank
-        self._obstacle: str | None = None  # to a twin; None: nobody has looked yet
+        self._obstacle: str | None = None  # reason against a shadow copy; None: not determined yet
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
         self._verified: Future[None] | None = None
         self._twin: Future[ShadowModel] | None = None  # of the transfer that is open
         self._prepared: Future[None] | None = None
         self._in_place = True
-        self._loading = ""  # the tensor handed to a model last
+        self._loading = ""  # name of the last tensor passed to a model
 
     def init_transfer_engine(self, init_info: StagingInfo) -> None:
-        """Map the actor's shared memory; again whenever it has grown."""
+        """Map the actor's shared memory; called again whenever it has grown."""
         with Path(init_info.path).open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), init_info.nbytes)
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -104,13 +104,16 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     # --- before anything is opened ------------------------------------------------------------------
 
     def stage(self, epoch: int, chunks: Staged) -> None:
-        """Begin to verify where each chunk lies with the digest it was sent with."""
+        """Begin to verify that each chunk has the digest it was sent with."""
         self.forget()
         self._epoch, self._chunks = epoch, len(chunks)
         self._verified = self._do_beside(VERIFIED, lambda: self._verify(epoch, chunks))
 
     def plan(self, chunks: list[list[Placed]], *, in_place: bool) -> str:
-        """Learn which tensors lie where; why they cannot be loaded beside decoding, else empty."""
+        """Learn the layout.
+
+        Return why loading beside decoding is impossible, or an empty string.
+        """
         self._planned = [[self._view(each) for each in chunk] for chunk in chunks]
         if self._obstacle is None:
             on_cpu = self.device.type == "cpu"
@@ -132,11 +135,11 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
                 )
 
     def _do_beside(self, work: str, does: Callable[[], None]) -> Future[None]:
-        """Run it in the thread, and report its result to the actor."""
+        """Run work in the background thread, and report its result to the actor."""
         epoch, telling = self._epoch, self._telling
         assert telling is not None  # noqa: S101 -- for the type checker: the actor gives it first
 
-        def told() -> None:
+        def run_and_report() -> None:
             try:
                 does()
             except TransferRefused as refused:
@@ -148,7 +151,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
                 raise
             telling.done(epoch, work)
 
-        return self._beside.submit(told)
+        return self._beside.submit(run_and_report)
 
     # --- vLLM's three calls -------------------------------------------------------------------------
 
@@ -173,9 +176,10 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             self._prepare(update_info)
 
     def _prepare(self, info: ChunkInfo) -> None:
-        """Have the thread load the chunk, and close the twin after the last.
+        """Have the background thread load the chunk, and close the shadow after the last.
 
-        Once one could not be loaded, none after it is; the last one reports.
+        After a chunk that could not be loaded, later ones are skipped; the last one reports the
+        error.
         """
         before, twin, last = self._prepared, self._twin, self._next == self._chunks
         assert twin is not None  # noqa: S101 -- for the type checker: it was started
@@ -184,7 +188,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
             if before is not None:
                 before.result()
             if info.epoch != self._epoch:
-                return  # given up meanwhile
+                return  # given up in the meantime
             self._load(info, twin.result().load)
             if last:
                 twin.result().close()
@@ -225,7 +229,7 @@ class ShmTransferEngine(WeightTransferEngine[StagingInfo, ChunkInfo]):
     # --- the end of a transfer ----------------------------------------------------------------------
 
     def forget(self) -> None:
-        """No transfer is open; what was prepared, or exchanged, is freed beside decoding."""
+        """End the open transfer; free what was prepared or exchanged, beside decoding."""
         if self._twin is not None:
             self._beside.submit(_drop, self._twin)
         self._epoch, self._chunks, self._next = _NOBODY, 0, 0
@@ -241,10 +245,10 @@ def _drop(twin: Future[ShadowModel]) -> None:
 
 
 def place_back(model: nn.Module) -> int:
-    """Close every layer that an update left open, on the tensors it had before.
+    """Close every layer that an update left open, with its previous tensors; return their number.
 
-    Layers the update had completed keep the new values: the model is a mixture that can run, and
-    that a whole update makes exact. How many layers were open.
+    Layers that the update had completed keep the new values: the model is a mixture that can run,
+    and that a whole update makes exact.
     """
     opened = 0
     for layer in model.modules():

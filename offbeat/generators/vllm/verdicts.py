@@ -1,8 +1,8 @@
 """Reports of workers about work that runs concurrently with decoding.
 
-A call of vLLM holds a worker up until it is answered, so work that takes long is only begun by one,
-and its end is told here: over a pipe of the actor's, which workers of the same machine open by its
-path. Like the staging area it has no name in any file system, and ends with the actor.
+A call of vLLM blocks a worker until it returns, so a call only starts long work, and the end of the
+work is reported here: over a pipe of the actor, which workers of the same machine open by its path.
+Like the staging area it has no name in any file system, and ends with the actor.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ import msgspec
 from offbeat.weight_sync.errors import TransferRefused
 
 VERIFIED: Final = "verified"
-"""Every chunk is what was sent, as this worker reads it."""
+"""Every chunk has the digest it was sent with, as this worker reads it."""
 PREPARED: Final = "prepared"
-"""Every tensor is loaded and packed, beside the model."""
+"""Every tensor is loaded and packed, in the shadow model."""
 
-_LONGEST: Final = 200  # letters of what is said: a write of less than PIPE_BUF is never torn
+_LONGEST: Final = 200  # characters of a report: a write of less than PIPE_BUF bytes is atomic
 _READ: Final = 1 << 16
 
 
@@ -28,14 +28,14 @@ class TransferVerdict(msgspec.Struct, frozen=True):
     epoch: int
     work: str
     worker: int
-    refused: tuple[str, str, str] | None = None  # what it is about, what was there, what should be
+    refused: tuple[str, str, str] | None = None  # tensor or chunk, actual and expected value
 
 
 _decode = msgspec.json.Decoder(TransferVerdict).decode
 
 
 class Verdicts:
-    """The actor's end. One wait at a time, in the order the work was begun."""
+    """The actor's end of the pipe. One wait at a time, in the order in which work was started."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -46,10 +46,12 @@ class Verdicts:
         return f"/proc/{os.getpid()}/fd/{self._write}"
 
     async def of(self, epoch: int, work: str, workers: int) -> None:
-        """Return once so many workers have done this work; what older transfers say is dropped.
+        """Wait until ``workers`` workers have done this work.
+
+        Reports of older transfers are dropped.
 
         Raises:
-            TransferRefused: One of them could not; the others may be at it still.
+            TransferRefused: One of them failed; the others may still be at work.
         """
         done = set[int]()
         while len(done) < workers:
@@ -73,7 +75,7 @@ class Verdicts:
 
 
 class VerdictSender:
-    """A worker's end. Any of its threads may report."""
+    """A worker's end of the pipe. Any of its threads may report."""
 
     def __init__(self, path: str, worker: int) -> None:
         self._write, self._worker = os.open(path, os.O_WRONLY | os.O_CLOEXEC), worker

@@ -1,12 +1,12 @@
-"""One release into a vLLM engine: wholly, or not at all, or STALE until a whole one comes.
+"""Loads a release into a vLLM engine: completely, or not at all, or the engine becomes STALE.
 
     stage    coverage, copy into shared memory, digests     decoding goes on    failure: untouched
     then beside decoding, where the workers can:
     prepare  start, update by each chunk                    decoding goes on    failure: untouched
-    pause    the scheduler stands still                                         failure: untouched
+    pause    the scheduler is paused                                            failure: untouched
     finish   the new layers take the place of the old                           failure: STALE
     else in place:
-    pause    the scheduler stands still                                         failure: untouched
+    pause    the scheduler is paused                                            failure: untouched
     start    layers open                                                        failure: STALE
     update   each chunk                                                         failure: STALE
     finish   layers closed                                                      failure: STALE
@@ -15,8 +15,8 @@
     resume   decoding goes on, nothing is answered yet                          failure: STALE
     canary   it computes what the trainer computes                              failure: STALE
 
-STALE: layers that were open are put back, the engine lives and stays paused, its weights are a
-mixture of no version. A worker that cannot even do that takes the engine with it.
+STALE: open layers get their previous tensors back; the engine lives and stays paused; its weights
+are a mixture of no version. If a worker fails even at that, the engine is lost.
 """
 
 import asyncio
@@ -46,16 +46,16 @@ log = structlog.stdlib.get_logger()
 
 
 class _Reached(enum.IntEnum):
-    """Progress of an update, which determines what has to be undone."""
+    """Progress of an update, which determines how to undo it."""
 
     STAGED = 0  # nothing is open
-    OPEN = 1  # the workers have begun; what the engine serves is as it was
+    OPEN = 1  # the workers have begun; the served model is untouched
     PAUSED = 2
-    TOUCHED = 3  # or nobody knows
+    TOUCHED = 3  # touched, or unknown
 
 
 class WeightUpdates:
-    """Takes releases into one engine, one after the other."""
+    """Loads releases into one engine, one after the other."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class WeightUpdates:
         self._sleepless = PAUSE_SLEEP.applies_to(vllm_version)
         self.area, self._verdicts = area, Verdicts()
         self.in_place = False
-        """Never prepare beside decoding. To be set before the first release."""
+        """Whether updates never prepare beside decoding. Set it before the first release."""
         self._workers, self._beside = 0, False
-        self._planned: Manifest | None = None  # as the workers know it
-        self._chunks: list[WeightChunk] = []  # of that
+        self._planned: Manifest | None = None  # manifest that the workers know
+        self._chunks: list[WeightChunk] = []  # chunks of that manifest
         self._reached = _Reached.STAGED
         self._one_at_a_time = asyncio.Lock()
         self._newest = -1
@@ -84,18 +84,19 @@ class WeightUpdates:
     async def take(
         self, epoch: int, version: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
     ) -> tuple[float, float | None]:
-        """Serve a release.
+        """Load, verify and serve a release.
 
         Returns:
-            How long decoding stood still, in seconds; nats from the release's canary, if it has
-            one.
+            Seconds that decoding was paused; and distance from the release's canary in nats, None
+            without one.
 
         Raises:
-            TransferRefused: It does not fit, did not arrive as it was sent, or is overtaken.
+            TransferRefused: It does not fit the model, arrived damaged, or is older than another
+                release.
             DeadlineExceeded: A call took longer than ``call_deadline_s``.
             CallRefused: vLLM raised.
-            EngineUnavailable: The engine's processes are gone.
-            CanaryFailed: It computes something else from these weights than the trainer.
+            EngineUnavailable: The engine's processes have ended.
+            CanaryFailed: Engine and trainer compute different log-probabilities from these weights.
         """
         self._newest = max(self._newest, epoch)
         async with self._one_at_a_time:
@@ -106,7 +107,7 @@ class WeightUpdates:
             return await self._update(epoch, version, manifest.canary)
 
     async def idle(self) -> None:
-        """Return once no release is being taken."""
+        """Wait until no release is being loaded."""
         async with self._one_at_a_time:
             pass
 
@@ -119,10 +120,10 @@ class WeightUpdates:
     async def _stage(
         self, epoch: int, digest: str, manifest: Manifest, chunks: Sequence[Bytes]
     ) -> None:
-        """Have the workers see the release, and find it to be what was sent.
+        """Have the workers map the release and verify its digests.
 
-        The only hashing of it is theirs, of what they will load: here its digests are only shown to
-        be those of the release.
+        Only the workers hash its content, as they read it: here only the digests themselves are
+        compared with that of the release.
         """
         known = self._planned is not None and self._planned.describes_as(manifest)
         if not known:
@@ -144,7 +145,7 @@ class WeightUpdates:
         try:
             return await asyncio.shield(filling)
         except asyncio.CancelledError:
-            await asyncio.wait((filling,))  # nobody else may write there meanwhile
+            await asyncio.wait((filling,))  # no other release may write there meanwhile
             raise
 
     async def _introduce(self, manifest: Manifest, offsets: Sequence[int]) -> None:
@@ -161,8 +162,8 @@ class WeightUpdates:
             ]
             for start, chunk in zip(offsets, self._chunks, strict=True)
         ]
-        asked = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
-        obstacles = await self._call("plan", asked)
+        plans = self._llm.collective_rpc("ws_plan", args=(tensors, self.in_place))
+        obstacles = await self._call("plan", plans)
         self._workers, self._beside = len(obstacles), not any(obstacles)
         self._planned = manifest
         if not self._beside:
@@ -188,7 +189,7 @@ class WeightUpdates:
         return pause_s, canary_gap
 
     async def _check(self, canary: Canary, epoch: int, version: int) -> float:
-        """Have the engine answer the canary, while new requests and finished samples wait."""
+        """Check the engine against the canary, while new requests and finished samples wait."""
         answers = await self._call("canary", self._engine.greedy(canary.prompts))
         return check(canary, answers, engine=self._engine.name, epoch=epoch, version=version)
 
@@ -199,13 +200,13 @@ class WeightUpdates:
         await self._call("prepare", self._verdicts.of(epoch, PREPARED, self._workers))
 
     async def _swap(self, epoch: int, version: int) -> float:
-        """The part during which decoding stands still; how long it did."""
+        """Swap the weights while decoding is paused; return the seconds of the pause."""
         pause, started_s = self._config.pause, time.perf_counter()
         self._reached = max(self._reached, _Reached.PAUSED)
         self._engine.close_gate(start_anew=pause == "abort")
         await self._pause()
         if pause == "wait":
-            started_s = time.perf_counter()  # until here it decoded
+            started_s = time.perf_counter()  # decoding until here
         self._reached = _Reached.TOUCHED
         if not self._beside:
             await self._call("start", self._llm.start_weight_update())
@@ -236,12 +237,15 @@ class WeightUpdates:
     async def _finish(self, epoch: int, version: int) -> None:
         label = label_of(version)
         await self._call("finish", self._llm.finish_weight_update(weight_version=label))
-        held = await self._call("version", self._llm.get_weight_version())
-        if held != label:
-            raise TransferRefused(epoch, "version after the update", held, label)
+        served = await self._call("version", self._llm.get_weight_version())
+        if served != label:
+            raise TransferRefused(epoch, "version after the update", served, label)
 
     async def _undo(self, problem: str) -> None:
-        """Back to the old weights if nothing was touched, else STALE; the engine lives, if it can."""
+        """Restore the old weights if nothing was touched, else become STALE.
+
+        Keep the engine if possible.
+        """
         engine, reached = self._engine, self._reached
         try:
             opened = await self._call("abort", self._llm.collective_rpc("ws_abort"))

@@ -1,8 +1,8 @@
-"""Everything done only because of how vLLM is in certain versions: one entry each, none elsewhere.
+"""Registry of all work-arounds for vLLM: one entry each, and no other place has any.
 
-An entry names the versions it was needed in when last looked at. ``tests/vllm_engine/test_workarounds.py``
-shows of each, on the vLLM that is installed, that it still is; when upstream repairs it that test
-fails, and the entry goes with its code.
+An entry names the versions in which the problem was last confirmed.
+``tests/vllm_engine/test_workarounds.py`` confirms each on the installed vLLM; when upstream fixes a
+problem, its test fails, and the entry is removed together with its code.
 """
 
 import re
@@ -12,16 +12,19 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """One repair of vLLM from outside."""
+    """A problem of vLLM, and the code here that avoids it."""
 
     name: str  # marks its code: ``# work-around: name``
     problem: str  # what vLLM does
-    instead: str  # what is done here
+    instead: str  # what this package does instead
     upstream: str  # where it happens, by file and function
-    versions: str  # major.minor pairs in which that was seen, ``first..last``
+    versions: str  # major.minor pairs in which it was seen, ``first..last``
 
     def applies_to(self, version: str) -> bool:
-        """``version`` lies in the range. One that cannot be read does: it is a build of one's own."""
+        """Return whether ``version`` is in the range.
+
+        True for one that cannot be parsed, a custom build.
+        """
         found = re.match(r"(\d+)\.(\d+)", version)
         if found is None:
             return True
@@ -93,7 +96,7 @@ WORKAROUNDS: Final = (
 
 
 def untried(version: str) -> list[str]:
-    """Names of the entries nobody has looked at in this version of vLLM."""
+    """Return the names of the entries that were never confirmed in this version of vLLM."""
     return [each.name for each in WORKAROUNDS if not each.applies_to(version)]
 
 

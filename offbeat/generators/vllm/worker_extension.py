@@ -1,7 +1,7 @@
-"""Added to vLLM's worker class: what a transactional weight sync needs of it.
+"""Methods that a transactional weight sync adds to vLLM's worker class.
 
-vLLM imports this module by name, first thing in every worker: that is its hook for registering a
-transfer engine, so this module does something when it is imported.
+vLLM imports this module by name at the start of every worker, which is its hook for registering a
+transfer engine. So importing this module has an effect.
 """
 
 # pyright: reportMissingImports=false
@@ -21,7 +21,7 @@ from offbeat.generators.vllm.transfer_engine import (
 
 
 class WorkerExtension:
-    """Calls of ``AsyncLLM.collective_rpc``. The other attributes are the worker's own."""
+    """Methods for ``AsyncLLM.collective_rpc``. Other attributes are the worker's own."""
 
     weight_transfer_engine: Any
     _weight_update_active: bool
@@ -31,18 +31,18 @@ class WorkerExtension:
         self.weight_transfer_engine.stage(epoch, chunks)
 
     def ws_plan(self, chunks: list[list[Placed]], in_place: bool) -> str:  # noqa: FBT001 - a remote call
-        """Learn what lies where, until told anew.
+        """Store the layout of the chunks, until the next call.
 
         Returns:
-            Why updates cannot be prepared beside decoding; empty if they will be.
+            Reason why updates cannot be prepared beside decoding; empty if they can.
         """
         return self.weight_transfer_engine.plan(chunks, in_place=in_place)
 
     def ws_abort(self) -> int:
-        """End an update that cannot be finished; the worker lives.
+        """End an update that cannot be finished; the worker stays alive.
 
         Returns:
-            How many layers of the model were open: if any was, its weights may be mixed.
+            Number of layers that were open: above 0, the weights may be a mixture.
         """
         engine = self.weight_transfer_engine
         opened = place_back(engine.model)

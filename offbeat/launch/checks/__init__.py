@@ -1,4 +1,1 @@
-"""Contains the checks of ``offbeat check``. A check takes facts and yields findings.
-
-It never raises for what it finds.
-"""
+"""Checks of ``offbeat check``. A check takes facts and yields findings; it does not raise."""

@@ -1,4 +1,4 @@
-"""Checks what a lost trainer, or a run that is killed, goes back to."""
+"""Checks what a restart after the loss of the trainer would cost."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from offbeat.launch.checks.finding import Finding, ok, warning
 
 
 def check_checkpoints(config: RunConfig) -> Iterator[Finding]:
-    """Say what a restart of the trainer costs at most."""
+    """Report how many steps a restart of the trainer repeats at most."""
     interval, steps = config.checkpoint.interval, config.steps
     if interval:
         most = min(interval, steps)

@@ -1,4 +1,4 @@
-"""The run directory and the prompts."""
+"""Checks of the run directory and the prompts."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ _CHECKPOINT_COPIES: Final = 3  # weights and two moments of AdamW
 
 
 def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
-    """Check that a requested directory is one, and not storage behind an address."""
+    """Check that the requested directory is a local path, not a URI."""
     if run_dir is not None and is_uri(str(run_dir)):
         seen = f"{run_dir} is a URI, and a run writes into a directory"
         yield error("run directory", seen, "Name a directory; copy it afterwards, or mount it.")
@@ -32,11 +32,10 @@ def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
 def check_run_dir(
     run_dir: Path, model: ModelFiles | None, *, asked: bool, checkpoints: int = 1
 ) -> Iterator[Finding]:
-    """Check that the directory can be written and has room.
+    """Check that the directory can be written and has enough free space.
 
-    One that was ``asked`` for has to be free as well.
-
-    ``checkpoints``: of the trainer's whole state, on disk at once at most.
+    A directory given on the command line (``asked``) must also be empty. ``checkpoints`` is the
+    maximum number of the trainer's states on disk at once.
     """
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
@@ -59,7 +58,7 @@ def check_run_dir(
 
 def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
-    copies = checkpoints * _CHECKPOINT_COPIES + 1  # the trained model at the end
+    copies = checkpoints * _CHECKPOINT_COPIES + 1  # plus the trained model at the end
     wanted = _LOGS_BYTES + (copies * model.weight_bytes if model else 0)
     what = f"{checkpoints} checkpoints, the trained model and logs"
     seen = f"{size(free)} free at {folder}; {what} take about {size(wanted)}"
@@ -70,7 +69,7 @@ def _check_disk(folder: Path, model: ModelFiles | None, checkpoints: int) -> Ite
 
 
 def check_prompts(config: RunConfig) -> Iterator[Finding]:
-    """The prompt files, read by the same code as in a run: every line."""
+    """Check every line of the prompt files, with the code that a run reads them with."""
     rows = yield from _read(config, make_prompts, "data.path")
     if rows is not None:
         yield from _check_enough(config, rows)
@@ -86,7 +85,7 @@ def check_prompts(config: RunConfig) -> Iterator[Finding]:
 def _read(
     config: RunConfig, make: Callable[[RunConfig], PromptSource | None], key: str
 ) -> Generator[Finding, None, int | None]:
-    """The number of rows; None, and a finding, when there are none to be had."""
+    """Return the number of rows; None, and a finding, if they cannot be read."""
     try:
         prompts = make(config)
     except PromptFileError as broken:

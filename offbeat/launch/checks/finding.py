@@ -1,4 +1,4 @@
-"""Defines one line of the check report."""
+"""Findings: the lines of the check report."""
 
 import enum
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ class Level(enum.StrEnum):
     """Severity of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # it will run, not as meant
-    ERROR = "error"  # it cannot work
+    WARNING = "warning"  # the run starts, but not as intended
+    ERROR = "error"  # the run cannot work
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The subject of a check and its result. Any result that is not ok says how to fix it."""
+    """Result of one check. Any result that is not ok names its fix."""
 
     level: Level
     subject: str
@@ -27,17 +27,17 @@ class Finding:
 
 
 def ok(subject: str, message: str) -> Finding:
-    """Looked at, and good."""
+    """Create a finding without a problem."""
     return Finding(Level.OK, subject, message)
 
 
 def warning(subject: str, message: str, fix: str) -> Finding:
-    """The run starts, but not as the recipe means it."""
+    """Create a finding for a run that starts, but not as the recipe intends."""
     return Finding(Level.WARNING, subject, message, fix)
 
 
 def error(subject: str, message: str, fix: str) -> Finding:
-    """The run cannot work."""
+    """Create a finding for a run that cannot work."""
     return Finding(Level.ERROR, subject, message, fix)
 
 
@@ -45,7 +45,7 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def size(nbytes: float) -> str:
-    """``1.2 GiB``: bytes for people."""
+    """Format bytes, such as ``1.2 GiB``."""
     for unit, scale in _UNITS:
         if nbytes >= scale:
             return f"{nbytes / scale:.3g} {unit}"

@@ -29,7 +29,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Measure now."""
+    """Measure the resources of this machine."""
     memory = psutil.virtual_memory()
     shared = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else None
     affinity = len(psutil.Process().cpu_affinity() or []) if psutil.LINUX else 0
@@ -37,7 +37,7 @@ def this_machine() -> Machine:
 
 
 def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
-    """Threads that compute at the same time, one for each core at best."""
+    """Check that there is a core for each thread that computes at the same time."""
     trainer = (
         0 if config.trainer.backend == "stub" else trainer_ranks(config) * config.trainer.threads
     )
@@ -55,7 +55,7 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
 
 
 def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:
-    """An estimate from below of main memory: weights and optimizer state, not activations.
+    """Return a lower bound of main memory: weights and optimizer state, without activations.
 
     Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
     are published, and the frozen reference if there is a KL penalty. Each engine: weights.
@@ -76,7 +76,7 @@ def _on_gpu(device: str) -> bool:
 
 
 def check_memory(config: RunConfig, machine: Machine, model: ModelFiles) -> Iterator[Finding]:
-    """An error only beyond all memory there is; less than what is free now may pass."""
+    """Check memory: an error only beyond the total; less than what is free now is fine."""
     needed = memory_needed_bytes(config, model)
     seen = (
         f"about {size(needed)} needed for {model.parameters:,} parameters, activations not counted; "
@@ -94,7 +94,7 @@ def check_memory(config: RunConfig, machine: Machine, model: ModelFiles) -> Iter
 def check_shared_memory(
     config: RunConfig, machine: Machine, model: ModelFiles
 ) -> Iterator[Finding]:
-    """Payloads and published weights travel through Ray's object store."""
+    """Check Ray's object store, which carries payloads and published weights."""
     weights = model.parameters * {"float32": 4, "bfloat16": 2, "float64": 8}[config.model.dtype]
     wanted = int(config.buffer.capacity_mib * 2**20) + 2 * weights
     if machine.shared_memory_bytes is None:

@@ -1,6 +1,6 @@
-"""The model directory: JSON files and the headers of safetensors files.
+"""Reads facts of a model directory: JSON files and the headers of safetensors files.
 
-It is read without torch, unless a model names its bound of positions in a way of its own: then
+No torch is needed, unless a model has a name of its own for its maximum position: then
 transformers, which knows these names, is imported.
 """
 
@@ -30,13 +30,16 @@ class ModelFiles:
 
     parameters: int
     weight_bytes: int  # on disk
-    max_positions: int | None  # None: its config does not say
+    max_positions: int | None  # None: not in its config
     model_type: str
-    positions_key: str = "max_position_embeddings"  # of its config, that says so
+    positions_key: str = "max_position_embeddings"  # config key of max_positions
 
 
 def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
-    """The model in ``folder`` and what is wrong with it; None when nothing could be learned."""
+    """Read the model in ``folder``.
+
+    Return its facts, None if unreadable, and the problems found.
+    """
     if not folder.is_dir():
         return None, [error(_SUBJECT, f"{folder} is no directory", _FIX)]
     wrong = list(_missing_files(folder))
@@ -66,7 +69,7 @@ def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
 
 
 def _positions(settings: dict[str, Any]) -> tuple[str, int | None]:
-    """The key that bounds positions, and the bound; None if there is none."""
+    """Return the config key of the maximum position, and its value; None if there is none."""
     for key in _position_keys(settings):
         value = settings.get(key)
         if isinstance(value, int):
@@ -75,10 +78,7 @@ def _positions(settings: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def _position_keys(settings: dict[str, Any]) -> Iterator[str]:
-    """Names that the bound may have.
-
-    Transformers', the class's own for it, any that reads like it.
-    """
+    """Yield candidate keys of the maximum position: standard, model-specific, similar ones."""
     yield _POSITIONS
     kind = settings.get("model_type")
     if _POSITIONS not in settings and isinstance(kind, str):
@@ -91,7 +91,7 @@ def _position_keys(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _with_rope_scaling(settings: dict[str, Any], bound: int) -> int:
-    """The bound of positions that are scaled beyond the length the config names."""
+    """Return the maximum position after RoPE scaling."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = settings.get(key)
         if isinstance(rope, dict):
@@ -112,7 +112,7 @@ def _missing_files(folder: Path) -> Iterator[Finding]:
 
 
 def _missing_shards(folder: Path) -> Iterator[Finding]:
-    """Weight files that the index of a model in several files names, and that are not there."""
+    """Yield findings for weight files that the index names and that are missing."""
     if not (folder / _INDEX).is_file():
         return
     index, problem = _read_settings(folder / _INDEX)
@@ -139,10 +139,10 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], Finding | None]:
 
 
 def _parameters(file: Path) -> int:
-    """Elements of all tensors, from the header: a length in 8 bytes, then JSON, then the tensors.
+    """Return the number of elements of all tensors, from the header of a safetensors file.
 
     Raises:
-        ValueError: When the file is not of that form, or ends before its last tensor.
+        ValueError: The header is invalid, or the file ends before its last tensor.
     """
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
@@ -161,7 +161,7 @@ def _parameters(file: Path) -> int:
 
 
 def check_lengths(config: RunConfig, model: ModelFiles) -> Iterator[Finding]:
-    """Sequences may not be longer than the model has positions for."""
+    """Check that sequences are not longer than the model's maximum position."""
     asked, has = config.generator.max_model_len, model.max_positions
     if has is None:
         yield ok("sequence length", f"generator.max_model_len={asked}; the model names no bound")

@@ -1,6 +1,6 @@
 """Checks that batched rows and cached decoding are exact for a model's class, without weights.
 
-torch and transformers are imported when a recipe needs them: seconds that other commands would wait.
+torch and transformers, whose import takes seconds, are imported only if a recipe needs them.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _ENDS = "end of samples"
 
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
-    """Make the proofs that trainer and embedded engine make at their start, without weights."""
+    """Run the startup proofs of trainer and embedded engine, without weights."""
     trains, decodes = config.trainer.backend == "torch", config.generator.backend == "embedded"
     if config.trainer.backend == "stub" and not decodes:
         return
@@ -53,7 +53,7 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a model whose samples would never end. Its files are whole."""
+    """Warn of a model whose samples would never end. The model's files must be complete."""
     from offbeat.generators.end_tokens import end_ids_of, end_ids_problem
 
     if config.generator.backend == "stub":

@@ -1,4 +1,4 @@
-"""Check that prompts leave room for a response: the longest rows of the files, tokenised as in a run."""
+"""Checks that prompts leave room for a response, on the longest rows of the files."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _WITHIN_S: Final = 2.0  # for each file
 
 
 def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
-    """Tokenise the longest rows of the files of prompts; a custom environment's code is not run."""
+    """Tokenise the longest rows of the prompt files; code of custom environments is not run."""
     if config.environment.name not in {"function", "gsm8k"}:
         return
     from transformers import AutoTokenizer
@@ -32,7 +32,7 @@ def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
         environment = make_environment(config.environment, tokenizer, Path.cwd())
         files = {"data.path": make_prompts(config), "eval.path": make_evaluation_prompts(config)}
     except (OSError, ValueError, OffbeatError):
-        return  # the checks of the model, the files and the target say so
+        return  # reported by the checks of the model, the files and the target
     for key, prompts in files.items():
         if isinstance(prompts, JsonlPrompts) and (key == "data.path" or config.eval.path):
             yield _longest(config, key, prompts, environment)

@@ -1,4 +1,4 @@
-"""``offbeat check``: this machine, for a recipe that is valid already."""
+"""``offbeat check``: checks this machine for a valid recipe."""
 
 import os
 from collections import Counter
@@ -43,7 +43,7 @@ _COLOURS = {
 
 
 def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
-    """Report everything at once; the exit code is 0 unless something cannot work."""
+    """Report all findings; the exit code is 0 unless something cannot work."""
     config = loaded.config
     findings = [ok("recipe", str(loaded.recipe)), *find(config, run_dir)]
     for finding in findings:
@@ -89,7 +89,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """``2 errors, 1 warning``, or that all is well."""
+    """Summarise findings, as in ``2 errors, 1 warning``."""
     counts = Counter(finding.level for finding in findings)
     bad = [
         f"{counts[level]} {level}{'s' if counts[level] > 1 else ''}"

@@ -1,4 +1,4 @@
-"""Packages, W&B, the cluster and devices that the run will ask for."""
+"""Checks of packages, W&B, the cluster and devices that the run needs."""
 
 import importlib.metadata
 import importlib.util
@@ -18,7 +18,7 @@ _OF_BACKEND: Final = {"megatron": "megatron-core"}
 
 
 def check_packages(config: RunConfig) -> Iterator[Finding]:
-    """Installed, by their metadata: nothing is imported."""
+    """Check that packages are installed, by their metadata: nothing is imported."""
     extra = _OF_BACKEND.get(config.trainer.backend)
     for name in (*_NEEDED, *([extra] if extra else [])):
         try:
@@ -59,9 +59,9 @@ def _has_login(environ: Mapping[str, str]) -> bool:
 def check_ray_address(
     environ: Mapping[str, str], reach: Callable[[str, int], object] | None = None
 ) -> Iterator[Finding]:
-    """Check which cluster the run joins, and that it answers: Ray itself tries for minutes.
+    """Check the cluster that the run joins, and that it answers: Ray would retry for minutes.
 
-    ``reach`` connects to a host and a port, or raises OSError; None: over TCP.
+    ``reach`` connects to a host and a port, or raises OSError; None uses TCP.
     """
     address = environ.get("RAY_ADDRESS")
     if not address:
@@ -82,8 +82,8 @@ def check_ray_address(
 
 
 def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
-    """Return why there can be no cluster; empty if there may be one."""
-    if address in {"auto", "local"}:  # Ray finds them
+    """Return why the cluster cannot be reached; empty if it may be."""
+    if address in {"auto", "local"}:  # Ray finds these itself
         return ""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
@@ -100,14 +100,14 @@ def _connect(host: str, port: int) -> None:
 
 
 def gpus_wanted(config: RunConfig) -> float:
-    """GPUs Ray has to find for all actors together."""
+    """Return the GPUs that Ray has to find for all actors together."""
     trainer, generator = config.trainer, config.generator
     of_trainer = trainer.gpus * trainer_ranks(config) if trainer.backend != "stub" else 0
     return of_trainer + (generator.gpus * generator.engines if generator.backend != "stub" else 0)
 
 
 def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
-    """Check the GPUs. ``available`` None: they were not counted, because nothing needs one."""
+    """Check the GPUs. ``available`` is None if they were not counted, because none is needed."""
     wanted = gpus_wanted(config)
     if available is None:
         yield ok("gpus", "none asked for")

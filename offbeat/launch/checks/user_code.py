@@ -1,4 +1,4 @@
-"""Code of the user's own that the run will load: read, never run."""
+"""Checks of the user's own code: its source is read, never run."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 
 def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
-    """Modules of the user's own can be found and read. Their code is not run here."""
+    """Check that the user's modules can be found and parsed, without running them."""
     targets = {"environment": config.environment.target}
     options = {"environment": config.environment.options}
     if isinstance(config.sampler, CustomSamplerConfig):
@@ -55,17 +55,14 @@ def _one_turn(source: Path, name: str) -> Iterator[Finding]:
 
 
 def check_secrets(config: RunConfig) -> Iterator[Finding]:
-    """No value is the word that a run's own config has in the place of a secret."""
+    """Check that no value is the placeholder that a stored config has for a secret."""
     for key in redacted_keys(config.model_dump()):
         seen = f"{key} is {REDACTED}: the recipe was written by a run, which leaves secrets out"
         yield error("secrets", seen, f"Give it again: {key}=...")
 
 
 def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
-    """Return why nothing in this source can be ``name``, called with ``options``.
-
-    Empty if it may be.
-    """
+    """Return why ``name`` in this source cannot be called with ``options``; empty if it may be."""
     if source.suffix != ".py":
         return ""
     try:
@@ -86,7 +83,10 @@ def _unusable(source: Path, name: str, options: Iterable[str]) -> str:
 
 
 def _is_function(node: ast.stmt, name: str) -> bool:
-    """A decorator may take any argument."""
+    """Return whether a statement may define a function of this name.
+
+    A decorator allows any options.
+    """
     return isinstance(node, ast.FunctionDef) and node.name == name and not node.decorator_list
 
 

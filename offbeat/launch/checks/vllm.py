@@ -1,7 +1,6 @@
 """Checks vLLM and its engine arguments, for a recipe that uses it.
 
-What knows vLLM is imported when it is asked for: it brings torch and transformers, seconds that
-every other command would wait.
+Modules that need vLLM are imported on use: they import torch and transformers, which takes seconds.
 """
 
 import importlib.util
@@ -33,7 +32,7 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_vllm_positions(config: RunConfig) -> Iterator[Finding]:
-    """The model's files are whole; whether vLLM scales its positions as the trainer does."""
+    """Check that vLLM scales positions like the trainer. The model's files must be complete."""
     if config.generator.backend != "vllm":
         return
     from offbeat.generators.vllm.errors import RopeDiffers

@@ -1,4 +1,4 @@
-"""Groups lent to a consumer, together with what it takes to read them."""
+"""Leased groups, and the payloads to read them from."""
 
 from collections.abc import Sequence
 
@@ -17,19 +17,19 @@ class MemoryGone(LookupError):
 
 
 class GroupPayloads:
-    """The payloads of one group, each with its memory; None for memory that is not there any more."""
+    """Payloads of one group, each with its memory; None for memory that is no longer there."""
 
     def __init__(self, blocks: Blocks, pieces: Sequence[tuple[Piece, Bytes | None]]) -> None:
         self._blocks = blocks
         self._pieces = sorted(pieces, key=lambda each: each[0].start)
 
     def columns(self, names: Sequence[str] | None) -> dict[str, Column]:
-        """The named columns, or all: views of the memory, or copies of those written in pieces.
+        """Return the named columns, or all, as views; columns written in pieces are copied.
 
         Raises:
             SchemaError: A column was not written when the group was claimed.
-            MemoryGone: What it is read from is not there.
-            CorruptPayload: What is there is no payload.
+            MemoryGone: The memory of a column is no longer there.
+            CorruptPayload: The memory does not hold a valid payload.
         """
         found: dict[str, Column] = {}
         wanted = None if names is None else frozenset(names)
@@ -56,33 +56,33 @@ def _joined(name: str, earlier: Column, later: Column) -> Column:
 
 
 class ClientLease:
-    """Groups lent until ``expires_at``, oldest put first. Ack or release it, or they come again.
+    """Groups leased until ``expires_at``, oldest put first. Unless acked, they are delivered again.
 
-    It keeps the groups' memory readable until it is settled or dropped; views taken of it keep it
-    themselves, as long as they live.
+    The lease keeps the groups' memory readable until it is acked, released or dropped; views keep
+    their memory themselves, as long as they live.
     """
 
-    def __init__(self, lease: records.Lease, parcels: list[GroupPayloads]) -> None:
+    def __init__(self, lease: records.Lease, payloads: list[GroupPayloads]) -> None:
         self.id = lease.id
         self.partition, self.task = lease.partition, lease.task
         self.receipts: tuple[PutReceipt, ...] = lease.receipts
         self.expires_at = lease.expires_at
         """Seconds, on the clock of the service (on its node: the monotonic clock)."""
-        self._parcels: list[GroupPayloads] | None = parcels
+        self._payloads: list[GroupPayloads] | None = payloads
 
     def __repr__(self) -> str:
         return f"Lease(id={self.id}, task={self.task!r}, groups={len(self.receipts)})"
 
-    def parcels(self) -> list[GroupPayloads]:
-        """Return the payloads that the groups are read from.
+    def payloads(self) -> list[GroupPayloads]:
+        """Payloads that the groups are read from.
 
         Raises:
             LookupError: The lease was acked or released.
         """
-        if self._parcels is None:
+        if self._payloads is None:
             raise LookupError(f"{self!r} was acked or released")
-        return self._parcels
+        return self._payloads
 
     def settle(self) -> None:
-        """Let go of the memory."""
-        self._parcels = None
+        """Drop the references to the groups' memory."""
+        self._payloads = None

@@ -1,4 +1,4 @@
-"""The client's end of the Unix socket: blocking, for any thread, and for one event loop."""
+"""Client's end of the Unix socket: a blocking one for any thread, and one for an event loop."""
 
 import asyncio
 import contextlib
@@ -31,14 +31,14 @@ Freed = Callable[[Sequence[Slot]], None]
 
 
 def anchor(path: str, queue: str, client: str) -> socket.socket:
-    """A connection without messages: its end notifies the service that this client is gone.
+    """Open a connection without messages, whose end tells the service that this client is gone.
 
     Raises:
-        ActorLost: Nobody listens there.
+        ActorLost: No service listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(path)  # a call has been answered there, by one of ours
+        connection.connect(path)  # a process of this user has answered there before
         connection.sendall(wire.one_way(Attach(client, maps=False)))
     except OSError as error:
         connection.close()
@@ -80,20 +80,20 @@ class LoopCarrier(Protocol):
 
 
 class BlockingLink:
-    """Carries a call and its reply; a call that waits holds a connection of its own."""
+    """Blocking connection to the service; a call that waits uses a connection of its own."""
 
     def __init__(self, path: str, queue: str, answer_s: float, freed: Freed, *, maps: bool) -> None:
         """Connect.
 
         Args:
-            path: Of the socket.
-            queue: What errors call the service.
-            answer_s: Most seconds for an answer, beyond those a call asks to wait.
-            freed: Called with what each reply says is free.
+            path: Path of the socket.
+            queue: Name of the service in errors.
+            answer_s: Seconds to wait for a reply, beyond those that a call asks to wait.
+            freed: Called with the slots that each reply reports as free.
             maps: Share memory with the service, where that works.
 
         Raises:
-            ActorLost: Nobody listens there.
+            ActorLost: No service listens there.
         """
         self._path, self._queue, self._answer_s = path, queue, answer_s
         self._freed = freed
@@ -111,16 +111,16 @@ class BlockingLink:
 
     @property
     def client(self) -> str:
-        """The name the service gave to this client."""
+        """Name that the service gave to this client."""
         return self._name or "a client"
 
     def exchange(self, op: wire.Op, unpinned: tuple[Slot, ...], wait_s: float) -> Reply:
-        """The reply to one call.
+        """Send one call and return its reply.
 
         Raises:
-            ActorLost: The service is gone, or was before it answered.
-            DeadlineExceeded: It did not answer in time. What it did about the call is not known.
-            ClientClosed: After ``close``.
+            ActorLost: The service has ended, or ended before it replied.
+            DeadlineExceeded: No reply in time. Whether the call was executed is unknown.
+            ClientClosed: The client was closed.
         """
         during = type(op).__name__
         with self._lock:
@@ -143,12 +143,12 @@ class BlockingLink:
         return self._closed or self._lost
 
     def close(self) -> None:
-        """Leave; calls that wait in other threads raise ``ActorLost``."""
+        """Disconnect; calls that wait in other threads raise ``ActorLost``."""
         with self._lock:
             self._closed = True
             for connection in self._all:
-                # wakes a thread that waits in it; ``close`` alone would not
-                with contextlib.suppress(OSError):  # it may be down already
+                # Wakes a thread that waits in it; ``close`` alone would not
+                with contextlib.suppress(OSError):  # it may be shut down already
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
             self._all.clear()
@@ -168,7 +168,7 @@ class BlockingLink:
             closed = self._closed
             if not closed:
                 self._all.add(connection)
-        if closed:  # by another thread, since this one set out
+        if closed:  # by another thread, after this one started
             connection.close()
             raise ClientClosed(self._queue, "connect")
         reply = self._carry(
@@ -192,7 +192,8 @@ class BlockingLink:
             self._drop(connection)
             self._lost = True
             raise ActorLost(self._queue, during, str(error)) from None
-        except BaseException:  # a signal while waiting: the reply, when it comes, is nobody's
+        # A signal while waiting: the reply, if it comes, would be read by the next call
+        except BaseException:
             self._drop(connection)
             raise
 
@@ -222,7 +223,7 @@ class BlockingLink:
 
 
 class _Receiver(asyncio.Protocol):
-    """Hands replies to the calls that wait for them."""
+    """Delivers replies to the calls that wait for them."""
 
     def __init__(self, link: "LoopLink") -> None:
         self._link = link
@@ -238,12 +239,12 @@ class _Receiver(asyncio.Protocol):
 
 
 class LoopLink:
-    """Carries any number of calls at a time over one connection. For one event loop."""
+    """Connection to the service for one event loop; carries any number of calls concurrently."""
 
     def __init__(self, queue: str, answer_s: float, freed: Freed) -> None:
         self._transport: asyncio.WriteTransport | None = None
         self._queue, self._answer_s, self._freed = queue, answer_s, freed
-        self._abandoned: set[int] = set()  # claims whose caller is gone, until they are answered
+        self._abandoned: set[int] = set()  # ids of cancelled claims that are not answered yet
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._next_id = 0
         self._why_lost: str | None = None
@@ -254,10 +255,10 @@ class LoopLink:
     async def connect(
         cls, path: str, queue: str, answer_s: float, freed: Freed, *, maps: bool
     ) -> "LoopLink":
-        """A link; see ``BlockingLink``.
+        """Connect; see ``BlockingLink``.
 
         Raises:
-            ActorLost: Nobody listens there.
+            ActorLost: No service listens there.
         """
         link = cls(queue, answer_s, freed)
         loop = asyncio.get_running_loop()
@@ -277,7 +278,10 @@ class LoopLink:
         return link
 
     async def exchange(self, op: wire.Op, unpinned: tuple[Slot, ...], wait_s: float) -> Reply:
-        """The reply to one call; see ``BlockingLink``. Cancelling takes a call back that waits."""
+        """Send one call and return its reply; see ``BlockingLink``.
+
+        Cancelling withdraws a waiting call.
+        """
         during = type(op).__name__
         if self._closed or self._transport is None:
             raise ClientClosed(self._queue, during)
@@ -309,7 +313,7 @@ class LoopLink:
         return self._closed or self._why_lost is not None
 
     def close(self) -> None:
-        """Leave; calls that wait raise ``ActorLost``."""
+        """Disconnect; calls that wait raise ``ActorLost``."""
         self._closed = True
         if self._transport is not None:
             self._transport.close()
@@ -332,9 +336,9 @@ class LoopLink:
                 waiting.set_exception(ActorLost(self._queue, "a call", self._why_lost))
 
     def _return(self, reply: Reply) -> None:
-        """Groups were delivered to a call that is not there any more: others may have them."""
+        """Release groups that were delivered to a cancelled call, so that others can claim them."""
         if reply.failure is None and (delivery := wire.DELIVERY.decode(reply.value)) is not None:
-            slots = wire.slots_of(delivery.parcels)
+            slots = wire.slots_of(delivery.payloads)
             self._send(wire.one_way(Release(delivery.lease.id), slots))
 
     def _send(self, frame: bytes) -> None:

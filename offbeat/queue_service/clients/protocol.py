@@ -1,8 +1,7 @@
-"""Client side of each request, independent of the transport: payloads written, read and released.
+"""Client side of each request, independent of the transport.
 
-Each operation is a generator: it yields an ``Request`` and is sent the answer. The clients only
-    carry
-the asks, one blocking, one on an event loop, so both do the same.
+Each operation is a generator: it yields a ``Request`` and is sent the reply. The clients only carry
+the requests, one blocking, one on an event loop, so both do the same.
 """
 
 import socket
@@ -41,27 +40,27 @@ from offbeat.transfer_queue.codec import Column, Columns
 
 T = TypeVar("T")
 Declared = ColumnSpec | tuple[str, str] | tuple[str, str, bool]
-"""A column: its spec, or ``(name, dtype)``, or ``(name, dtype, ragged)``."""
+"""Column declaration: a spec, or ``(name, dtype)``, or ``(name, dtype, ragged)``."""
 
 INLINE_BYTES: Final = 64 << 10
-"""Smaller payloads travel in the message."""
+"""Payloads smaller than this travel in the message."""
 TOLD_AT_ONCE_BYTES: Final = 1 << 20
-"""Bytes of unviewed memory that are reported to the service at once, not with the next call."""
+"""Bytes of unpinned memory from which on it is reported at once, not with the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call: the service answers within ``wait_s`` and what answering takes."""
+    """One call. The service replies after at most ``wait_s`` plus its processing time."""
 
     op: wire.Op
     wait_s: float = 0.0
 
 
-Asking = Generator[Request, Any, T]
+Exchange = Generator[Request, Any, T]
 
 
-def asked(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Asking[T]:
-    """A single question, answered with a ``kind``."""
+def single_request(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Exchange[T]:
+    """Yield a single request; return its reply, which is a ``kind``."""
     answer = yield Request(op, wait_s)
     assert isinstance(answer, kind)  # noqa: S101 - ``wire`` decodes to it
     return answer
@@ -70,17 +69,17 @@ def asked(op: wire.Op, kind: type[T], wait_s: float = 0.0) -> Asking[T]:
 def _spec(column: Declared) -> ColumnSpec:
     if isinstance(column, ColumnSpec):
         return column
-    return ColumnSpec(*cast("tuple[str, str, bool]", column))  # or without the last
+    return ColumnSpec(*cast("tuple[str, str, bool]", column))  # with or without the third element
 
 
 class ClientProtocol:
-    """One client's payload memory, and what it says.
+    """One client's payload memory, and the requests that it sends.
 
     May be used from several threads.
     """
 
     def __init__(self) -> None:
-        self.maps = False  # payloads go through shared memory; else inside the messages
+        self.maps = False  # whether payloads go through shared memory, or inside the messages
         self._blocks = Blocks()
         self._writer, self._lock = Writer(), threading.Lock()
         self._unpinned: deque[Slot] = deque()
@@ -90,11 +89,11 @@ class ClientProtocol:
         self._closed = False
 
     def anchored(self, anchor: socket.socket) -> None:
-        """Keep this connection open: until it ends, the service keeps what we view."""
+        """Keep this connection open. Until it ends, the service keeps the memory of our views."""
         self._anchor = anchor
 
     def close(self) -> None:
-        """The anchor goes with the last view."""
+        """Close; the anchor connection ends with the last view."""
         self._closed = True
         self._drop_anchor()
         self._reader.close()
@@ -102,7 +101,10 @@ class ClientProtocol:
             self._writer.close()
 
     def _gone(self, slot: Slot, nbytes: int) -> None:
-        """Record that a view is gone. Small ones are reported with the next call, large ones at once."""
+        """Record that a view is gone.
+
+        Small views are reported with the next call, large ones at once.
+        """
         self._unpinned.append(slot)
         self._untold += nbytes
         if self._closed:
@@ -111,7 +113,7 @@ class ClientProtocol:
             slots = self.unpinned()
             try:
                 self._anchor.send(one_way(Nothing(), slots), socket.MSG_DONTWAIT)
-            except OSError:  # the service is gone, or busy: then the next call says it
+            except OSError:  # the service is gone or busy: the next call reports it
                 self._unpinned.extend(slots)
 
     def _drop_anchor(self) -> None:
@@ -119,7 +121,7 @@ class ClientProtocol:
             self._anchor.close()
 
     def unpinned(self) -> tuple[Slot, ...]:
-        """The slots no view reads any more, since last asked; they go with the next call."""
+        """Return the slots unpinned since the last call. They are sent with the next request."""
         gone, slots = self._unpinned, list[Slot]()
         self._untold = 0
         while gone:
@@ -130,7 +132,7 @@ class ClientProtocol:
         return tuple(slots)
 
     def freed(self, slots: Sequence[Slot]) -> None:
-        """Slots that are ours to write to again."""
+        """Take back slots that this client may write to again."""
         with self._lock:
             self._writer.freed(slots)
 
@@ -141,7 +143,7 @@ class ClientProtocol:
         partition: str,
         columns: Iterable[Declared],
         consumers: Sequence[str],
-    ) -> Asking[None]:
+    ) -> Exchange[None]:
         specs = tuple(map(_spec, columns))
         yield Request(wire.Declare(partition, Schema(specs, tuple(consumers))))
 
@@ -153,7 +155,7 @@ class ClientProtocol:
         tags: GivenTags,
         attempt: int,
         deadline_s: float,
-    ) -> Asking[PutReceipt]:
+    ) -> Exchange[PutReceipt]:
         block = self._blocks.of(columns)
         rows, specs = block.shape.rows, block.shape.specs
         plain = checked_tags(tags, rows)
@@ -163,7 +165,7 @@ class ClientProtocol:
 
     def add_columns(
         self, receipt: PutReceipt, columns: Columns, rows: slice | None
-    ) -> Asking[PutReceipt]:
+    ) -> Exchange[PutReceipt]:
         start, stop, step = (slice(None) if rows is None else rows).indices(receipt.rows)
         block = self._blocks.of(columns)
         if step != 1 or block.shape.rows != stop - start:
@@ -173,23 +175,23 @@ class ClientProtocol:
         op = wire.AddColumns(receipt, block.shape.specs, start, stop, nbytes, payload)
         return (yield Request(op))
 
-    def _stored(self, block: Block) -> Asking[tuple[WirePayload, int]]:
-        """Columns where the service can reach them, and their bytes."""
+    def _stored(self, block: Block) -> Exchange[tuple[WirePayload, int]]:
+        """Store the columns where the service can read them; return the payload and its bytes."""
         header, nbytes = block.shape.header, block.shape.nbytes
         if nbytes < INLINE_BYTES or not self.maps:
             memory = np.empty(nbytes, np.uint8)
             block.write(memory)
             return WirePayload(header, nbytes, memory.tobytes()), nbytes
-        taken = self._take(nbytes)
-        if taken is None:  # the answer may bring slots back
+        allocated = self._take(nbytes)
+        if allocated is None:  # the reply may return slots
             yield Request(Nothing())
-            taken = self._take(nbytes)
-        while taken is None:
+            allocated = self._take(nbytes)
+        while allocated is None:
             arena: Arena = yield Request(wire.Borrow(nbytes))
             with self._lock:
                 self._writer.lend(arena)
-            taken = self._take(nbytes)
-        slot, memory = taken
+            allocated = self._take(nbytes)
+        slot, memory = allocated
         block.write(memory)
         return WirePayload(header, nbytes, None, slot), nbytes
 
@@ -209,46 +211,49 @@ class ClientProtocol:
         where: Where,
         lease_s: float,
         deadline_s: float,
-    ) -> Asking[ClientLease | None]:
+    ) -> Exchange[ClientLease | None]:
         least = n if at_least is None else at_least
         names = tuple(columns)
         op = wire.Claim(partition, task, n, least, names, normal(where), lease_s, deadline_s)
         delivery: Delivery | None = yield Request(op, deadline_s)
         if delivery is None:
             return None
-        return ClientLease(delivery.lease, self._parcels(delivery.parcels))
+        return ClientLease(delivery.lease, self._mapped(delivery.payloads))
 
     def get(
         self, source: ClientLease | PutReceipt | Sequence[PutReceipt], names: Sequence[str] | None
-    ) -> Asking[list[dict[str, Column]]]:
-        """The columns of each group, oldest first."""
+    ) -> Exchange[list[dict[str, Column]]]:
+        """Return the columns of each group, oldest first."""
         if isinstance(source, ClientLease):
-            receipts, parcels = source.receipts, source.parcels()
+            receipts, payloads = source.receipts, source.payloads()
         else:
             receipts = (source,) if isinstance(source, PutReceipt) else tuple(source)
             located: Deliveries = yield Request(wire.Locate(receipts))
-            parcels = self._parcels(located)
+            payloads = self._mapped(located)
         groups = list[dict[str, Column]]()
-        for receipt, parcel in zip(receipts, parcels, strict=True):
+        for receipt, group_payloads in zip(receipts, payloads, strict=True):
             try:
-                groups.append(parcel.columns(names))
+                groups.append(group_payloads.columns(names))
             except (MemoryGone, codec.CorruptPayload) as error:
                 reason = str(error)
                 yield Request(wire.ReportLost((receipt,), reason))
                 raise QueuePayloadLost(receipt.group, receipt.attempt, reason) from None
         return groups
 
-    def take_lost(self, partition: str) -> Asking[list[LostGroup]]:
+    def take_lost(self, partition: str) -> Exchange[list[LostGroup]]:
         return (yield Request(wire.TakeLost(partition)))
 
-    def _parcels(self, parcels: Deliveries) -> list[GroupPayloads]:
-        """The groups' payloads; from here on a slot is ours until nothing refers to it."""
-        arenas = {arena.id: arena for arena in parcels.arenas}
+    def _mapped(self, payloads: Deliveries) -> list[GroupPayloads]:
+        """Map the groups' payloads.
+
+        Each slot stays pinned for this client until nothing refers to it.
+        """
+        arenas = {arena.id: arena for arena in payloads.arenas}
         return [
             GroupPayloads(
                 self._blocks, [(piece, self._block(piece.payload, arenas)) for piece in group]
             )
-            for group in parcels.groups
+            for group in payloads.groups
         ]
 
     def _block(self, payload: WirePayload, arenas: Mapping[int, Arena]) -> Bytes | None:
@@ -257,9 +262,9 @@ class ClientProtocol:
             return np.frombuffer(payload.inline or b"", np.uint8)
         try:
             return self._reader.view(arenas[slot.arena], slot, payload.nbytes)
-        except (FileNotFoundError, PermissionError):  # it is not there, or not for us
+        except (FileNotFoundError, PermissionError):  # not there, or no permission
             self._unpinned.append(slot)
             return None
-        except OSError:  # it is there; this process is short of files or memory
+        except OSError:  # it is there, but this process is short of file descriptors or memory
             self._unpinned.append(slot)
             raise

@@ -9,25 +9,25 @@ from offbeat.queue_service.core.partition import Partition
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """State of a group's columns after a write of rows ``[start, stop)``."""
+    """Progress of a group's columns after a write of rows ``[start, stop)``."""
 
     start: int
     stop: int
-    columns: int  # complete
-    partial: tuple[tuple[int, int], ...]  # column, rows written; those not complete
+    columns: int  # complete columns, as bits
+    partial: tuple[tuple[int, int], ...]  # (column, written rows) of incomplete columns
 
 
 def written(home: Partition, group: StoredGroup, mask: int, rows: slice | None) -> Written | None:
-    """The columns after this write; None if all of it is written already.
+    """Return the columns after this write; None if all of it is written already.
 
     Raises:
-        SchemaError: The rows are none of the group's, or some of it is written and some is not.
+        SchemaError: The rows are out of range, or the write overlaps an earlier one in part.
     """
     start, stop = _range(rows, group.receipt.rows)
     everything = (1 << group.receipt.rows) - 1
     now = ((1 << stop) - 1) ^ ((1 << start) - 1)
     partial = dict(group.partial)
-    before = 0  # columns some of whose rows are here already
+    before = 0  # columns of which some rows are written already
     missing = 0
     for name in home.names_of(mask):
         bit = home.mask_of_names((name,))

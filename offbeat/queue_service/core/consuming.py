@@ -1,4 +1,4 @@
-"""Requests of consumers: lease groups, at once or when they are ready, and end a lease."""
+"""Requests of consumers: lease groups, now or once they are ready, and end leases."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,10 @@ from offbeat.queue_service.errors import LeaseExpired
 
 
 class Consuming(State):
-    """Each task is offered every group once, and again if its lease ends without an ack."""
+    """Consumer side of the queue: claims and leases.
+
+    Each task is offered every group once, and again if its lease ends without an ack.
+    """
 
     def claim(  # noqa: PLR0913 - what is claimed, by whom, for how long
         self,
@@ -30,11 +33,12 @@ class Consuming(State):
     ) -> Lease | None:
         """Lease ``n`` groups (or as many as there are, if those are ``at_least``), else None.
 
-        The first claim of a task settles which columns it needs.
+        The first claim of a task fixes which columns it needs.
 
         Raises:
-            Redeclared: The task claimed with other columns before (a SchemaError).
-            SchemaError: A column is not declared, the predicate is none, or ``lease_s`` no time.
+            Redeclared: An earlier claim of the task needs other columns (a SchemaError).
+            SchemaError: A column is not declared, the predicate is invalid, or ``lease_s`` is not
+                positive.
         """
         home = self._home(partition)
         least = _checked_count(n, at_least)
@@ -57,10 +61,12 @@ class Consuming(State):
         client: str = "",
         at_least: int | None = None,
     ) -> int:
-        """A claim that waits; the waiter id settles with a ``Lease``, at once if there is enough.
+        """Wait for groups.
 
-        Among the waiters of one task, whoever can be served is: one who asks for much does not hold
-        up those who ask for less, and may be overtaken by them.
+        The returned waiter id settles with a ``Lease``, at once if there are enough.
+
+        Among the waiters of one task, any that can be served is: a large request does not delay
+        smaller ones, and may be overtaken by them.
         """
         home = self._home(partition)
         least = _checked_count(n, at_least)
@@ -75,63 +81,63 @@ class Consuming(State):
         return waiter_id
 
     def ack(self, lease_id: int) -> None:
-        """The groups are consumed: the task is not offered them again.
+        """Mark the groups as consumed: they are not offered to the task again.
 
-        Repeated, it changes nothing. A lease holds until ``expire`` has seen its end pass: an ack
+        Repeating it changes nothing. A lease holds until ``expire`` has seen its end pass: an ack
         that comes first counts.
 
         Raises:
-            LeaseExpired: The lease ended before; its groups are, or will be, delivered again.
+            LeaseExpired: The lease had ended before; its groups are, or will be, delivered again.
         """
-        held = self.leases.held.get(lease_id)
-        if held is None:
+        lease = self.leases.by_id.get(lease_id)
+        if lease is None:
             if self.leases.was_acked(lease_id):
                 return
             raise LeaseExpired(lease_id, "ack")
-        home, task = held.partition, held.task
-        self.leases.close(held)
+        home, task = lease.partition, lease.task
+        self.leases.close(lease)
         self.leases.note_acked(lease_id)
         all_of = home.consumers
-        for group in held.groups:
+        for group in lease.groups:
             if task.done(group) and all_of and group.acked & all_of == all_of:
                 self._clear(home, group)
         if self.bounds.waiting:
             self._let_in()
 
     def release(self, lease_id: int, now: float) -> None:
-        """Give the groups back: they are available again, at their old places.
+        """Return the groups to the queue: they are available again, at their old places.
 
         Raises:
-            LeaseExpired: The lease is not held.
+            LeaseExpired: The lease is not open.
         """
-        held = self.leases.get(lease_id, "release")
-        self.leases.close(held)
-        self._give_back([held], now)
+        lease = self.leases.get(lease_id, "release")
+        self.leases.close(lease)
+        self._give_back([lease], now)
 
     def renew(self, lease_id: int, lease_s: float, now: float) -> Lease:
-        """The lease runs until ``now + lease_s``. Groups that have left the queue are not in it.
+        """Extend the lease to ``now + lease_s``. Groups that have left the queue are not in it.
 
         Raises:
-            LeaseExpired: It is not held.
-            SchemaError: ``lease_s`` is no time.
+            LeaseExpired: The lease is not open.
+            SchemaError: ``lease_s`` is not positive.
         """
-        held = self.leases.get(lease_id, "renew")
+        lease = self.leases.get(lease_id, "renew")
         _check_lease(lease_s)
-        self.leases.renew(held, now + lease_s)
-        return _told(held)
+        self.leases.renew(lease, now + lease_s)
+        return _public_lease(lease)
 
     def lease(self, lease_id: int) -> Lease:
-        """The lease with the groups that it still has.
+        """Return the lease with the groups that it still has.
 
         Raises:
-            LeaseExpired: It is not held.
+            LeaseExpired: The lease is not open.
         """
-        return _told(self.leases.get(lease_id, "look at"))
+        return _public_lease(self.leases.get(lease_id, "look at"))
 
     def expire(self, now: float) -> list[Lease]:
-        """End the leases whose time is over; their groups are available again."""
+        """End the leases that have expired; their groups are available again."""
         due = self.leases.due(now)
-        ended = [_told(held) for held in due]
+        ended = [_public_lease(lease) for lease in due]
         self._give_back(due, now)
         return ended
 
@@ -144,7 +150,7 @@ class Consuming(State):
 
         Raises:
             StaleHandle: The group was cleared or replaced.
-            QueuePayloadLost: It was reported lost.
+            QueuePayloadLost: The group was reported lost.
             SchemaError: A column is not declared.
         """
         home = self._home(receipt.partition)
@@ -160,11 +166,11 @@ def _checked_count(n: int, at_least: int | None) -> int:
 
 
 def _check_lease(lease_s: float) -> None:
-    if not lease_s > 0:  # a NaN among the ends of leases would hide those behind it
+    if not lease_s > 0:  # a NaN in the heap of expiries would hide later ones
         raise SchemaError("lease_s", f"{lease_s}", "seconds, more than 0")
 
 
-def _told(held: OpenLease) -> Lease:
-    bit = held.task.bit
-    receipts = tuple([group.receipt for group in held.groups if group.leased & bit])
-    return Lease(held.id, held.partition.name, held.task.name, receipts, held.expires_at)
+def _public_lease(lease: OpenLease) -> Lease:
+    bit = lease.task.bit
+    receipts = tuple([group.receipt for group in lease.groups if group.leased & bit])
+    return Lease(lease.id, lease.partition.name, lease.task.name, receipts, lease.expires_at)

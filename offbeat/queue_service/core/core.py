@@ -1,12 +1,12 @@
-"""The transfer queue without its payloads: who put what, who may have it, who waits.
+"""The transfer queue without its payloads: groups, leases and waiters, as pure state.
 
-Pure and deterministic: ``now`` is the caller's clock in seconds, payloads are opaque. What a call
-sets free or wakes is collected, and its owner drains it: ``settled()`` after any call that changes
-something, ``freed()`` for the payloads that nothing refers to any more.
+Deterministic: ``now`` is the caller's clock in seconds, payloads are opaque. The effects of a call
+are collected for the owner to drain: ``settled()`` after any call that changes something,
+``freed()`` for the payloads that nothing refers to any more.
 
-Put, claim, ack, release, clear and expiry cost the same however much rests, is leased or waits (the
-logarithm of it where groups come out of order). Only a claim with a predicate looks at groups one
-by one.
+The cost of put, claim, ack, release, clear and expiry does not depend on how much is stored, leased
+or waiting (logarithmically where groups come out of order). Only a claim with a predicate inspects
+groups one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,15 +28,16 @@ class QueueCore(Producing, Consuming):
     """Groups between producers and the tasks that consume them.
 
     Each task is offered every group once, oldest put first, as soon as all rows have all of the
-    task's columns; again if its lease ends without an ack. A call that raises has changed nothing.
+    task's columns, and again if its lease ends without an ack. A call that raises has changed
+    nothing.
     """
 
     # --- groups leave --------------------------------------------------------------------------
 
     def clear(self, receipts: Iterable[PutReceipt]) -> int:
-        """Let groups go, leased or not; how many were there.
+        """Remove groups, leased or not; return how many were in the queue.
 
-        A receipt that is stale clears nothing. Leases go on without the group.
+        A stale receipt clears nothing. Leases continue without the group.
         """
         cleared = 0
         for receipt in receipts:
@@ -50,20 +51,23 @@ class QueueCore(Producing, Consuming):
         return cleared
 
     def clear_partition(self, partition: str) -> int:
-        """Let all its groups go; how many there were. Its tasks, and who waits there, stay."""
+        """Remove all groups of a partition; return how many there were.
+
+        Its tasks and waiters stay.
+        """
         return self.clear([group.receipt for group in self._home(partition).groups.values()])
 
     def lost(self, receipts: Iterable[PutReceipt], reason: str) -> list[LostGroup]:
         """Remove these groups, whose payload is lost; ``take_lost`` reports them.
 
-        A receipt that is stale loses nothing. Only a newer attempt of a lost group is taken again.
+        A stale receipt removes nothing. Only a newer attempt of a lost group is accepted again.
         """
         found: list[LostGroup] = []
         for receipt in receipts:
             home = self._home(receipt.partition)
             group = home.groups.get(receipt.group)
             if group is not None and group.generation == receipt.generation:
-                told = LostGroup(
+                report = LostGroup(
                     receipt.partition,
                     receipt.group,
                     receipt.attempt,
@@ -72,25 +76,25 @@ class QueueCore(Producing, Consuming):
                     reason,
                 )
                 self._clear(home, group, reason or "no reason given")
-                home.untold.append(told)
+                home.unreported.append(report)
                 home.lost += 1
-                found.append(told)
+                found.append(report)
         if self.bounds.waiting:
             self._let_in()
         return found
 
     def take_lost(self, partition: str) -> list[LostGroup]:
-        """The groups lost since this was last asked, in the order they were reported."""
+        """Return the groups lost since the last call, in the order they were reported."""
         home = self._home(partition)
-        told, home.untold = home.untold, []
-        return told
+        reports, home.unreported = home.unreported, []
+        return reports
 
     # --- clients, and what the owner drains -----------------------------------------------------
 
     def drop_client(self, client: str, now: float) -> None:
-        """A client died: end its waits and promises, and give back what it had leased.
+        """End the waits, promises and leases of a client that has died.
 
-        Looks at every lease and waiter once.
+        Inspects every lease and waiter once.
         """
         bounds = self.bounds
         waits = [each.id for each in self.claims.values() if each.client == client]
@@ -98,10 +102,10 @@ class QueueCore(Producing, Consuming):
         waits += [each.id for each in bounds.promised.values() if each.client == client]
         for waiter_id in waits:
             self.cancel(waiter_id)
-        leases = [held for held in self.leases.held.values() if held.client == client]
-        for held in leases:
-            self.leases.close(held)
-        ended = {held.id for held in leases}
+        leases = [lease for lease in self.leases.by_id.values() if lease.client == client]
+        for lease in leases:
+            self.leases.close(lease)
+        ended = {lease.id for lease in leases}
         self._settled = [
             (waiter_id, what)
             for waiter_id, what in self._settled
@@ -110,14 +114,14 @@ class QueueCore(Producing, Consuming):
         self._give_back(leases, now)
 
     def settled(self) -> list[tuple[int, Lease | CapacityGrant]]:
-        """The waiters served since this was last asked, in the order they were served."""
+        """Return the waiters served since the last call, in the order they were served."""
         settled, self._settled = self._settled, []
         return settled
 
     def freed(self) -> list[object]:
-        """The payloads let go of since this was last asked: nothing here refers to them any more.
+        """Return the payloads released since the last call: nothing here refers to them any more.
 
-        Payloads of puts that were refused, or repeated, are not among them: they were never taken.
+        Payloads of puts that were refused or repeated are not among them: they were never stored.
         """
         freed, self._freed = self._freed, []
         return freed
@@ -129,10 +133,10 @@ class QueueCore(Producing, Consuming):
     # --- snapshots -----------------------------------------------------------------------------
 
     def export(self, now: float) -> tuple[QueueSnapshot, list[object]]:
-        """The whole state as data, and the payloads its parts refer to by position.
+        """Return the whole state as data, and the payloads that its parts refer to by position.
 
-        Leases, waits and promises belong to processes and their clock, and are left out: what was
-        leased will be delivered again. As JSON a tag of NaN becomes null; msgpack keeps it.
+        Leases, waits and promises belong to processes and their clock, and are left out: leased
+        groups will be delivered again. As JSON a tag of NaN becomes null; msgpack keeps it.
         """
         payloads: list[object] = []
         homes = [freeze(home, now, payloads) for home in self.partitions.values()]
@@ -141,7 +145,7 @@ class QueueCore(Producing, Consuming):
         ), payloads
 
     def import_(self, snapshot: QueueSnapshot, payloads: Sequence[object], now: float) -> None:
-        """Take up a snapshot, in a queue that has held nothing yet."""
+        """Restore a snapshot into a queue that has never held a group."""
         if self.partitions:
             raise ValueError("a snapshot is imported into a new queue; this one has partitions")
         for state in snapshot.partitions:

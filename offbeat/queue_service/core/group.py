@@ -1,4 +1,4 @@
-"""One group at rest, and what is remembered of one that is gone."""
+"""One stored group, and the record kept of one that has left the queue."""
 
 import msgspec
 
@@ -6,23 +6,24 @@ from offbeat.queue_service.core.records import PutReceipt
 
 
 class StoredGroup(msgspec.Struct, gc=False):
-    """A group and where it stands with each task: a bit a column, a bit a task.
+    """A group and its state for each task, as bits: one per column, one per task.
 
-    It refers to nothing that refers back, so the garbage collector need not visit the thousands
-    that rest.
+    It has no reference cycles, so the garbage collector need not visit the thousands of stored
+    groups.
     """
 
     receipt: PutReceipt
     generation: int
-    first: int  # columns of the put
-    columns: int  # complete: written for all rows
+    first: int  # columns of the first put
+    columns: int  # complete columns: written for all rows
     payload: object
     put_at: float
-    more: tuple[tuple[int, int, int, object], ...] = ()  # columns, start, stop, payload
-    partial: tuple[tuple[int, int], ...] = ()  # column, rows written
+    # (columns, start, stop, payload) of later puts
+    more: tuple[tuple[int, int, int, object], ...] = ()
+    partial: tuple[tuple[int, int], ...] = ()  # (column, written rows)
     available: int = 0  # tasks that may claim it
-    leased: int = 0  # tasks that have it
-    acked: int = 0  # tasks that are done with it
+    leased: int = 0  # tasks that have it leased
+    acked: int = 0  # tasks that have acked it
 
 
 class GroupTombstone(msgspec.Struct, gc=False, array_like=True):
@@ -30,5 +31,5 @@ class GroupTombstone(msgspec.Struct, gc=False, array_like=True):
 
     attempt: int
     generation: int
-    columns: int  # of its put
-    lost: str  # the reason; empty when it was cleared
+    columns: int  # columns of its put
+    lost: str  # reason of the loss; empty when it was cleared

@@ -15,7 +15,7 @@ _SLACK: Final = 64
 
 
 class OpenLease(msgspec.Struct, gc=False):
-    """A lease that runs. Groups that have left the queue meanwhile are told by their bits."""
+    """An open lease. Groups that have left the queue meanwhile are recognised by their bits."""
 
     id: int
     partition: Partition
@@ -26,10 +26,10 @@ class OpenLease(msgspec.Struct, gc=False):
 
 
 class Leases:
-    """The leases that run, the soonest to end first."""
+    """The open leases, ordered by expiry."""
 
     def __init__(self, remembered: int) -> None:
-        self.held: dict[int, OpenLease] = {}
+        self.by_id: dict[int, OpenLease] = {}
         self.last_id = 0
         self._remembered = remembered
         self._acked: OrderedDict[int, None] = OrderedDict()
@@ -44,33 +44,33 @@ class Leases:
         expires_at: float,
     ) -> OpenLease:
         self.last_id += 1
-        held = OpenLease(self.last_id, partition, task, groups, client, expires_at)
-        self.held[held.id] = held
-        heapq.heappush(self._ends, (expires_at, held.id))
-        return held
+        lease = OpenLease(self.last_id, partition, task, groups, client, expires_at)
+        self.by_id[lease.id] = lease
+        heapq.heappush(self._ends, (expires_at, lease.id))
+        return lease
 
     def get(self, lease_id: int, during: str) -> OpenLease:
-        """The lease.
+        """Return the open lease.
 
         Raises:
-            LeaseExpired: It does not run.
+            LeaseExpired: The lease is not open.
         """
-        held = self.held.get(lease_id)
-        if held is None:
+        lease = self.by_id.get(lease_id)
+        if lease is None:
             raise LeaseExpired(lease_id, during)
-        return held
+        return lease
 
-    def renew(self, held: OpenLease, expires_at: float) -> None:
-        held.expires_at = expires_at
-        heapq.heappush(self._ends, (expires_at, held.id))
+    def renew(self, lease: OpenLease, expires_at: float) -> None:
+        lease.expires_at = expires_at
+        heapq.heappush(self._ends, (expires_at, lease.id))
         self._sweep()
 
-    def close(self, held: OpenLease) -> None:
-        del self.held[held.id]
+    def close(self, lease: OpenLease) -> None:
+        del self.by_id[lease.id]
         self._sweep()
 
     def note_acked(self, lease_id: int) -> None:
-        """An ack that is repeated, because its answer was lost, is to change nothing."""
+        """Remember an ack, so that repeating it after a lost reply changes nothing."""
         self._acked[lease_id] = None
         if len(self._acked) > self._remembered:
             self._acked.popitem(last=False)
@@ -79,24 +79,24 @@ class Leases:
         return lease_id in self._acked
 
     def due(self, now: float) -> list[OpenLease]:
-        """The leases whose time is over, the longest over first; they are closed."""
+        """Close and return the expired leases, the earliest expiry first."""
         over: list[OpenLease] = []
         while (ends := self.next_expiry()) is not None and ends <= now:
-            over.append(self.held.pop(heapq.heappop(self._ends)[1]))
+            over.append(self.by_id.pop(heapq.heappop(self._ends)[1]))
         return over
 
     def next_expiry(self) -> float | None:
         """Return the time at which the next lease ends, unless it is renewed."""
-        ends, held = self._ends, self.held
+        ends, by_id = self._ends, self.by_id
         while ends:
             at, lease_id = ends[0]
-            lease = held.get(lease_id)
+            lease = by_id.get(lease_id)
             if lease is not None and lease.expires_at == at:
                 return at
             heapq.heappop(ends)
         return None
 
     def _sweep(self) -> None:
-        if len(self._ends) > 2 * len(self.held) + _SLACK:
-            self._ends = [(held.expires_at, held.id) for held in self.held.values()]
+        if len(self._ends) > 2 * len(self.by_id) + _SLACK:
+            self._ends = [(lease.expires_at, lease.id) for lease in self.by_id.values()]
             heapq.heapify(self._ends)

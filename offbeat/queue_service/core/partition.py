@@ -11,7 +11,7 @@ from offbeat.queue_service.core.tasks import Task
 from offbeat.queue_service.errors import QueuePayloadLost, Redeclared
 from offbeat.transfer_queue.errors import StaleHandle
 
-_LISTS_KNOWN: Final = 1024  # distinct lists of columns whose mask is remembered
+_LISTS_KNOWN: Final = 1024  # distinct lists of columns whose mask is cached
 
 
 class Partition:
@@ -23,22 +23,21 @@ class Partition:
         self.tasks: dict[str, Task] = {}
         self.gone: OrderedDict[str, GroupTombstone] = OrderedDict()
         self.rows = self.nbytes = self.lost = 0
-        self.untold: list[LostGroup] = []
+        self.unreported: list[LostGroup] = []
         self._bit = {column.name: 1 << i for i, column in enumerate(schema.columns)}
         self._spec = {column.name: column for column in schema.columns}
         self._masks: dict[tuple[ColumnSpec, ...], int] = {}
         self._task_bits = {name: 1 << i for i, name in enumerate(schema.consumers)}
-        self.consumers = (
-            1 << len(schema.consumers)
-        ) - 1  # whose acks clear a group; 0 for nobody's
+        # Tasks whose acks clear a group; 0 if acks never do
+        self.consumers = (1 << len(schema.consumers)) - 1
 
     # --- columns -----------------------------------------------------------------------------
 
     def mask_of(self, columns: tuple[ColumnSpec, ...]) -> int:
-        """The columns as bits, if they are what the schema declares.
+        """Return the columns as bits.
 
         Raises:
-            SchemaError: Naming the first column that is not.
+            SchemaError: A column is not as the schema declares it; names the first.
         """
         mask = self._masks.get(columns)
         if mask is None:
@@ -60,10 +59,10 @@ class Partition:
         return mask
 
     def mask_of_names(self, names: Iterable[str]) -> int:
-        """The named columns as bits.
+        """Return the named columns as bits.
 
         Raises:
-            SchemaError: Naming the first that is not declared.
+            SchemaError: A name is not declared; names the first.
         """
         mask = 0
         for name in names:
@@ -73,7 +72,7 @@ class Partition:
         return mask
 
     def names_of(self, mask: int) -> tuple[str, ...]:
-        """The columns of these bits, in the order of the schema."""
+        """Return the names of these columns, in the order of the schema."""
         return tuple(name for name, bit in self._bit.items() if mask & bit)
 
     def _undeclared(self, name: str) -> SchemaError:
@@ -82,7 +81,7 @@ class Partition:
     # --- groups ------------------------------------------------------------------------------
 
     def at(self, receipt: PutReceipt) -> StoredGroup:
-        """The group this receipt means.
+        """Return the group of this receipt.
 
         Raises:
             QueuePayloadLost: It was reported lost.
@@ -94,11 +93,11 @@ class Partition:
         gone = self.gone.get(receipt.group)
         if gone is not None and gone.lost and gone.generation == receipt.generation:
             raise QueuePayloadLost(receipt.group, receipt.attempt, gone.lost)
-        held = None if group is None else group.receipt.attempt
-        raise StaleHandle(receipt.group, receipt.attempt, held)
+        attempt = None if group is None else group.receipt.attempt
+        raise StaleHandle(receipt.group, receipt.attempt, attempt)
 
     def parts(self, group: StoredGroup, wanted: int) -> tuple[Part, ...]:
-        """The payloads that hold any of the wanted columns, oldest first."""
+        """Return the payloads that hold any of the wanted columns, oldest first."""
         rows = group.receipt.rows
         every = ((group.first, 0, rows, group.payload), *group.more)
         return tuple(
@@ -108,7 +107,7 @@ class Partition:
         )
 
     def remember(self, group: StoredGroup, lost: str) -> None:
-        """Keep a tombstone of a group for a while, by which a late put of it is recognised."""
+        """Keep a tombstone of a group for a while, to recognise a late put of it."""
         receipt, gone = group.receipt, self.gone
         gone[receipt.group] = GroupTombstone(receipt.attempt, group.generation, group.first, lost)
         gone.move_to_end(receipt.group)
@@ -118,7 +117,7 @@ class Partition:
     # --- tasks -------------------------------------------------------------------------------
 
     def task(self, name: str, columns: tuple[str, ...]) -> Task:
-        """The task; a new one finds every group that rests here.
+        """Return the task; a new one is offered every stored group.
 
         Raises:
             Redeclared: It claimed with another set of columns before.

@@ -1,4 +1,4 @@
-"""Requests of producers: put a group, put more of it, wait for capacity."""
+"""Requests of producers: put a group, add columns to it, wait for room."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,10 @@ from offbeat.transfer_queue.errors import StaleHandle
 
 
 class Producing(State):
-    """Puts are all or nothing, and bounded."""
+    """Producer side of the queue. Puts are all or nothing, and bounded."""
 
     def declare(self, partition: str, schema: Schema) -> None:
-        """Make a partition. The same declaration again changes nothing.
+        """Create a partition. Repeating the same declaration changes nothing.
 
         Raises:
             Redeclared: It is declared with another schema (a SchemaError).
@@ -52,20 +52,20 @@ class Producing(State):
         tags: GivenTags = NO_TAGS,
         permit: int | None = None,
     ) -> PutReceipt:
-        """Take a group's first columns, for all its rows. When it returns, the group is claimable.
+        """Store a group's first columns, for all its rows. On return, the group can be claimed.
 
-        The same (group, attempt, columns) again answers with the same receipt, and takes neither
-        the payload nor any room. A newer attempt replaces an older one, whose leases lose the
+        The same (group, attempt, columns) again returns the same receipt, and stores neither the
+        payload nor uses any room. A newer attempt replaces an older one, whose leases lose the
         group.
 
         Args:
-            permit: The waiter id of ``wait_to_put`` whose room this uses. Only success spends it.
+            permit: The waiter id of ``wait_to_put`` whose room this uses. Only success consumes it.
 
         Raises:
-            SchemaError: A column, tag or number is not what it should be.
-            StaleHandle: A newer attempt, or other columns of this one, were put before.
-            QueueFull: There is no room, or others wait for it already.
-            TooLarge: There never will be.
+            SchemaError: A column, tag or number is invalid.
+            StaleHandle: A newer attempt, or other columns of this attempt, were put before.
+            QueueFull: There is no room, or earlier producers wait for it.
+            TooLarge: There will never be room.
         """
         home = self._home(partition)
         mask = home.mask_of(tuple(columns))
@@ -99,15 +99,17 @@ class Producing(State):
         now: float,
         rows: slice | None = None,
     ) -> PutReceipt:
-        """Further columns of a group, for all its rows or a range; the receipt with its new weight.
+        """Add columns to a group, for all its rows or a range.
+
+        Return the receipt with its new size.
 
         If all of it is written already, nothing changes. It never waits for room: a full queue
-        drains only if its groups are completed. What it takes keeps later puts out.
+        drains only if its groups are completed. The room it uses delays later puts.
 
         Raises:
             StaleHandle: The group was cleared, or replaced by a newer attempt.
             QueuePayloadLost: It was reported lost.
-            SchemaError: A column is not as declared, or written already in part.
+            SchemaError: A column is not as declared, or partly written already.
         """
         home = self._home(receipt.partition)
         group = home.at(receipt)
@@ -127,10 +129,10 @@ class Producing(State):
         return group.receipt
 
     def wait_to_put(self, rows: int, nbytes: int, client: str = "") -> int:
-        """Wait for room, behind those who wait already. The waiter id settles with a ``CapacityGrant``.
+        """Wait for room, behind earlier producers. The waiter id settles with a ``CapacityGrant``.
 
-        From then on the room is kept: put with the id as ``permit``, or ``cancel`` it. Nobody
-        overtakes, so a big put at the head holds up smaller ones: give every wait a deadline.
+        From then on the room is reserved: put with the id as ``permit``, or ``cancel`` it. Order is
+        strict, so a big put at the head delays smaller ones: give every wait a deadline.
 
         Raises:
             TooLarge: It can never fit.
@@ -139,8 +141,8 @@ class Producing(State):
         bounds.check_possible(rows, nbytes)
         reason = bounds.first_reason() if bounds.waiting else bounds.lacks(rows, nbytes)
         waiter_id = self._next_waiter()
-        asking = CapacityRequest(waiter_id, CapacityGrant(rows, nbytes), client, reason or "")
-        bounds.waiting[waiter_id] = asking
+        request = CapacityRequest(waiter_id, CapacityGrant(rows, nbytes), client, reason or "")
+        bounds.waiting[waiter_id] = request
         self._let_in()
         return waiter_id
 
@@ -167,11 +169,11 @@ class Producing(State):
     def _use_room(
         self, home: Partition, receipt: PutReceipt, old: StoredGroup | None, permit: int | None
     ) -> None:
-        """Take what a group needs beyond the room kept for it, and that of the group it replaces."""
+        """Count the room of a group, less its reservation and the group that it replaces."""
         rows, nbytes = receipt.rows, receipt.nbytes
-        if permit is not None and (asking := self.bounds.forget(permit)) is not None:
-            rows -= asking.room.rows
-            nbytes -= asking.room.nbytes
+        if permit is not None and (request := self.bounds.forget(permit)) is not None:
+            rows -= request.room.rows
+            nbytes -= request.room.nbytes
         if old is not None:
             rows -= old.receipt.rows
             nbytes -= old.receipt.nbytes
@@ -187,14 +189,14 @@ class Producing(State):
 
 
 def _given_before(
-    home: Partition, old: StoredGroup | None, asked: PutReceipt, mask: int
+    home: Partition, old: StoredGroup | None, requested: PutReceipt, mask: int
 ) -> PutReceipt | None:
-    """The receipt of an earlier put of just this, in the queue or cleared from it; None: it is new.
+    """Return the receipt of an identical earlier put, stored or cleared; None if the put is new.
 
     Raises:
-        StaleHandle: Something newer was put, or something else under this attempt.
+        StaleHandle: A newer attempt was put, or other columns under this attempt.
     """
-    group, attempt = asked.group, asked.attempt
+    group, attempt = requested.group, requested.attempt
     if old is not None:
         if old.receipt.attempt == attempt and old.first == mask:
             return old.receipt
@@ -206,4 +208,4 @@ def _given_before(
         return None
     if gone.attempt > attempt or gone.columns != mask or gone.lost:
         raise StaleHandle(group, attempt, None)
-    return msgspec.structs.replace(asked, generation=gone.generation)
+    return msgspec.structs.replace(requested, generation=gone.generation)

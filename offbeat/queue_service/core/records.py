@@ -12,7 +12,7 @@ Tags = dict[str, tuple[Scalar, ...]]
 """Small scalars of a group by name, one per row: ``{"reward": (1.0, 0.0), ...}``."""
 
 GivenTags = Mapping[str, Sequence[Scalar]]
-"""Tags as a producer hands them in."""
+"""Tags as a producer passes them."""
 
 NO_TAGS: Final[GivenTags] = {}
 
@@ -23,18 +23,18 @@ EVERYTHING: Final[Where] = ()
 
 
 class ColumnSpec(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
-    """One column as a schema declares it, and as a producer says it has written it."""
+    """One column: its name, type and layout, as a schema declares it and a producer writes it."""
 
     name: str
-    dtype: str  # as numpy names it; "object" for what is no tensor
-    ragged: bool = False  # rows of differing length
+    dtype: str  # numpy's name; "object" for values that are no tensor
+    ragged: bool = False  # whether rows differ in length
 
 
 class Schema(msgspec.Struct, frozen=True):
     """The columns of a partition. No two share a name.
 
     ``consumers`` are the tasks that each read every group: once all of them have acked a group, it
-    is cleared. Without any, a group rests until somebody clears it.
+    is cleared. Without any, a group stays until it is cleared by a call.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -52,7 +52,8 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
     max_rows: int
     max_bytes: int
-    remembered: int = 65_536  # groups and leases that are gone, whose late callers are known
+    # Cleared groups and ended leases that are remembered, to recognise late calls
+    remembered: int = 65_536
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_bytes < 1 or self.remembered < 0:
@@ -62,9 +63,9 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
 
 class PutReceipt(msgspec.Struct, frozen=True, gc=False):
-    """A group that the queue has taken: proof for its producer, handle for its consumers.
+    """A stored group: proof for its producer, handle for its consumers.
 
-    ``generation`` is never given twice by one queue, so a receipt never means another group.
+    A queue never issues a ``generation`` twice, so a receipt never means another group.
     """
 
     partition: str
@@ -77,7 +78,7 @@ class PutReceipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """Groups lent to one consumer, oldest put first, until it acks or ``expires_at`` has passed."""
+    """Groups leased to one consumer, oldest put first, until acked or past ``expires_at``."""
 
     id: int
     partition: str
@@ -87,14 +88,14 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class CapacityGrant(msgspec.Struct, frozen=True, gc=False):
-    """Rows and bytes kept free for one put of the producer that waited for them."""
+    """Rows and bytes reserved for one put of the producer that waited for them."""
 
     rows: int
     nbytes: int
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """One payload of a group: which columns it has, for which rows ``[start, stop)``."""
+    """One payload of a group: its columns, for the rows ``[start, stop)``."""
 
     columns: tuple[str, ...]
     start: int
@@ -103,7 +104,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class LostGroup(msgspec.Struct, frozen=True, gc=False):
-    """A group whose payload is gone: its rows have to be made again, as a newer attempt."""
+    """A group whose payload is lost: its rows have to be made again, as a newer attempt."""
 
     partition: str
     group: str
@@ -114,13 +115,13 @@ class LostGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskStats(msgspec.Struct, frozen=True):
-    """Groups of a partition as one task sees them; what is in none of these lacks columns."""
+    """Groups of a partition by their state for one task; groups in none of these lack columns."""
 
     columns: tuple[str, ...]
     available: int
     leased: int
     acked: int
-    waiting: int  # claims that wait
+    waiting: int  # number of waiting claims
 
 
 class PartitionStats(msgspec.Struct, frozen=True):
@@ -130,7 +131,7 @@ class PartitionStats(msgspec.Struct, frozen=True):
     rows: int
     nbytes: int
     oldest_age_s: float  # 0 when empty
-    lost: int  # groups, since the start
+    lost: int  # groups lost since the start
     tasks: dict[str, TaskStats]
 
 
@@ -138,14 +139,14 @@ class Stats(msgspec.Struct, frozen=True):
     """Statistics of the queue: stored groups and waiting clients.
 
     ``waits`` counts waiters by reason. Producers: ``rows``, ``bytes``. Consumers: ``groups`` (too
-    few were put), ``columns`` (enough rest, but some columns are not written), ``where`` (too few
-    match).
+    few were put), ``columns`` (enough are stored, but some columns are not written), ``where`` (too
+    few match).
     """
 
     groups: int
     rows: int
     nbytes: int
-    promised_rows: int  # kept free for producers that have waited and not put yet
+    promised_rows: int  # reserved for producers that have waited and not put yet
     promised_bytes: int
     oldest_age_s: float
     leases: int

@@ -1,4 +1,4 @@
-"""The state of a queue as plain data, for a file and a new process."""
+"""State of a queue as plain data, for a file and a new process."""
 
 from collections.abc import Sequence
 
@@ -10,27 +10,27 @@ from offbeat.queue_service.core.records import LostGroup, PutReceipt, Schema
 
 
 class PartState(msgspec.Struct, frozen=True, array_like=True):
-    """One payload: its columns as bits in the schema's order, its rows, its place in the list."""
+    """One payload: its columns as bits in the schema's order, its rows, its index in the list."""
 
-    columns: str  # of an int, in hexadecimal: a wide schema has more bits than a wire's integer
+    columns: str  # an int in hexadecimal: a wide schema has more bits than msgpack's integers
     start: int
     stop: int
     payload: int
 
 
 class GroupState(msgspec.Struct, frozen=True):
-    """A group; whoever had it leased has not acked it."""
+    """State of a group. Leases are not saved: a leased group counts as not acked."""
 
     receipt: PutReceipt
     columns: str
     partial: tuple[tuple[str, str], ...]
     parts: tuple[PartState, ...]
-    acked: tuple[str, ...]  # tasks
+    acked: tuple[str, ...]  # names of tasks
     age_s: float
 
 
 class GoneState(msgspec.Struct, frozen=True, array_like=True):
-    """A group that was cleared or lost, as long as it is remembered."""
+    """A group that was cleared or lost, while it is remembered."""
 
     group: str
     attempt: int
@@ -40,19 +40,19 @@ class GoneState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionState(msgspec.Struct, frozen=True):
-    """A partition, its groups in the order of their puts."""
+    """State of a partition, its groups in the order of their puts."""
 
     name: str
     schema: Schema
-    tasks: tuple[tuple[str, tuple[str, ...]], ...]  # name, columns
+    tasks: tuple[tuple[str, tuple[str, ...]], ...]  # (name, columns)
     groups: tuple[GroupState, ...]
     gone: tuple[GoneState, ...]
     lost: int
-    untold: tuple[LostGroup, ...]
+    unreported: tuple[LostGroup, ...]
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True):
-    """A whole queue. The counters go on, so no old handle ever means something new."""
+    """State of a whole queue. Counters continue, so an old handle never refers to something new."""
 
     generation: int
     last_lease: int
@@ -61,7 +61,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True):
 
 
 def freeze(home: Partition, now: float, payloads: list[object]) -> PartitionState:
-    """The partition as data; its payloads are appended to the list."""
+    """Return the partition as data; append its payloads to the list."""
     return PartitionState(
         name=home.name,
         schema=home.schema,
@@ -72,7 +72,7 @@ def freeze(home: Partition, now: float, payloads: list[object]) -> PartitionStat
             for name, gone in home.gone.items()
         ),
         lost=home.lost,
-        untold=tuple(home.untold),
+        unreported=tuple(home.unreported),
     )
 
 
@@ -97,7 +97,7 @@ def _freeze_group(
 def thaw(
     state: PartitionState, payloads: Sequence[object], now: float, remembered: int
 ) -> Partition:
-    """The partition of a snapshot."""
+    """Restore the partition of a snapshot."""
     home = Partition(state.name, state.schema, remembered)
     for name, columns in state.tasks:
         home.task(name, columns)
@@ -114,7 +114,7 @@ def thaw(
         home.gone[gone.group] = GroupTombstone(
             gone.attempt, gone.generation, int(gone.columns, 16), gone.lost
         )
-    home.lost, home.untold = state.lost, list(state.untold)
+    home.lost, home.unreported = state.lost, list(state.unreported)
     return home
 
 

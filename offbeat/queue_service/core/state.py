@@ -1,4 +1,4 @@
-"""The state that producers and consumers share, and how a change in it reaches those who wait."""
+"""State shared by the producer and consumer side, and how its changes reach waiters."""
 
 from collections.abc import Iterable
 
@@ -13,14 +13,14 @@ from offbeat.queue_service.errors import UnknownPartition
 
 
 class State:
-    """Partitions, bounds, leases and waits; what was settled and freed, until it is drained."""
+    """Partitions, bounds, leases and waits; and the settled and freed items until drained."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.partitions: dict[str, Partition] = {}
         self.bounds = Capacity(limits)
         self.leases = Leases(limits.remembered)
-        self.claims: dict[int, Waiter] = {}  # that wait
+        self.claims: dict[int, Waiter] = {}  # waiting claims by waiter id
         self._generation = 0
         self._last_waiter = 0
         self._settled: list[tuple[int, Lease | CapacityGrant]] = []
@@ -54,19 +54,19 @@ class State:
     def _grant(
         self, home: Partition, task: Task, groups: list[StoredGroup], client: str, expires_at: float
     ) -> Lease:
-        held = self.leases.open(home, task, groups, client, expires_at)
+        lease = self.leases.open(home, task, groups, client, expires_at)
         receipts = tuple([group.receipt for group in groups])
-        return Lease(held.id, home.name, task.name, receipts, expires_at)
+        return Lease(lease.id, home.name, task.name, receipts, expires_at)
 
     def _give_back(self, leases: Iterable[OpenLease], now: float) -> None:
         touched: dict[int, OpenLease] = {}
-        for held in leases:
-            for group in held.groups:
-                held.task.give_back(group)
-            touched[id(held.task)] = held
-        for held in touched.values():
-            if held.task.pools:
-                self._serve(held.partition, held.task, now)
+        for lease in leases:
+            for group in lease.groups:
+                lease.task.give_back(group)
+            touched[id(lease.task)] = lease
+        for lease in touched.values():
+            if lease.task.pools:
+                self._serve(lease.partition, lease.task, now)
 
     def _clear(self, home: Partition, group: StoredGroup, lost: str = "") -> None:
         self._drop(home, group)
@@ -74,7 +74,7 @@ class State:
         home.remember(group, lost)
 
     def _drop(self, home: Partition, group: StoredGroup) -> None:
-        """Out of the partition; the bounds are the caller's to change, once."""
+        """Remove a group from its partition; the caller updates the bounds."""
         receipt = group.receipt
         del home.groups[receipt.group]
         home.rows -= receipt.rows
@@ -88,11 +88,11 @@ class State:
         group.payload, group.more = None, ()
 
     def _let_in(self) -> None:
-        for asking in self.bounds.let_in():
-            self._settled.append((asking.id, asking.room))
+        for request in self.bounds.let_in():
+            self._settled.append((request.id, request.room))
 
     def cancel(self, waiter_id: int) -> bool:
-        """End a wait, or give back room that was promised. False for one that is over.
+        """End a wait, or return reserved room. False if the wait is over.
 
         A claim that has settled is over: its lease is, or was, among ``settled()``.
         """
@@ -100,9 +100,9 @@ class State:
         if waiter is not None:
             self.partitions[waiter.partition].tasks[waiter.task].leave(waiter)
             return True
-        asked = self.bounds.waiting.pop(waiter_id, None)
-        if asked is None and (asked := self.bounds.withdraw(waiter_id)) is not None:
+        request = self.bounds.waiting.pop(waiter_id, None)
+        if request is None and (request := self.bounds.withdraw(waiter_id)) is not None:
             self._settled = [each for each in self._settled if each[0] != waiter_id]
-        if asked is not None and self.bounds.waiting:
+        if request is not None and self.bounds.waiting:
             self._let_in()
-        return asked is not None
+        return request is not None

@@ -18,29 +18,32 @@ def stats_of(
     leases: Leases,
     now: float,
 ) -> Stats:
-    """The state of all partitions; linear in partitions, tasks and waiters, not in groups."""
+    """Return the statistics of all partitions.
+
+    Linear in partitions, tasks and waiters, not groups.
+    """
     known = {home.name: home for home in homes}
-    told = {home.name: _partition(home, now) for home in known.values()}
-    waits = Counter(asking.reason for asking in bounds.waiting.values())
+    stats_by_partition = {home.name: _partition(home, now) for home in known.values()}
+    waits = Counter(request.reason for request in bounds.waiting.values())
     for waiter in claims.values():
         home = known[waiter.partition]
         waits[_reason(home, home.tasks[waiter.task], waiter)] += 1
     return Stats(
-        groups=sum(each.groups for each in told.values()),
+        groups=sum(each.groups for each in stats_by_partition.values()),
         rows=bounds.rows - bounds.promised_rows,
         nbytes=bounds.nbytes - bounds.promised_bytes,
         promised_rows=bounds.promised_rows,
         promised_bytes=bounds.promised_bytes,
-        oldest_age_s=max((each.oldest_age_s for each in told.values()), default=0.0),
-        leases=len(leases.held),
-        lost=sum(each.lost for each in told.values()),
+        oldest_age_s=max((each.oldest_age_s for each in stats_by_partition.values()), default=0.0),
+        leases=len(leases.by_id),
+        lost=sum(each.lost for each in stats_by_partition.values()),
         waits=dict(waits),
-        partitions=told,
+        partitions=stats_by_partition,
     )
 
 
 def _partition(home: Partition, now: float) -> PartitionStats:
-    oldest = next(iter(home.groups.values()), None)  # groups stand in the order of their puts
+    oldest = next(iter(home.groups.values()), None)  # groups are in the order of their puts
     return PartitionStats(
         groups=len(home.groups),
         rows=home.rows,

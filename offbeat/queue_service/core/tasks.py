@@ -1,9 +1,9 @@
-"""One consumer task's view of a partition: what it may claim, in which order, and who waits for it.
+"""One task's view of a partition: the groups it may claim, in order, and its waiters.
 
-Groups newly put stand in a line. Those that come out of order (a lease that ended, columns written
-late) stand in a heap beside it; the older of the two fronts is next. Whoever leaves from the middle
-stays behind as a shadow without its bit, passed over later, and swept out when shadows outnumber
-the rest.
+New groups are appended to a queue. Groups that come out of order (a lease that ended, columns
+written late) go to a heap beside it; the older of the two heads is next. A group that leaves from
+the middle stays as a stale entry without its bit, is skipped later, and is swept when stale entries
+outnumber the others.
 """
 
 import heapq
@@ -17,13 +17,13 @@ from offbeat.queue_service.core.records import EVERYTHING, Where
 from offbeat.queue_service.core.waits import Waiter, WaiterPool
 from offbeat.queue_service.core.where import matches
 
-_SLACK: Final = 64  # shadows that are not worth a sweep
+_SLACK: Final = 64  # stale entries that are not worth a sweep
 
 
 class Task:
-    """Every group is at any time, for this task: lacking columns, available, leased or acked.
+    """A consumer task. For it, a group lacks columns, is available, leased or acked.
 
-    ``available``, ``leased`` and ``acked`` count those that rest in the partition.
+    ``available``, ``leased`` and ``acked`` count the groups in the partition.
     """
 
     def __init__(self, name: str, columns: tuple[str, ...], need: int, bit: int) -> None:
@@ -31,14 +31,14 @@ class Task:
         self.available = self.leased = self.acked = 0
         self.pools: dict[Where, WaiterPool] = {}
         self._line: deque[StoredGroup] = deque()
-        self._newest = -1  # generation last put in line
+        self._newest = -1  # generation of the group queued last
         self._back: dict[int, StoredGroup] = {}
-        self._order: list[int] = []  # heap of the generations in _back
+        self._order: list[int] = []  # heap of the generations in ``_back``
 
     # --- groups come and go ------------------------------------------------------------------
 
     def offer(self, group: StoredGroup) -> None:
-        """Take the group up if it has all the columns of this task, and never had before."""
+        """Make the group available if it is new to this task and has all of its columns."""
         need, bit = self.need, self.bit
         if group.columns & need != need or (group.available | group.leased | group.acked) & bit:
             return
@@ -50,7 +50,7 @@ class Task:
         self._now_available(group)
 
     def give_back(self, group: StoredGroup) -> None:
-        """A leased group is available again, at its old place. One that is gone stays gone."""
+        """Make a leased group available again, at its old place, unless it has left the queue."""
         if group.leased & self.bit:
             group.leased ^= self.bit
             self.leased -= 1
@@ -58,7 +58,7 @@ class Task:
             self._now_available(group)
 
     def done(self, group: StoredGroup) -> bool:
-        """A leased group is acked. False for one that is gone."""
+        """Mark a leased group as acked. Return False for one that has left the queue."""
         if not group.leased & self.bit:
             return False
         group.leased ^= self.bit
@@ -68,12 +68,12 @@ class Task:
         return True
 
     def take_as_acked(self, group: StoredGroup) -> None:
-        """A group that this task acked before the queue was restored."""
+        """Add a group that this task had acked before the queue was restored."""
         group.acked |= self.bit
         self.acked += 1
 
     def forget(self, group: StoredGroup) -> None:
-        """The group leaves the partition."""
+        """Remove a group that leaves the partition."""
         bit = self.bit
         if group.available & bit:
             self.available -= 1
@@ -103,7 +103,7 @@ class Task:
     # --- claims ------------------------------------------------------------------------------
 
     def take(self, at_least: int, at_most: int, where: Where) -> list[StoredGroup] | None:
-        """Lease the oldest that match, if there are enough; each is looked at once."""
+        """Lease the oldest groups that match, if there are enough; inspects each once."""
         if where:
             groups = self._matching(at_least, at_most, where)
         elif self.available >= at_least:
@@ -125,20 +125,20 @@ class Task:
         return groups
 
     def _front(self, count: int) -> list[StoredGroup]:
-        taken: list[StoredGroup] = []
+        found: list[StoredGroup] = []
         line, order, back, bit = self._line, self._order, self._back, self.bit
-        while len(taken) < count:
+        while len(found) < count:
             if order and (not line or order[0] < line[0].generation):
                 group = back.pop(heapq.heappop(order))
             else:
                 group = line.popleft()
-            if group.available & bit and (not taken or taken[-1] is not group):
-                taken.append(group)
-        return taken
+            if group.available & bit and (not found or found[-1] is not group):
+                found.append(group)
+        return found
 
     def _matching(self, at_least: int, at_most: int, where: Where) -> list[StoredGroup] | None:
         pool = self.pools.get(where)
-        if pool is not None:  # somebody waits for these already, so they are known
+        if pool is not None:  # a waiter has the same predicate, so the matches are known
             found = [pool.matches[i] for i in heapq.nsmallest(at_most, pool.matches)]
             return found if len(found) >= at_least else None
         found = list[StoredGroup]()
@@ -170,7 +170,7 @@ class Task:
     # --- waits -------------------------------------------------------------------------------
 
     def join(self, waiter: Waiter) -> None:
-        """Wait for groups. The first to wait with a predicate looks at what is there, once."""
+        """Add a waiter. The first one with a predicate inspects the available groups, once."""
         pool = self.pools.get(waiter.where)
         if pool is None:
             pool = self.pools[waiter.where] = WaiterPool()
@@ -181,7 +181,7 @@ class Task:
         pool.join(waiter)
 
     def leave(self, waiter: Waiter) -> None:
-        """Wait no more."""
+        """Remove a waiter."""
         pool = self.pools[waiter.where]
         pool.leave(waiter)
         if not pool.waiting:

@@ -1,4 +1,4 @@
-"""Claims that wait, by how much they ask for: whoever cannot be served costs nobody anything."""
+"""Waiting claims ordered by size, so that a claim that cannot be served costs nothing."""
 
 import heapq
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class Waiter:
 
 
 class WaiterPool:
-    """The waiters of one task that share a predicate, and the available groups that match it.
+    """The waiters of one task with the same predicate, and the available groups that match it.
 
-    Waiters without a predicate take any group: theirs are counted by the task, not listed here.
+    Waiters without a predicate match every group: the task counts those, they are not listed here.
     """
 
     def __init__(self) -> None:

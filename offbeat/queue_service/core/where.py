@@ -31,10 +31,11 @@ OPERATORS: Final[Mapping[str, _Compare]] = {
 
 
 def normal(where: Iterable[Sequence[Any]]) -> Where:
-    """The predicate in its one hashable form.
+    """Return the predicate in its one hashable form.
 
     Raises:
-        SchemaError: A clause is not ``(tag, operator, value)`` of known operator and plain value.
+        SchemaError: A clause is not ``(tag, operator, value)`` with a known operator and plain
+            value.
     """
     return tuple(_clause(clause) for clause in where)
 
@@ -62,7 +63,7 @@ def _check_plain(values: tuple[Any, ...]) -> None:
 
 
 def matches(where: Where, tags: GivenTags) -> bool:
-    """All rows of the group satisfy all clauses."""
+    """Return whether all rows of the group satisfy all clauses."""
     for tag, name, value in where:
         values = tags.get(tag)
         if values is None:
@@ -71,16 +72,16 @@ def matches(where: Where, tags: GivenTags) -> bool:
         try:
             if not all(compare(each, value) for each in values):
                 return False
-        except TypeError:  # text against a number has no order
+        except TypeError:  # text and numbers have no order
             return False
     return True
 
 
 def checked_tags(tags: GivenTags, rows: int) -> Tags:
-    """A copy nobody else can change.
+    """Return an immutable copy of the tags.
 
     Raises:
-        SchemaError: A tag has not one value a row, or one that is no plain scalar.
+        SchemaError: A tag does not have one value per row, or has one that is not a plain scalar.
     """
     copy = {name: tuple(values) for name, values in tags.items()}
     for name, values in copy.items():

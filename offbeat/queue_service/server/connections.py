@@ -1,4 +1,4 @@
-"""Connections of clients, with their waiting calls."""
+"""A client's connections, and the calls that wait on them."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from offbeat.queue_service.wire import Reply, WireCall
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection of a client; what it waits for ends with it."""
+    """One connection of a client; its waiting calls end with it."""
 
     answer: Callable[[Reply], None]
     client: str = ""
-    maps: bool = False  # the client shares memory with us; else payloads travel in the messages
-    waits: dict[int, int] = field(default_factory=dict[int, int])  # call -> waiter
+    maps: bool = False  # whether the client shares memory; else payloads travel in the messages
+    waits: dict[int, int] = field(default_factory=dict[int, int])  # waiter id by call id
 
 
 @dataclass(slots=True)
 class PendingCall:
     """A call that waits in the core."""
 
-    visit: Connection
+    connection: Connection
     call: WireCall
     since: float
     timer: asyncio.TimerHandle
-    full: QueueFull | None  # what a put was refused with
+    full: QueueFull | None  # error that a put got when it was refused

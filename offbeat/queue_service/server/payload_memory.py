@@ -1,4 +1,4 @@
-"""The payloads of the service: who may write where, who reads what, and when memory is free."""
+"""Memory of the payloads: which slots clients may write, which are read, and which are free."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ from offbeat.queue_service.wire import Deliveries, Piece, WirePayload
 
 _SERVICE: Final = "the service"
 WARM_BYTES: Final = 64 << 20
-"""Free memory that is kept for the next payloads: memory new to a process costs a page fault a page."""
+"""Free memory that is kept for the next payloads: fresh memory costs one page fault per page."""
 MOVED_ABOVE: Final = 64 << 10
-"""Bytes. Larger payloads that came in a message are moved to shared memory, for readers to view."""
+"""Size in bytes above which payloads that came in a message are moved to shared memory."""
 
 
 class PayloadMemory:
-    """Counts, for each slot, the payload in it and the views of it.
+    """Counts, for each slot, its payload and the views of it.
 
-    A client's views are pins that it takes back itself; those of one that died end with it.
+    The views of a client are pins, which the client removes itself; if it dies, they end with it.
     """
 
     def __init__(self, keeper: ArenaAllocator, path: str) -> None:
-        """``path``: of the service's socket."""
+        """``path`` is that of the service's socket."""
         self._keeper = keeper
         self._path = path.encode()
         self._probe: Arena | None = None
@@ -42,7 +42,7 @@ class PayloadMemory:
         return self._keeper.has_excess
 
     def probe(self) -> Arena:
-        """A page that begins with the path of the socket."""
+        """Return a page that begins with the path of the socket."""
         if self._probe is None:
             self._probe = self._keeper.probe(self._path)
         return self._probe
@@ -56,11 +56,11 @@ class PayloadMemory:
     def cool(self) -> None:
         self._keeper.cool(WARM_BYTES)
 
-    def taken(self, client: str, payload: WirePayload) -> WirePayload:
-        """A payload as it is kept; it has to be dropped once.
+    def store(self, client: str, payload: WirePayload) -> WirePayload:
+        """Store a payload; return it as it is kept. It has to be dropped once.
 
         Raises:
-            SchemaError: Its slot was not lent to the client, or holds something already.
+            SchemaError: Its slot was not lent to the client, or holds another payload.
         """
         nbytes = payload.nbytes
         if payload.slot is not None:
@@ -76,20 +76,20 @@ class PayloadMemory:
         return self._moved(payload, inline, nbytes)
 
     def drop(self, payload: WirePayload) -> None:
-        """The payload is not needed any more; its memory is free once no view of it is left."""
+        """Drop one reference to a payload; its memory is free once no view of it is left."""
         if payload.slot is not None:
             self._keeper.let_go(payload.slot)
 
     def kept(self, payload: WirePayload) -> WirePayload:
-        """Needed once more: it has to be dropped once more."""
+        """Add a reference to a payload: it has to be dropped once more."""
         if payload.slot is not None:
             self._keeper.pin(payload.slot)
         return payload
 
-    def parcels(self, client: str, groups: Iterable[Sequence[Part]], *, maps: bool) -> Deliveries:
-        """The groups' payloads on their way to a client; their slots are pinned for it."""
+    def deliver(self, client: str, groups: Iterable[Sequence[Part]], *, maps: bool) -> Deliveries:
+        """Return the groups' payloads for a client; their slots are pinned for it."""
         arenas: dict[int, Arena] = {}
-        told: list[tuple[Piece, ...]] = []
+        deliveries: list[tuple[Piece, ...]] = []
         for parts in groups:
             pieces: list[Piece] = []
             for part in parts:
@@ -101,11 +101,11 @@ class PayloadMemory:
                 elif payload.slot is not None:
                     payload = WirePayload(payload.header, payload.nbytes, self.bytes_of(payload))
                 pieces.append(Piece(part.columns, part.start, part.stop, payload))
-            told.append(tuple(pieces))
-        return Deliveries(tuple(told), tuple(arenas.values()))
+            deliveries.append(tuple(pieces))
+        return Deliveries(tuple(deliveries), tuple(arenas.values()))
 
     def unpin(self, client: str, slots: Iterable[Slot]) -> None:
-        """Views that the client has dropped."""
+        """Remove the pins of views that the client has dropped."""
         for slot in slots:
             pins = self._pins.get(client, Counter[Slot]())
             if pins[slot] > 0:
@@ -121,30 +121,30 @@ class PayloadMemory:
         self._keeper.producer_gone(client)
 
     def bytes_of(self, payload: WirePayload) -> bytes:
-        """A copy of the buffers."""
+        """Return a copy of the payload's bytes."""
         return self.block_of(payload).tobytes()
 
     def block_of(self, payload: WirePayload) -> Bytes:
-        """A view of the buffers, for as long as the payload is kept."""
+        """Return a view of the payload's bytes, valid as long as the payload is kept."""
         if payload.slot is None:
             return np.frombuffer(payload.inline or b"", np.uint8)
         return self._keeper.read(payload.slot, payload.nbytes)
 
     def stored(self, payload: WirePayload) -> WirePayload:
-        """A payload that came from a file, kept as one that was put."""
-        return self.taken(_SERVICE, payload)
+        """Store a payload that was read from a file."""
+        return self.store(_SERVICE, payload)
 
     def close(self) -> None:
         self._keeper.close()
 
     def _moved(self, payload: WirePayload, inline: bytes, nbytes: int) -> WirePayload:
         self._writer.freed(self._keeper.announce(_SERVICE))
-        taken = self._writer.take(nbytes)
-        if taken is None:
+        allocated = self._writer.take(nbytes)
+        if allocated is None:
             self._writer.lend(self._keeper.make(_SERVICE, nbytes))
-            taken = self._writer.take(nbytes)
-        assert taken is not None  # noqa: S101 - an arena was made for it
-        slot, block = taken
+            allocated = self._writer.take(nbytes)
+        assert allocated is not None  # noqa: S101 - an arena was made for it
+        slot, block = allocated
         block.data[:] = inline
         self._keeper.hold(slot, nbytes)
         return msgspec.structs.replace(payload, inline=None, slot=slot)

@@ -1,7 +1,7 @@
-"""Answers what clients ask: a core, the memory of its payloads, and whoever waits.
+"""Handles the calls of clients, with the core, the payload memory and the waiting calls.
 
-No I/O: channels hand calls in and take replies; the loop gives the time and the timers. A call that
-waits is answered by the call that brings what it waits for, or by its deadline.
+No I/O: channels pass calls in and take replies; the event loop provides the time and the timers. A
+waiting call is answered by the call that satisfies it, or at its deadline.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from offbeat.queue_service.server.wake_latency import LatencyHistogram
 from offbeat.queue_service.storage.arenas import Arena
 from offbeat.queue_service.wire import ONE_WAY, Reply, WireCall, encode, failure_of
 
-_COOL_AFTER_S: Final = 1.0  # memory that nobody asks for again within this is given back
+_COOL_AFTER_S: Final = 1.0  # unused memory is released after this time
 _NIL: Final = msgspec.Raw(encode(None))
 _LATER: Final = object()
 
 
 class RequestHandler:
-    """Answers the calls of all visits, one at a time, on one event loop."""
+    """Handles the calls of all connections, one at a time, on one event loop."""
 
     def __init__(self, core: QueueCore, memory: PayloadMemory, saving: Saving, newest: int) -> None:
         self._core, self._memory, self._saving = core, memory, saving
         self._loop = asyncio.get_running_loop()
         self._waits: dict[int, PendingCall] = {}
-        self._visits: Counter[str] = Counter()  # connections by client
+        self._connections: Counter[str] = Counter()  # connections by client name
         self._named = 0
         self._newest = newest  # generation of the last put
         self._specs = wire.Specs()
@@ -49,74 +49,74 @@ class RequestHandler:
         self._saves: set[asyncio.Task[None]] = set()
         self._answers: dict[type, Callable[[Connection, WireCall, Any], Any]] = {
             wire.Attach: self._attach,
-            wire.Probe: lambda _visit, _call, _op: memory.probe(),
-            wire.Leave: lambda visit, _call, _op: core.drop_client(visit.client, self._loop.time()),
-            wire.Declare: lambda _visit, _call, op: core.declare(op.partition, op.schema),
+            wire.Probe: lambda _connection, _call, _op: memory.probe(),
+            wire.Leave: lambda it, _call, _op: core.drop_client(it.client, self._loop.time()),
+            wire.Declare: lambda _connection, _call, op: core.declare(op.partition, op.schema),
             wire.Borrow: self._borrow,
             wire.Put: self._put,
             wire.AddColumns: self._add_columns,
             wire.Claim: self._claim,
             wire.Ack: self._ack,
-            wire.Release: lambda _visit, _call, op: core.release(op.lease, self._loop.time()),
-            wire.Renew: lambda _visit, _call, op: core.renew(
+            wire.Release: lambda _connection, _call, op: core.release(op.lease, self._loop.time()),
+            wire.Renew: lambda _connection, _call, op: core.renew(
                 op.lease, op.lease_s, self._loop.time()
             ),
-            wire.Locate: lambda visit, _call, op: self._parcels(visit, op.receipts),
-            wire.Clear: lambda _visit, _call, op: core.clear(op.receipts),
-            wire.ClearPartition: lambda _visit, _call, op: core.clear_partition(op.partition),
+            wire.Locate: lambda connection, _call, op: self._payloads(connection, op.receipts),
+            wire.Clear: lambda _connection, _call, op: core.clear(op.receipts),
+            wire.ClearPartition: lambda _connection, _call, op: core.clear_partition(op.partition),
             wire.ReportLost: self._report_lost,
-            wire.TakeLost: lambda _visit, _call, op: core.take_lost(op.partition),
+            wire.TakeLost: lambda _connection, _call, op: core.take_lost(op.partition),
             wire.GetStats: self._stats,
             wire.SaveTo: self._save_to,
-            wire.Nothing: lambda _visit, _call, _op: None,
+            wire.Nothing: lambda _connection, _call, _op: None,
         }
 
     # --- channels ----------------------------------------------------------------------------
 
-    def take(self, visit: Connection, call: WireCall) -> None:
-        """Take a call; ``visit.answer`` is told the reply, now or later, once."""
+    def take(self, connection: Connection, call: WireCall) -> None:
+        """Handle a call; ``connection.answer`` receives the reply once, now or later."""
         self._calls += 1
         self._changed_at = self._loop.time()
-        self._memory.unpin(visit.client, call.unpinned)
+        self._memory.unpin(connection.client, call.unpinned)
         if (
             call.cancels is not None
-            and (cancelled := self._cancel(visit, call.cancels)) is not None
+            and (cancelled := self._cancel(connection, call.cancels)) is not None
         ):
-            self._reply(visit, cancelled, None)
+            self._reply(connection, cancelled, None)
         try:
-            value = self._answer(visit, call)
+            value = self._answer(connection, call)
         except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
-            self._refuse(visit, call, error)
+            self._refuse(connection, call, error)
         else:
             if value is not _LATER:
-                self._reply(visit, call, value)
+                self._reply(connection, call, value)
         self._settle()
 
-    def _answer(self, visit: Connection, call: WireCall) -> object:
-        if call.id in visit.waits:
+    def _answer(self, connection: Connection, call: WireCall) -> object:
+        if call.id in connection.waits:
             raise ValueError(
-                f"call {call.id} of {visit.client} waits already; number the next one anew"
+                f"call {call.id} of {connection.client} waits already; number the next one anew"
             )
-        return self._answers[type(call.op)](visit, call, call.op)
+        return self._answers[type(call.op)](connection, call, call.op)
 
-    def leave(self, visit: Connection) -> None:
-        """The connection is over. With the last one of its client, the client is."""
+    def leave(self, connection: Connection) -> None:
+        """End a connection. With its last connection, the client ends too."""
         if self._closed:
             return
         self._changed_at = self._loop.time()
-        for call_id in list(visit.waits):
-            self._cancel(visit, call_id)
-        if not visit.client:
+        for call_id in list(connection.waits):
+            self._cancel(connection, call_id)
+        if not connection.client:
             return
-        self._visits[visit.client] -= 1
-        if not self._visits[visit.client]:
-            del self._visits[visit.client]
-            self._core.drop_client(visit.client, self._loop.time())
-            self._memory.client_gone(visit.client)
+        self._connections[connection.client] -= 1
+        if not self._connections[connection.client]:
+            del self._connections[connection.client]
+            self._core.drop_client(connection.client, self._loop.time())
+            self._memory.client_gone(connection.client)
         self._settle()
 
     def close(self) -> None:
-        """Stop the timers; nothing is answered any more."""
+        """Stop the timers; no call is answered any more."""
         for timer in (self._expiry, self._cooling, *(wait.timer for wait in self._waits.values())):
             if timer is not None:
                 timer.cancel()
@@ -127,27 +127,27 @@ class RequestHandler:
 
     # --- clients -----------------------------------------------------------------------------
 
-    def _attach(self, visit: Connection, call: WireCall, op: wire.Attach) -> str:
+    def _attach(self, connection: Connection, call: WireCall, op: wire.Attach) -> str:
         del call
-        visit.maps = op.maps
-        if not visit.client:
+        connection.maps = op.maps
+        if not connection.client:
             if op.client is None:
                 self._named += 1
-            visit.client = op.client or f"client-{self._named}"
-            self._visits[visit.client] += 1
-        return visit.client
+            connection.client = op.client or f"client-{self._named}"
+            self._connections[connection.client] += 1
+        return connection.client
 
     # --- producers ---------------------------------------------------------------------------
 
-    def _borrow(self, visit: Connection, call: WireCall, op: wire.Borrow) -> Arena:
+    def _borrow(self, connection: Connection, call: WireCall, op: wire.Borrow) -> Arena:
         del call
         most = self._core.limits.max_bytes
         if op.nbytes > most:
             raise TooLarge("bytes", op.nbytes, 0, most)
-        return self._memory.lend(visit.client, op.nbytes)
+        return self._memory.lend(connection.client, op.nbytes)
 
-    def _put(self, visit: Connection, call: WireCall, op: wire.Put) -> object:
-        payload = self._memory.taken(visit.client, op.payload)
+    def _put(self, connection: Connection, call: WireCall, op: wire.Put) -> object:
+        payload = self._memory.store(connection.client, op.payload)
         try:
             return self._stored(op, payload, None)
         except TooLarge:
@@ -158,15 +158,15 @@ class RequestHandler:
                 self._memory.drop(payload)
                 raise
             waiting = msgspec.structs.replace(op, payload=payload)
-            waiter = self._core.wait_to_put(op.rows, op.nbytes, visit.client)
+            waiter = self._core.wait_to_put(op.rows, op.nbytes, connection.client)
             later = msgspec.structs.replace(call, op=waiting)
-            return self._wait(visit, later, waiter, op.wait_s, full)
+            return self._wait(connection, later, waiter, op.wait_s, full)
         except Exception:
             self._memory.drop(payload)
             raise
 
     def _stored(self, op: wire.Put, payload: wire.WirePayload, permit: int | None) -> PutReceipt:
-        """Put into the core; a payload that it has already is dropped."""
+        """Put into the core; drop the payload if the put is a repetition."""
         now = self._loop.time()
         receipt = self._core.put(
             op.partition, op.group, op.attempt, op.rows, self._specs.of(op.columns), op.nbytes,
@@ -179,9 +179,11 @@ class RequestHandler:
             self._memory.drop(payload)
         return receipt
 
-    def _add_columns(self, visit: Connection, call: WireCall, op: wire.AddColumns) -> PutReceipt:
+    def _add_columns(
+        self, connection: Connection, call: WireCall, op: wire.AddColumns
+    ) -> PutReceipt:
         del call
-        payload = self._memory.taken(visit.client, op.payload)
+        payload = self._memory.store(connection.client, op.payload)
         rows, now = slice(op.start, op.stop), self._loop.time()
         try:
             grown = self._core.add_columns(
@@ -196,50 +198,54 @@ class RequestHandler:
 
     # --- consumers ---------------------------------------------------------------------------
 
-    def _claim(self, visit: Connection, call: WireCall, op: wire.Claim) -> object:
+    def _claim(self, connection: Connection, call: WireCall, op: wire.Claim) -> object:
         core, now = self._core, self._loop.time()
         lease = core.claim(
             op.partition, op.task, op.n, op.columns, now=now, lease_s=op.lease_s, where=op.where,
-            client=visit.client, at_least=op.at_least,
+            client=connection.client, at_least=op.at_least,
         )  # fmt: skip
         if lease is not None:
-            return self._delivery(visit, lease)
+            return self._delivery(connection, lease)
         if not op.wait_s > 0:  # nor NaN
             return None
         waiter = core.wait(
             op.partition, op.task, op.n, op.columns, now=now, lease_s=op.lease_s, where=op.where,
-            client=visit.client, at_least=op.at_least,
+            client=connection.client, at_least=op.at_least,
         )  # fmt: skip
-        return self._wait(visit, call, waiter, op.wait_s, None)
+        return self._wait(connection, call, waiter, op.wait_s, None)
 
-    def _delivery(self, visit: Connection, lease: Lease) -> wire.Delivery:
-        return wire.Delivery(lease, self._parcels(visit, lease.receipts))
+    def _delivery(self, connection: Connection, lease: Lease) -> wire.Delivery:
+        return wire.Delivery(lease, self._payloads(connection, lease.receipts))
 
-    def _parcels(self, visit: Connection, receipts: tuple[PutReceipt, ...]) -> wire.Deliveries:
+    def _payloads(
+        self, connection: Connection, receipts: tuple[PutReceipt, ...]
+    ) -> wire.Deliveries:
         groups = [self._core.parts(receipt) for receipt in receipts]
-        return self._memory.parcels(visit.client, groups, maps=visit.maps)
+        return self._memory.deliver(connection.client, groups, maps=connection.maps)
 
-    def _ack(self, visit: Connection, call: WireCall, op: wire.Ack) -> None:
-        del visit, call
+    def _ack(self, connection: Connection, call: WireCall, op: wire.Ack) -> None:
+        del connection, call
         receipts: tuple[PutReceipt, ...] = ()
         if op.clear:
-            with contextlib.suppress(LeaseExpired):  # the ack says what there is to say about it
+            with contextlib.suppress(LeaseExpired):  # the ack's reply reports the error
                 receipts = self._core.lease(op.lease).receipts
         self._core.ack(op.lease)
         self._core.clear(receipts)
 
     # --- groups that leave, and numbers ------------------------------------------------------
 
-    def _report_lost(self, visit: Connection, call: WireCall, op: wire.ReportLost) -> None:
-        del visit, call
+    def _report_lost(self, connection: Connection, call: WireCall, op: wire.ReportLost) -> None:
+        del connection, call
         self._core.lost(op.receipts, op.reason)
 
-    def _stats(self, visit: Connection, call: WireCall, op: wire.GetStats) -> wire.ServiceStats:
-        del visit, call, op
+    def _stats(
+        self, connection: Connection, call: WireCall, op: wire.GetStats
+    ) -> wire.ServiceStats:
+        del connection, call, op
         queue = self._core.stats(self._loop.time())
         return wire.ServiceStats(
             queue,
-            len(self._visits),
+            len(self._connections),
             self._memory.arena_bytes,
             self._calls,
             dict(self._waited_s),
@@ -247,68 +253,80 @@ class RequestHandler:
             self._wakes.p99_s,
         )
 
-    def _save_to(self, visit: Connection, call: WireCall, op: wire.SaveTo) -> object:
-        """Index and payloads are taken here, between two calls; they are written beside the loop."""
-        snapshot, payloads = self._core.export(self._loop.time())
-        taken = [self._memory.kept(payload) for payload in cast("list[wire.WirePayload]", payloads)]
-        save = self._loop.create_task(self._save(visit, call, op.directory, snapshot, taken))
+    def _save_to(self, connection: Connection, call: WireCall, op: wire.SaveTo) -> object:
+        """Take index and payloads between two calls; write them beside the event loop."""
+        snapshot, stored = self._core.export(self._loop.time())
+        payloads = [
+            self._memory.kept(payload) for payload in cast("list[wire.WirePayload]", stored)
+        ]
+        save = self._loop.create_task(
+            self._save(connection, call, op.directory, snapshot, payloads)
+        )
         self._saves.add(save)
         save.add_done_callback(self._saves.discard)
         return _LATER
 
     async def _save(
         self,
-        visit: Connection,
+        connection: Connection,
         call: WireCall,
         directory: str,
         snapshot: QueueSnapshot,
-        taken: list[wire.WirePayload],
+        payloads: list[wire.WirePayload],
     ) -> None:
         try:
-            blocks = [(payload, self._memory.block_of(payload)) for payload in taken]
+            blocks = [(payload, self._memory.block_of(payload)) for payload in payloads]
             await self._saving.write(directory, snapshot, blocks)
         except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
-            self._refuse(visit, call, error)
+            self._refuse(connection, call, error)
         else:
-            self._reply(visit, call, len(taken))
+            self._reply(connection, call, len(payloads))
         finally:
             if not self._closed:
-                for payload in taken:
+                for payload in payloads:
                     self._memory.drop(payload)
                 self._settle()
 
     # --- answers, now and later --------------------------------------------------------------
 
-    def _reply(self, visit: Connection, call: WireCall, value: object) -> None:
+    def _reply(self, connection: Connection, call: WireCall, value: object) -> None:
         if call.id == ONE_WAY:
             return
         raw = _NIL if value is None else msgspec.Raw(encode(value))
-        visit.answer(Reply(call.id, raw, None, self._memory.announce(visit.client)))
+        connection.answer(Reply(call.id, raw, None, self._memory.announce(connection.client)))
 
-    def _refuse(self, visit: Connection, call: WireCall, error: Exception) -> None:
+    def _refuse(self, connection: Connection, call: WireCall, error: Exception) -> None:
         if call.id == ONE_WAY:
             return
-        freed = self._memory.announce(visit.client)
-        visit.answer(Reply(call.id, _NIL, failure_of(error), freed))
+        freed = self._memory.announce(connection.client)
+        connection.answer(Reply(call.id, _NIL, failure_of(error), freed))
 
     def _wait(
-        self, visit: Connection, call: WireCall, waiter: int, wait_s: float, full: QueueFull | None
+        self,
+        connection: Connection,
+        call: WireCall,
+        waiter: int,
+        wait_s: float,
+        full: QueueFull | None,
     ) -> object:
         timer = self._loop.call_later(wait_s, self._overdue, waiter)
-        self._waits[waiter] = PendingCall(visit, call, self._loop.time(), timer, full)
-        visit.waits[call.id] = waiter
+        self._waits[waiter] = PendingCall(connection, call, self._loop.time(), timer, full)
+        connection.waits[call.id] = waiter
         return _LATER
 
     def _end_wait(self, waiter: int) -> PendingCall:
         wait = self._waits.pop(waiter)
         wait.timer.cancel()
-        del wait.visit.waits[wait.call.id]
+        del wait.connection.waits[wait.call.id]
         self._waited_s[type(wait.call.op).__name__] += self._loop.time() - wait.since
         return wait
 
-    def _cancel(self, visit: Connection, call_id: int) -> WireCall | None:
-        """Forget a call that waits: it is the caller's to answer. None if it does not."""
-        waiter = visit.waits.get(call_id)
+    def _cancel(self, connection: Connection, call_id: int) -> WireCall | None:
+        """Forget a waiting call and return it for the caller to answer.
+
+        None if it does not wait.
+        """
+        waiter = connection.waits.get(call_id)
         if waiter is None:
             return None
         self._core.cancel(waiter)
@@ -323,16 +341,16 @@ class RequestHandler:
         op, full = wait.call.op, wait.full
         if isinstance(op, wire.Put) and full is not None:
             self._memory.drop(op.payload)
-            late = QueueFull(full.limit, full.asked, full.held, full.most, op.wait_s)
-            self._refuse(wait.visit, wait.call, late)
+            late = QueueFull(full.limit, full.requested, full.in_use, full.capacity, op.wait_s)
+            self._refuse(wait.connection, wait.call, late)
         else:
-            self._reply(wait.visit, wait.call, None)
+            self._reply(wait.connection, wait.call, None)
         self._settle()
 
     def _settle(self) -> None:
-        """Answer whom the last call served; what is free, is; timers stand at the next event.
+        """Answer the waiters that the last call served, free memory, and set the timers.
 
-        Leases are delivered before the next put is let in: it may replace a group of theirs.
+        Leases are delivered before the next put is admitted: it may replace a group of theirs.
         """
         rooms = deque[tuple[int, CapacityGrant]]()
         while (settled := self._core.settled()) or rooms:
@@ -358,9 +376,9 @@ class RequestHandler:
             return
         wait = self._end_wait(waiter)
         self._wakes.add(self._loop.time() - self._changed_at)
-        visit, call, op = wait.visit, wait.call, wait.call.op
+        connection, call, op = wait.connection, wait.call, wait.call.op
         if isinstance(got, Lease):
-            self._reply(visit, call, self._delivery(visit, got))
+            self._reply(connection, call, self._delivery(connection, got))
             return
         assert isinstance(op, wire.Put)  # noqa: S101 - who waits for room puts
         try:
@@ -368,9 +386,9 @@ class RequestHandler:
         except Exception as error:  # noqa: BLE001 - not handled here: the caller gets it
             self._core.cancel(waiter)
             self._memory.drop(op.payload)
-            self._refuse(visit, call, error)
+            self._refuse(connection, call, error)
         else:
-            self._reply(visit, call, receipt)
+            self._reply(connection, call, receipt)
 
     def _expire(self) -> None:
         self._expiry, self._changed_at = None, self._loop.time()

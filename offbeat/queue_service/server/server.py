@@ -1,4 +1,4 @@
-"""Assembly of a service: core, payload memory, request handler and socket."""
+"""Assembles a service: core, payload memory, request handler and socket."""
 
 import asyncio
 
@@ -12,24 +12,24 @@ from offbeat.queue_service.storage.arenas import ArenaAllocator
 
 
 class QueueServer:
-    """A service in this process, on the event loop that opens it. It needs no Ray."""
+    """A queue service in this process, on the event loop that opens it. It needs no Ray."""
 
     def __init__(self, limits: QueueLimits, restore_from: str | None = None) -> None:
         self._limits, self._restore_from = limits, restore_from
         self._opening: asyncio.Task[str] | None = None
-        self._desk: RequestHandler | None = None
+        self._handler: RequestHandler | None = None
         self._listener: Listener | None = None
 
     @property
-    def desk(self) -> RequestHandler:
-        assert self._desk is not None, "open the house first"  # noqa: S101
-        return self._desk
+    def handler(self) -> RequestHandler:
+        assert self._handler is not None, "open the server first"  # noqa: S101
+        return self._handler
 
     async def open(self) -> str:
-        """Begin to serve, unless it does; the path of the socket.
+        """Start to serve if needed; return the path of the socket.
 
         Raises:
-            SnapshotFailed: The snapshot to start from is none.
+            SnapshotFailed: The snapshot to start from is invalid.
         """
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._open())
@@ -45,14 +45,14 @@ class QueueServer:
         newest = 0
         if self._restore_from is not None:
             newest = await saving.restore(self._restore_from, core, memory)
-        self._desk = RequestHandler(core, memory, saving, newest)
+        self._handler = RequestHandler(core, memory, saving, newest)
         self._listener = Listener(path)
-        await self._listener.open(self._desk)
+        await self._listener.open(self._handler)
         return path
 
     def close(self) -> None:
-        """Serve no more; clients raise ``ActorLost``."""
+        """Stop serving; calls of clients raise ``ActorLost``."""
         if self._listener is not None:
             self._listener.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._handler is not None:
+            self._handler.close()

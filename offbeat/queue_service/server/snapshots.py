@@ -1,4 +1,4 @@
-"""A queue on disk: the index, the payloads, and a manifest with the digest of each.
+"""Snapshots of a queue on disk: the index, the payloads, and a manifest with their digests.
 
 manifest.json        format, and for each payload its file, place, bytes and digest
 index.msgpack        the core's snapshot; payloads by number
@@ -34,7 +34,7 @@ _NO_PAYLOAD: Final = WirePayload(b"", 0, b"")
 
 
 class SavedPayload(msgspec.Struct, frozen=True, array_like=True):
-    """One payload in a file."""
+    """Location and digest of one payload in a file."""
 
     file: str
     start: int
@@ -43,7 +43,7 @@ class SavedPayload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotBody(msgspec.Struct, frozen=True):
-    """Content of a snapshot."""
+    """Content of a snapshot's manifest."""
 
     format: int
     index_digest: str
@@ -51,7 +51,7 @@ class SnapshotBody(msgspec.Struct, frozen=True):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """The body, and the digest of its JSON."""
+    """The body of a manifest, and the digest of its JSON."""
 
     digest: str
     body: SnapshotBody
@@ -63,7 +63,7 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 class Saving:
-    """Writes snapshots one at a time, off the loop, and takes one up."""
+    """Writes snapshots one at a time, off the event loop, and restores one."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -71,10 +71,10 @@ class Saving:
     async def write(
         self, directory: str, index: QueueSnapshot, payloads: Sequence[tuple[WirePayload, Bytes]]
     ) -> None:
-        """Write a snapshot; the memory of its payloads must stay as it is until then.
+        """Write a snapshot; the memory of its payloads must not change meanwhile.
 
         Raises:
-            SnapshotFailed: It could not be written; what was in the directory still is.
+            SnapshotFailed: It could not be written; an existing snapshot is unchanged.
         """
         async with self._turn:
             loop = asyncio.get_running_loop()
@@ -82,12 +82,12 @@ class Saving:
             await loop.run_in_executor(None, write, Path(directory), encoded, payloads)
 
     async def restore(self, directory: str, core: QueueCore, memory: PayloadMemory) -> int:
-        """Take a snapshot up into a new core; the newest generation in it.
+        """Restore a snapshot into a new core; return its newest generation.
 
-        Groups whose payloads do not verify are reported lost; the rest is there.
+        Groups whose payloads fail verification are reported lost; the others are restored.
 
         Raises:
-            SnapshotFailed: There is none, or its index does not verify.
+            SnapshotFailed: There is no snapshot, or its index fails verification.
         """
         loop = asyncio.get_running_loop()
         index, body, home = await loop.run_in_executor(None, read_index, Path(directory))
@@ -118,10 +118,10 @@ def _groups_of(index: QueueSnapshot, broken: dict[int, str]) -> list[tuple[PutRe
 
 
 def write(directory: Path, index: bytes, payloads: Sequence[tuple[WirePayload, Bytes]]) -> None:
-    """Write a snapshot beside ``directory``, make it durable, and put it in its place.
+    """Write a snapshot beside ``directory``, make it durable, then rename it into place.
 
     Raises:
-        SnapshotFailed: Something in the way, or a disk that refuses.
+        SnapshotFailed: The directory is occupied, or the disk refused a write.
     """
     aside = directory.with_name(f"{directory.name}.writing")
     try:
@@ -201,10 +201,10 @@ def _sync_directory(path: Path) -> None:
 
 
 def read_index(directory: Path) -> tuple[QueueSnapshot, SnapshotBody, Path]:
-    """The index of a snapshot, its manifest, and where its files are.
+    """Return the index of a snapshot, its manifest, and the directory of its files.
 
     Raises:
-        SnapshotFailed: There is none, or it does not verify.
+        SnapshotFailed: There is no snapshot, or it fails verification.
     """
     home = directory if directory.exists() else _old(directory)
     try:
@@ -223,11 +223,11 @@ def read_index(directory: Path) -> tuple[QueueSnapshot, SnapshotBody, Path]:
 
 
 def read(home: Path, entry: SavedPayload) -> WirePayload:
-    """One payload, verified, as a message would carry it.
+    """Read and verify one payload; return it as a message would carry it.
 
     Raises:
-        OSError: The file is not there.
-        ValueError: It is not what was written.
+        OSError: The file cannot be read.
+        ValueError: Its content is not what was written.
     """
     with (home / entry.file).open("rb") as file:
         file.seek(entry.start)

@@ -1,4 +1,4 @@
-"""Channel on the node: a Unix socket without a file, which serves processes of this user only."""
+"""Abstract Unix socket of the service, open to processes of this user only."""
 
 import asyncio
 import tempfile
@@ -15,12 +15,12 @@ from offbeat.queue_service.wire import Reply, decode_call, encode, frames
 
 
 class _Connection(asyncio.Protocol):
-    """One client's connection; everything it asked and still waits for ends with it."""
+    """One client's connection; its calls that still wait end with it."""
 
-    def __init__(self, desk: RequestHandler, open_ones: set["_Connection"]) -> None:
-        self._desk, self._open_ones = desk, open_ones
+    def __init__(self, handler: RequestHandler, open_ones: set["_Connection"]) -> None:
+        self._handler, self._open_ones = handler, open_ones
         self._frames = frames()
-        self._visit: Connection | None = None
+        self._connection: Connection | None = None
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -28,16 +28,16 @@ class _Connection(asyncio.Protocol):
         if not is_ours(transport.get_extra_info("socket")):
             self._transport.abort()
             return
-        self._visit = Connection(self._answer)
+        self._connection = Connection(self._answer)
         self._open_ones.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._visit is None:  # a stranger's
+        if self._connection is None:  # of another user
             return
         try:
             self._frames.feed(data)
             while (frame := self._frames.next()) is not None:
-                self._desk.take(self._visit, decode_call(frame[1]))
+                self._handler.take(self._connection, decode_call(frame[1]))
         except (ValueError, msgspec.DecodeError):  # not a client of ours: it has no say here
             assert self._transport is not None  # noqa: S101
             self._transport.close()
@@ -45,11 +45,11 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._open_ones.discard(self)
-        if self._visit is not None:
-            self._desk.leave(self._visit)
+        if self._connection is not None:
+            self._handler.leave(self._connection)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -59,24 +59,24 @@ class _Connection(asyncio.Protocol):
 
 
 def new_path() -> str:
-    """A name for a socket that nobody guesses, and that is in no directory: it goes with its process."""
+    """Return an unguessable name for an abstract socket, which vanishes with its process."""
     with tempfile.TemporaryDirectory(prefix="offbeat-queue-") as unique:
         return f"\0{Path(unique).name}"
 
 
 class Listener:
-    """Serves a desk on a Unix socket, from ``open`` to ``close``."""
+    """Serves a request handler on a Unix socket, from ``open`` to ``close``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
-    async def open(self, desk: RequestHandler) -> None:
-        """Begin to serve."""
+    async def open(self, handler: RequestHandler) -> None:
+        """Start to serve."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
-            lambda: _Connection(desk, self._connections), self._path
+            lambda: _Connection(handler, self._connections), self._path
         )
 
     def close(self) -> None:

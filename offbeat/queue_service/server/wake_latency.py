@@ -2,14 +2,14 @@
 
 from typing import Final
 
-_BITS: Final = 3  # kept of each time, so a bound is at most a quarter too high
+_BITS: Final = 3  # significant bits kept of each time: a bound is at most a quarter too high
 _STEPS: Final = 1 << (_BITS - 1)
 _BUCKETS: Final = 160
 _US: Final = 1e6
 
 
 class LatencyHistogram:
-    """A histogram of times that grows with nothing: each in a bucket at most a quarter of it wide."""
+    """Histogram of times in fixed memory: each bucket is at most a quarter of its value wide."""
 
     def __init__(self) -> None:
         self._counts = [0] * _BUCKETS
@@ -23,8 +23,11 @@ class LatencyHistogram:
 
     @property
     def p99_s(self) -> float:
-        """An upper bound, at most a quarter and a microsecond too high; 0 before the first."""
-        above = self.count // 100  # so many may have taken longer
+        """Upper bound of the 99th percentile, at most a quarter and a microsecond too high.
+
+        0 if empty.
+        """
+        above = self.count // 100  # number of larger values allowed
         for bucket in range(_BUCKETS - 1, -1, -1):
             above -= self._counts[bucket]
             if above < 0:

@@ -1,8 +1,8 @@
-"""Memory shared by the processes of one node, in large anonymous pieces called arenas.
+"""Memory shared by the processes of one node, in large anonymous segments called arenas.
 
-The process that keeps the payloads makes the arenas, so their memory lives as long as it does and
-is gone with it, whatever way it ends: there is no file to leave behind. Producers write into slots
-of arenas lent to them; readers map an arena once and get views of it.
+The process that keeps the payloads creates the arenas, so their memory ends with that process,
+however it ends: no file is left behind. Producers write into slots of arenas lent to them; readers
+map an arena once and get views of it.
 """
 
 import itertools
@@ -22,13 +22,13 @@ from offbeat.queue_service.storage.slots import PAGE, Slots, rounded
 ARENA_BYTES: Final = 64 << 20
 KEPT_WARM_BYTES: Final = 256 << 20
 MOST_MAPPED: Final = 128
-"""Arenas that a reader keeps mapped without a view of them: each takes a descriptor of its process."""
+"""Arenas that a reader keeps mapped without a view: each needs a file descriptor."""
 
 Bytes = NDArray[np.uint8]
 
 
 class Arena(msgspec.Struct, frozen=True, array_like=True):
-    """Reference to an arena for other processes of the node: a descriptor of its owner."""
+    """Reference to an arena for other processes of the node: a file descriptor of its owner."""
 
     id: int
     pid: int
@@ -36,10 +36,10 @@ class Arena(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
     def opened(self, *, writable: bool) -> mmap.mmap:
-        """A mapping of it.
+        """Return a mapping of the arena.
 
         Raises:
-            OSError: The keeper is gone, of another user, or on another node.
+            OSError: The owner has ended, or is of another user or on another node.
         """
         fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR if writable else os.O_RDONLY)
         try:
@@ -57,25 +57,25 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
 
 def punch(memory: mmap.mmap, offset: int, length: int) -> None:
-    """Give the memory of a page-aligned range back to the system; it reads as zeros from then on."""
+    """Release the memory of a page-aligned range to the system; it reads as zeros from then on."""
     memory.madvise(mmap.MADV_REMOVE, offset, length)
 
 
 class Writer:
-    """A producer's end: slots in the arenas lent to it.
+    """Producer's side: allocates slots in the arenas lent to it.
 
-    A slot is the producer's until it is handed over with a put. It comes back by ``freed``, which
-    only the keeper of the arenas calls for. What comes back is warm, and cheap to write again: up
-    to ``KEPT_WARM_BYTES`` of it is kept so, the memory of the rest is given back.
+    A slot belongs to the producer until a put passes it to the queue. It returns through ``freed``,
+    which only the owner of the arenas triggers. Returned memory is warm, and cheap to write again:
+    up to ``KEPT_WARM_BYTES`` of it is kept, the rest is released.
     """
 
     def __init__(self) -> None:
         self._arenas: dict[int, tuple[mmap.mmap, Bytes, Slots]] = {}
-        self._warm: dict[Slot, int] = {}  # free ranges as they came back, oldest first: bytes
+        self._warm: dict[Slot, int] = {}  # bytes by free range, oldest first
         self._warm_bytes = 0
 
     def lend(self, arena: Arena) -> None:
-        """Take up an arena.
+        """Add an arena.
 
         Raises:
             OSError: It cannot be mapped.
@@ -84,7 +84,10 @@ class Writer:
         self._arenas[arena.id] = (memory, np.frombuffer(memory, np.uint8), Slots(arena.size))
 
     def take(self, nbytes: int) -> tuple[Slot, Bytes] | None:
-        """A slot and its memory; None if no arena has room, so that another has to be lent."""
+        """Allocate a slot; return it and its memory.
+
+        None if no arena has room and another is needed.
+        """
         for id_, (_, array, slots) in self._arenas.items():
             offset = slots.take(nbytes)
             if offset is not None:
@@ -94,7 +97,7 @@ class Writer:
         return None
 
     def freed(self, slots: Sequence[Slot]) -> None:
-        """Slots that nobody reads any more."""
+        """Return slots that have no readers any more to the free ranges."""
         for slot in slots:
             length = self._arenas[slot.arena][2].give(slot.offset)
             self._warm[slot] = length
@@ -106,47 +109,49 @@ class Writer:
             punch(self._arenas[slot.arena][0], slot.offset, length)
 
     def close(self) -> None:
-        """Let go of the arenas."""
+        """Release the arenas."""
         self._arenas.clear()
 
-    def _not_free(self, taken: Slot, length: int) -> None:
-        """Forget the warm ranges that are written to again: they must not be given back."""
-        if self._warm.get(taken) == length:  # as a rule the sizes are alike
-            self._warm_bytes -= self._warm.pop(taken)
+    def _not_free(self, written: Slot, length: int) -> None:
+        """Forget warm ranges that are written to again, so that they are not released."""
+        if self._warm.get(written) == length:  # sizes are usually alike
+            self._warm_bytes -= self._warm.pop(written)
             return
-        start, end = taken.offset, taken.offset + length
-        for slot, held in list(self._warm.items()):
-            if slot.arena == taken.arena and slot.offset < end and start < slot.offset + held:
+        start, end = written.offset, written.offset + length
+        for slot, nbytes in list(self._warm.items()):
+            if slot.arena == written.arena and slot.offset < end and start < slot.offset + nbytes:
                 self._warm_bytes -= self._warm.pop(slot)
 
 
 class Reader:
-    """A consumer's end: views of slots, and word of when the last view of one is gone."""
+    """Consumer's side: views of slots, and a callback when the last view of a slot is gone."""
 
     def __init__(self, unpinned: Callable[[Slot, int], None]) -> None:
-        """Make it.
+        """Create a reader.
 
         Args:
             unpinned: Called once for each ``view``, with its slot and bytes, when nothing refers to
-                its memory any more, from wherever the last reference was dropped: it must not
-                    block.
+                its memory any more. It runs wherever the last reference was dropped, so it must not
+                block.
         """
         self._unpinned = unpinned
-        self._maps: dict[int, mmap.mmap] = {}  # the one read last is the last
+        self._maps: dict[int, mmap.mmap] = {}  # ordered by last use
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._views: set[int] = set()  # a count would not survive threads
+        self._views: set[int] = set()  # ids of views; a plain counter would not be thread-safe
 
     @property
     def has_views(self) -> bool:
-        """Something still refers to memory of a slot."""
+        """Return whether any view of a slot is alive."""
         return bool(self._views)
 
     def view(self, arena: Arena, slot: Slot, nbytes: int) -> Bytes:
-        """The memory of a slot, read-only. It stays as it is as long as any view of it lives.
+        """Return the memory of a slot, read-only.
+
+        It does not change as long as any view of it lives.
 
         Raises:
-            OSError: The arena cannot be mapped: its keeper is gone or elsewhere.
+            OSError: The arena cannot be mapped: its owner has ended or is elsewhere.
         """
         memory = self._mapped(arena)
         # Views of ``block`` refer to it and not to the mapping: it is the first array over it.
@@ -157,14 +162,14 @@ class Reader:
         return block
 
     def _mapped(self, arena: Arena) -> mmap.mmap:
-        """Producers come and go: of their arenas, those that were not read for longest are forgotten."""
+        """Return the mapping of an arena; drop the least recently used of too many mappings."""
         with self._lock:
             memory = self._maps.pop(arena.id, None)
             if memory is None:
                 memory = arena.opened(writable=False)
             self._maps[arena.id] = memory
             if len(self._maps) > MOST_MAPPED:
-                del self._maps[next(iter(self._maps))]  # views of it keep what they need
+                del self._maps[next(iter(self._maps))]  # its views keep the memory they need
             return memory
 
     def _gone(self, number: int, slot: Slot, nbytes: int) -> None:
@@ -172,35 +177,39 @@ class Reader:
         self._unpinned(slot, nbytes)
 
     def close(self) -> None:
-        """Let go of the arenas; views of them keep what they need."""
+        """Release the arenas; their views keep the memory they need."""
         self._maps.clear()
 
 
 class ArenaAllocator:
-    """The end that keeps the payloads: makes arenas, and counts who still needs which slot.
+    """Owner's side: creates arenas, and counts the users of each slot.
 
-    A slot is held from its put until it is let go, and pinned by each reader that views it. Free of
-    both it belongs to its producer again: ``announce`` says so with the producer's next reply.
+    A slot is held from its put until it is let go, and pinned by each reader that views it. Once
+    free of both, it belongs to its producer again: ``announce`` reports it with the next reply to
+    the producer.
     """
 
     def __init__(self) -> None:
         self._made = 0
-        self._arenas: dict[int, tuple[Arena, mmap.mmap, str]] = {}  # and the producer
+        self._arenas: dict[int, tuple[Arena, mmap.mmap, str]] = {}  # and the name of the producer
         self._needs: dict[Slot, int] = {}
         self._lengths: dict[Slot, int] = {}
         self._unannounced: dict[str, list[Slot]] = {}
-        self._warm: list[Slot] = []  # unannounced, and their memory not yet given back
-        self.bytes_in_use = 0  # of slots held or pinned
-        self.has_excess = False  # slots were freed since ``cool``
+        self._warm: list[Slot] = []  # not announced, and their memory not released yet
+        self.bytes_in_use = 0  # bytes of slots held or pinned
+        self.has_excess = False  # whether slots were freed since ``cool``
 
     def probe(self, content: bytes) -> Arena:
-        """A page with this content, for others to find out whether they can map what is ours."""
+        """Return a page with this content.
+
+        Other processes test on it whether they can map memory.
+        """
         arena = self._new("", PAGE)
         self._arenas[arena.id][1][: len(content)] = content
         return arena
 
     def make(self, producer: str, nbytes: int) -> Arena:
-        """A new arena of at least ``nbytes`` for slots of this producer."""
+        """Create an arena of at least ``nbytes`` for slots of this producer."""
         arena = self._new(producer, rounded(max(nbytes, ARENA_BYTES), 2 << 20))
         self._unannounced.setdefault(producer, [])
         return arena
@@ -217,7 +226,7 @@ class ArenaAllocator:
         return self._arenas[slot.arena][0]
 
     def owns(self, producer: str, slot: Slot, nbytes: int) -> bool:
-        """The slot lies in an arena lent to this producer, inside its bounds, and is not held."""
+        """Return whether the slot is free and lies inside an arena lent to this producer."""
         if slot.arena not in self._arenas or slot in self._needs:
             return False
         arena, _, owner = self._arenas[slot.arena]
@@ -228,17 +237,17 @@ class ArenaAllocator:
         )
 
     def hold(self, slot: Slot, nbytes: int) -> None:
-        """A payload rests in the slot."""
+        """Mark the slot as holding a payload."""
         self._needs[slot] = 1
         length = self._lengths[slot] = rounded(max(nbytes, 1))
         self.bytes_in_use += length
 
     def pin(self, slot: Slot) -> None:
-        """One more reader views it."""
+        """Add a reader of the slot."""
         self._needs[slot] += 1
 
     def let_go(self, slot: Slot) -> None:
-        """The payload is cleared, or one reader's view is gone."""
+        """Drop the payload of the slot, or one reader."""
         self._needs[slot] -= 1
         if self._needs[slot]:
             return
@@ -255,21 +264,21 @@ class ArenaAllocator:
             self._close_if_unused(slot.arena)
 
     def announce(self, producer: str) -> list[Slot]:
-        """The slots that are the producer's again, since it was last told."""
+        """Return the slots that returned to the producer since the last call."""
         slots = self._unannounced.get(producer)
         if not slots:
             return []
         self._unannounced[producer] = []
-        told = set(slots)
-        self._warm = [slot for slot in self._warm if slot not in told]
+        announced = set(slots)
+        self._warm = [slot for slot in self._warm if slot not in announced]
         for slot in slots:
             self._lengths.pop(slot, None)
         return slots
 
     def cool(self, keep_bytes: int) -> None:
-        """Give the memory of free slots back whose producers have not been told that they are.
+        """Release the memory of free slots that have not been announced to their producers.
 
-        The newest of them keep theirs, up to ``keep_bytes``; at least one does, unless that is 0.
+        The newest keep theirs, up to ``keep_bytes``, and at least one does unless that is 0.
         """
         kept, left = list[Slot](), keep_bytes
         for slot in reversed(self._warm):
@@ -282,11 +291,14 @@ class ArenaAllocator:
         self.has_excess = False
 
     def read(self, slot: Slot, nbytes: int) -> Bytes:
-        """A view in this process; it keeps no slot: copy what must last."""
+        """Return a view in this process. It does not keep the slot: copy it to keep the content."""
         return np.frombuffer(self._arenas[slot.arena][1], np.uint8, nbytes, slot.offset)
 
     def producer_gone(self, producer: str) -> None:
-        """Release a producer that is gone: its payloads stay readable, its arenas until the last one."""
+        """Release a producer that is gone.
+
+        Its payloads stay readable, its arenas until the last one.
+        """
         self.cool(0)
         for slot in self._unannounced.pop(producer, ()):
             self._lengths.pop(slot, None)
@@ -304,4 +316,4 @@ class ArenaAllocator:
     def _close_if_unused(self, id_: int) -> None:
         if not any(slot.arena == id_ for slot in self._needs):
             arena, _, _ = self._arenas.pop(id_)
-            os.close(arena.fd)  # the mapping goes with its last view
+            os.close(arena.fd)  # the mapping ends with its last view

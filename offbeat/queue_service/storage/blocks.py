@@ -1,10 +1,8 @@
-"""Columns as a header and one block of memory, written straight to where they are to rest.
+"""Columns as a header and one block of memory, written directly to their destination.
 
-A producer puts the same dense columns again and again, so what there is to say of them (names,
-types, shapes, places) is worked out when a shape is first seen, and remembered. What may differ
-from one group to the next is looked at every time: the values of bool columns, and everything about
-ragged columns and
-    lists.
+Producers put the same dense columns again and again, so their description (names, types, shapes,
+offsets) is computed once per shape and cached. Properties that may differ between groups are
+checked each time: the values of bool columns, and everything about ragged columns and lists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +24,10 @@ from offbeat.transfer_queue.codec.memory import address
 from offbeat.transfer_queue.codec.reading import read_columns
 
 SHAPES_KNOWN: Final = 256
-"""Beyond that all are forgotten: where shapes are ever new, remembering them gains nothing."""
+"""Size at which the cache of shapes is emptied: with ever new shapes it gains nothing."""
 
 _BOOL: Final = np.dtype(np.bool_)
-_Place = tuple[int, tuple[int, ...], np.dtype[Any]]  # start, shape, and what it is written as
+_Place = tuple[int, tuple[int, ...], np.dtype[Any]]  # start, shape, and type it is written as
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +36,17 @@ class Shape:
 
     rows: int
     specs: bytes
-    """Their ``ColumnSpec``s, in msgpack."""
+    """Their ``ColumnSpec`` records, in msgpack."""
     header: bytes
     nbytes: int
-    """Of the block."""
+    """Bytes of the block."""
     places: tuple[_Place, ...]
     bools: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns that have been checked and described, and not been copied yet."""
+    """Columns that have been checked and described, but not copied yet."""
 
     shape: Shape
     arrays: Sequence[NDArray[Any]]
@@ -62,24 +60,24 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A header that fitted its block, of plain arrays only."""
+    """A header that matched its block, of plain arrays only."""
 
     places: tuple[tuple[str, _Place], ...]
     bools: tuple[str, ...]
 
 
 class Blocks:
-    """Columns to blocks and back. May be used from several threads."""
+    """Converts columns to blocks and back, caching shapes. May be used from several threads."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[object, ...], Shape] = {}
         self._seen: dict[tuple[bytes, int], _Seen] = {}
 
     def of(self, columns: Columns) -> Block:
-        """The columns, described.
+        """Check and describe the columns.
 
         Raises:
-            SchemaError: A column that cannot be written, or of another length than the first.
+            SchemaError: A column cannot be written, or differs in length from the first.
         """
         key = _key(columns)
         if key is None:
@@ -90,16 +88,16 @@ class Blocks:
             block = described(columns)
             if all(a is b for a, b in zip(block.arrays, dense.values(), strict=True)):
                 _room_in(self._shapes)[key] = block.shape
-            return block  # else another library's type, whose arrays are not written as they are
+            return block  # a type of another library, whose arrays are not written as they are
         for name in shape.bools:
             check_array(name, dense[name])
         return Block(shape, tuple(dense.values()))
 
     def columns_in(self, header: bytes, block: Bytes) -> dict[str, Column]:
-        """The columns of a block, as views of it.
+        """Return the columns of a block, as views of it.
 
         Raises:
-            CorruptPayload: The header is not one, or does not fit the block.
+            CorruptPayload: The header is invalid, or does not fit the block.
         """
         key = header, block.nbytes
         seen = self._seen.get(key)
@@ -119,16 +117,16 @@ class Blocks:
 
 
 def columns_in(header: bytes, block: Bytes) -> dict[str, Column]:
-    """The columns of a block, as views of it; nothing is remembered.
+    """Return the columns of a block, as views of it, without the cache.
 
     Raises:
-        CorruptPayload: The header is not one, or does not fit the block.
+        CorruptPayload: The header is invalid, or does not fit the block.
     """
     return read_columns(header, block)
 
 
 def _key(columns: Columns) -> tuple[object, ...] | None:
-    """Equal for columns of one shape; None unless all are plain arrays."""
+    """Return a cache key, equal for columns of one shape; None unless all are plain arrays."""
     key: list[object] = []
     for name, column in columns.items():
         if type(column) is not np.ndarray:
@@ -138,10 +136,10 @@ def _key(columns: Columns) -> tuple[object, ...] | None:
 
 
 def described(columns: Columns) -> Block:
-    """The columns, described; nothing is remembered.
+    """Check and describe the columns, without the cache.
 
     Raises:
-        SchemaError: A column that cannot be written, or of another length than the first.
+        SchemaError: A column cannot be written, or differs in length from the first.
     """
     rows = codec.rows_of(columns)
     layout = lay_out(columns)

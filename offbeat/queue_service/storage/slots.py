@@ -1,30 +1,33 @@
-"""Allocator of ranges of an arena. Pure: it computes sizes and offsets, and touches no memory."""
+"""Allocator of ranges of an arena. Pure: computes sizes and offsets, touches no memory."""
 
 from bisect import bisect_left
 from typing import Final
 
 PAGE: Final = 4096
-"""Slots begin and end on pages, so the memory of a free one can be given back to the system."""
+"""Slots begin and end on pages, so that the memory of a free slot can be released."""
 
 
 def rounded(nbytes: int, to: int = PAGE) -> int:
-    """``nbytes``, rounded up to a multiple of ``to``."""
+    """Round ``nbytes`` up to a multiple of ``to``."""
     return -(-nbytes // to) * to
 
 
 class Slots:
-    """First fit, lowest offset first: what was written lately, and is warm, is used again first.
+    """First-fit allocator, lowest offset first, so that recently written memory is reused first.
 
-    Between calls free ranges are sorted, apart from each other, and together with the taken ones
-    cover the arena exactly.
+    Between calls, free ranges are sorted and separate, and together with the allocated ones cover
+    the arena exactly.
     """
 
     def __init__(self, size: int) -> None:
         self._free: list[tuple[int, int]] = [(0, size)]  # (offset, length), sorted
-        self._taken: dict[int, int] = {}  # offset -> length
+        self._taken: dict[int, int] = {}  # length by offset
 
     def take(self, nbytes: int) -> int | None:
-        """The offset of a free range of at least ``nbytes``, now taken; None if there is none."""
+        """Allocate at least ``nbytes``.
+
+        Return the offset, or None if no free range is large enough.
+        """
         length = rounded(max(nbytes, 1))
         for index, (offset, free) in enumerate(self._free):
             if free >= length:
@@ -37,10 +40,10 @@ class Slots:
         return None
 
     def give(self, offset: int) -> int:
-        """Free a taken range; its length.
+        """Free an allocated range; return its length.
 
         Raises:
-            KeyError: Nothing taken begins there.
+            KeyError: No allocated range begins there.
         """
         length = freed = self._taken.pop(offset)
         index = bisect_left(self._free, (offset, 0))

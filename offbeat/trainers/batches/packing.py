@@ -39,7 +39,7 @@ class Batch:
     prompts: tuple[Ints, ...]  # one per group
     group_S: Ints
     start_S: Ints  # first token of each sample's response
-    length_S: Ints  # up to and including its last wanted token; 0 when it has none
+    length_S: Ints  # up to and including its last wanted token; 0 without one
     tokens: Ints  # all response tokens
     wanted: Bools  # per token: its logprob is computed
     sample: Ints  # per token: index of its sample

@@ -1,6 +1,6 @@
 """Assignment of samples to rows, and of rows to microbatches. Pure.
 
-Rows of one microbatch are padded to the longest of them, so they are sorted by length first.
+Rows of one microbatch are padded to the longest one, so they are sorted by length first.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from offbeat.trainers.batches.packing import Batch, PackedRow
 
-FULL_ENOUGH_TOKENS: Final = 2048  # from here on a microbatch costs far more than its own overhead
+FULL_ENOUGH_TOKENS: Final = 2048  # from here on, the cost of a microbatch is far above its overhead
 SHORTER: Final = 0.8  # a row this much shorter than the longest would waste a fifth on padding
 
 

@@ -35,7 +35,7 @@ class Identity(msgspec.Struct, frozen=True):
     """Backend and model that a state belongs to; only an equal trainer can load it."""
 
     backend: str
-    model: str  # for people
+    model: str  # for messages
     fingerprint: str  # digest of names, shapes and dtypes of all weights
 
 

@@ -41,7 +41,7 @@ log = structlog.stdlib.get_logger()
 LATEST: Final = "LATEST"
 _STATE, _ABANDONED, _CORRUPT, _PARTIAL = "state_", "abandoned_", "corrupt_", ".partial_"
 _MOST_DIGITS: Final = 18
-_MARGIN_BYTES: Final = 2**20  # room that a file system needs beside the content
+_MARGIN_BYTES: Final = 2**20  # room that a file system needs besides the content
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class CheckpointStore:
     def newest(self, at_most: int) -> VerifiedCheckpoint | None:
         """Return the newest checkpoint of this version or older whose every file verifies.
 
-        A damaged one is skipped, logged, and left as it is.
+        A damaged one is skipped and logged; its files are not changed.
 
         Raises:
             CheckpointMismatch: The newest undamaged one belongs to another model, backend or

@@ -27,12 +27,12 @@ class Architecture:
     max_positions: int
     norm_eps: float
     rope_theta: float
-    tied: bool  # the output head is the embedding
+    tied: bool  # whether the output head is the embedding
     qkv_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
     experts_per_token: int = 0
-    normalise_routing: bool = True  # the weights of a token's experts sum to 1
+    normalise_routing: bool = True  # whether the weights of a token's experts sum to 1
 
     @property
     def layer_weights(self) -> int:

@@ -120,13 +120,13 @@ def _replacements() -> list[tuple[ModuleType | type, Mapping[str, object]]]:
     return [
         (torch.cuda, cuda),
         (torch.cuda.random, rng),
-        # It would queue the call until CUDA starts, which is never.
+        # Would queue the call until CUDA starts, which never happens.
         (megatron_random, {"_lazy_call": _nothing}),
-        # It leaves tensors of the CPU as they are, where numbers were asked for.
+        # Leaves tensors of the CPU as they are, although numbers were requested.
         (token_dispatcher, {"maybe_move_tensor_to_cpu": _numbers}),
-        # 0.16.1 reads this name without Transformer Engine, too, and never defines it.
+        # 0.16.1 reads this name also without Transformer Engine, and never defines it.
         (moe_utils, {"te_general_gemm": None}),
-        # Layers that are computed again ask for it in backward, where no function mode reaches.
+        # Recomputed layers use it in backward, where no function mode applies.
         (fused_softmax, {"get_default_causal_mask": _causal_mask}),
         (torch.Tensor, {"cuda": lambda tensor, *_, **__: tensor}),
     ]

@@ -4,7 +4,7 @@ Every stage of a pipeline receives the same microbatches. The first reads their 
 gives the log-probabilities of the wanted tokens to the caller; hidden states are sent between them.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
-    vocabulary.
+vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +86,7 @@ class Forward:
             data_iterator=iter(microbatches),
             model=[self._wrapped],
             num_microbatches=len(microbatches),
-            seq_length=tokens,  # not used: stages send their shapes to each other
+            seq_length=tokens,  # unused: stages send their shapes to each other
             micro_batch_size=rows,
             forward_only=not backward,
         )
@@ -130,8 +130,8 @@ class Forward:
         def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_TRH = inputs[0]
             if self._sequence_parallel:
-                # The head's backward adds up the ranks' gradients of the chosen places: whole ones
-                # come back here, and each rank takes those of its own tokens.
+                # The backward of the head sums the ranks' gradients of the selected positions:
+                # whole ones arrive here, and each rank keeps those of its own tokens.
                 hidden_TRH = gather_from_sequence_parallel_region(
                     hidden_TRH, tensor_parallel_output_grad=False, group=tensor_group()
                 )

@@ -21,11 +21,14 @@ _BOXES: Final = msgspec.msgpack.Decoder(list[TensorBox])
 @dataclass(frozen=True, slots=True)
 class _Piece:
     box: TensorBox
-    owner: int  # the lowest rank that holds it
+    owner: int  # lowest rank that has it
 
 
 class TensorGather:
-    """Gathers tensors from the boxes of all ranks. All ranks make one together, with their boxes."""
+    """Gathers tensors from the boxes of all ranks.
+
+    All ranks create one together, with their boxes.
+    """
 
     def __init__(self, boxes: Sequence[TensorBox], peers: Peers) -> None:
         self._rank = peers.rank
@@ -38,7 +41,7 @@ class TensorGather:
         for piece in owned.values():
             self._pieces.setdefault(piece.box.tensor, []).append(piece)
         self.shapes: dict[str, Shape] = {}
-        for name in sorted(self._pieces):  # an order that no layout changes
+        for name in sorted(self._pieces):  # an order that does not depend on the layout
             pieces = self._pieces[name]
             self.shapes[name] = pieces[0].box.whole
             covered = sum(prod(each.box.shape) for each in pieces)

@@ -48,7 +48,7 @@ class Gradients:
         self._overlap = ddp.ddp_config.overlap_grad_reduce
         own = ddp.start_grad_sync if self._overlap and ddp.pp_group.size() > 1 else None
         Hooks(own, ddp.no_sync, finalize_model_grads).put(config)
-        self._saved: Hooks | None = None  # while a step is open
+        self._saved: Hooks | None = None  # set while a step is open
 
     def begin(self) -> None:
         """Zero all gradients; until ``restore``, nothing but ``reduce`` reduces them."""
@@ -90,7 +90,7 @@ class Gradients:
                 group.grad_reduce_handle = None
         self._ddp.zero_grad_buffer()
         for parameter in self._ddp.module.parameters():
-            parameter.grad = None  # left there by a backward that did not end
+            parameter.grad = None  # left by a backward that raised
 
     # --- the library's own, each at one place ------------------------------------------------------
 

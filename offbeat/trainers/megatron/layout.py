@@ -10,7 +10,7 @@ class ParallelLayout:
     tensor: int = 1  # ranks that share every matrix
     pipeline: int = 1  # stages of layers
     expert: int = 1  # ranks that share the experts; they are data-parallel in all else
-    data: int = 1  # replicas
+    data: int = 1  # model replicas
     tensor_rank: int = 0
     pipeline_rank: int = 0
     expert_rank: int = 0

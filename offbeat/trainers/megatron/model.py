@@ -37,9 +37,9 @@ def transformer_config(
     """
     _check(architecture, layout, sequence_parallel=sequence_parallel)
     a = architecture
-    # Tokens are sent to their experts. With tensor parallelism that takes gathers of uneven parts, which
-    # gloo does not have, so that tests could not run the code that trains: there every rank gathers the
-    # tokens of all ranks that share its experts, whose rows have equal lengths.
+    # Tokens are sent to their experts. With tensor parallelism that needs gathers of uneven parts,
+    # which gloo does not have, so tests could not run the production code: there every rank gathers
+    # the tokens of all ranks that share its experts, whose rows have equal lengths.
     gathers = a.experts > 0 and layout.tensor > 1
     options: dict[str, Any] = {
         "num_layers": a.layers,
@@ -147,7 +147,8 @@ class PackedRotary(RotaryEmbedding):
             use_cpu_initialization=True,
             cp_group=context_group,
         )
-        self.positions_RT: Tensor | None = None  # of the microbatch being computed; None: 0, 1, ..
+        # Positions of the current microbatch; None: 0, 1, ..
+        self.positions_RT: Tensor | None = None
 
     def forward(self, max_seq_len: int, *unused: object, **also_unused: object) -> Tensor:
         """Return angles [T, R or 1, 1, head_dim] in the layout of the library's attention."""

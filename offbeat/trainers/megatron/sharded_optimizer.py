@@ -67,9 +67,8 @@ class ShardedAdamW(RankOptimizer):
             [ddp],
             use_gloo_process_groups=False,
         )
-        self._library = cast(
-            "ChainedOptimizer", library
-        )  # one for matrices, possibly one for experts
+        # One for matrices, possibly one for experts
+        self._library = cast("ChainedOptimizer", library)
         chained = cast("list[DistributedOptimizer]", self._library.chained_optimizers)
         self._chained = [each for each in chained if not each.is_stub_optimizer]
         self._places = dict(self._all_places())
@@ -79,8 +78,7 @@ class ShardedAdamW(RankOptimizer):
         """Return the float32 norm of the whole model's reduced gradients; all ranks call it.
 
         Every element counts on one rank: parts do not overlap, and of parameters that are
-            replicated on
-        tensor-parallel ranks or on two stages the library counts one.
+        replicated on tensor-parallel ranks or on two stages the library counts one.
         """
         self._library.prepare_grads()
         return float(self._library.get_grad_norm())

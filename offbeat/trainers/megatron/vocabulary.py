@@ -22,8 +22,7 @@ def vocabulary_logprobs(
     """Compute ``log softmax(logits / temperature)[which, target]``, equal on all ranks of ``group``.
 
     Columns behind the vocabulary are padding: they are ignored, and their gradient is zero. Three
-        small
-    reductions forward, none backward.
+    small reductions forward, none backward.
 
     Args:
         logits_UV: [U, V] floating: this rank's columns; rank r has those from ``r * V`` on.

@@ -1,4 +1,4 @@
-"""Functions that build the trainer and the weight source of a rank, the same for all backends."""
+"""Builds the trainer and the weight source of a rank, for all backends."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

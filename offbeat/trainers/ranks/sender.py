@@ -1,4 +1,4 @@
-"""The sending side of weight sync on a rank: rank 0 sends, the others help to gather weights."""
+"""Sender of weight sync on a rank: rank 0 sends, the others help to gather the weights."""
 
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -34,7 +34,7 @@ class NullSender:
 
 
 def sender_of(spec: TrainerSpec, source: Source, host: Callable[[], str], life: str) -> Sender:
-    """Return the sender of a rank. With several ranks ``source`` is a ``SharedSource``."""
+    """Create the sender of a rank. With several ranks ``source`` is a ``SharedSource``."""
     if spec.rank:
         return NullSender(cast("SharedSource", source))
     return make_sender(spec.config.sync, source, host, life)

@@ -1,7 +1,7 @@
 """One forward pass over packed rows, down to the log-probabilities of the wanted tokens.
 
 Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
-    vocabulary.
+vocabulary.
 """
 
 from collections.abc import Iterator, Sequence

@@ -47,7 +47,7 @@ class LoadedModel(ModelTrainer):
         torch.manual_seed(seed)
         self._model_config = model
         self._max_model_len = max_model_len
-        self._attention: str | None = None  # None: as transformers chooses
+        self._attention: str | None = None  # None: chosen by transformers
 
     def _read_model(self, during: str) -> PreTrainedModel | None:
         """Return the whole model of the files on rank 0; None on the others."""
@@ -85,7 +85,7 @@ class LoadedModel(ModelTrainer):
         return shell
 
     def _cut(self, model: PreTrainedModel, whole: PreTrainedModel | None) -> Weights:
-        """Keep the model whole on one rank, or shard it over several and fill each one's part."""
+        """Keep the model whole on one rank, or shard it over several and fill each rank's part."""
         if self.peers.size == 1:
             return Weights(model)
         device = self._config.device
@@ -93,7 +93,7 @@ class LoadedModel(ModelTrainer):
         weights = ShardedWeights(model, mesh, lambda cut: make_room(cut, device))
         spread(whole, model, weights)
         freeze_rope(model, self._max_model_len)
-        torch.manual_seed(self._seed)  # only the first rank may have drawn weights that files lack
+        torch.manual_seed(self._seed)  # only rank 0 may have drawn weights that the files lack
         return weights
 
     def _load_model(self) -> PreTrainedModel:

@@ -96,7 +96,7 @@ def save_weights(
             model.config, dtype=dtype, trust_remote_code=model.is_remote_code()
         )
     shell.generation_config = model.generation_config
-    # Weights that were renamed when the files were read are renamed back when they are written.
+    # Weights that were renamed on loading are renamed back on saving.
     shell._weight_conversions = model._weight_conversions  # noqa: SLF001
     with replaced(Path(directory), Path(like)) as staged, _plain_generation_config(shell):
         shell.save_pretrained(staged, state_dict=_with_tied(shell, weights))
@@ -105,10 +105,10 @@ def save_weights(
 
 @contextmanager
 def _plain_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Let transformers write a generation config of which it refuses nothing.
+    """Make transformers accept the model's generation config for writing.
 
-    It loads many that it refuses to write, such as a temperature without sampling: at the end of a
-    run, whose model would be lost with it.
+    transformers loads configs that it refuses to write, such as a temperature without sampling; at
+    the end of a run, the refusal would lose the model.
     """
     kept = model.generation_config
     tokens = {name: getattr(kept, name, None) for name in _TOKENS}
@@ -120,7 +120,7 @@ def _plain_generation_config(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _leave_generation_config(staged: Path, like: Path) -> None:
-    """Make room for the generation config that the model came with: it is exported as it is."""
+    """Remove the written generation config, so that the model's original is exported unchanged."""
     if (like / _GENERATION_CONFIG).is_file():
         (staged / _GENERATION_CONFIG).unlink(missing_ok=True)
 

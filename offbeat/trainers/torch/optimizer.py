@@ -189,7 +189,7 @@ def _is_copy(parameter: nn.Parameter, master: Tensor) -> bool:
 
 
 def _adder(master: Tensor) -> Callable[[Tensor], None]:
-    """Moves a parameter's gradient into its master as soon as backward has made it."""
+    """Return a hook that adds a gradient to its master as soon as backward has computed it."""
 
     def add(parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None

@@ -1,9 +1,9 @@
-"""Proof, when a trainer is made, that packed rows compute what the model computes per sample.
+"""Startup proof that packed rows compute what the model computes per sample.
 
-A row may hold several samples behind one copy of their prompt, or one sample and padding, and
-stands beside longer ones. Whether a model allows that is not read off its name or its config: both
-kinds of rows are compared with transformers' plain forward pass, on a miniature of the class and on
-the model.
+A row contains several samples behind one copy of their prompt, or one sample and padding, in a
+microbatch with longer rows. The name or config of a model does not tell whether it supports that:
+both kinds of rows are compared with transformers' plain forward pass, on a miniature of the class
+and on the model.
 """
 
 from collections.abc import Sequence
@@ -34,37 +34,40 @@ from offbeat.trainers.torch.model import vocabulary
 from offbeat.transfer_queue.schema import PROMPT_IDS, RESPONSE_IDS, RESPONSE_OFFSETS, Columns
 
 FAR_TOKENS: Final = 16
-"""Length of the row whose last token has the last position of all."""
+"""Length of the row whose last token has the last position of the run."""
 
 _Sizes = Sequence[tuple[int, Sequence[int]]]
 _IN_MINIATURE: Final[_Sizes] = [(8, (LENGTH - 8, 25, 3)), (20, (LENGTH - 20, 5))]
 _NEAR: Final = (4, (6, 6))
 _FAR: Final = (6, (FAR_TOKENS - 6,))
 _FROM_THE_START: Final = (0, 0)
-_WIDEST: Final = 1 << 30  # one row takes all samples of a group
+_WIDEST: Final = 1 << 30  # one row for all samples of a group
 
 _log = structlog.stdlib.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
-    """Settings under which packed rows compute the same as the model does per sample."""
+    """Settings under which packed rows are exact for a model."""
 
-    attention: str  # implementation
-    shared_prompt: bool  # samples may share one copy of their prompt
+    attention: str  # attention implementation
+    shared_prompt: bool  # whether samples may share one copy of their prompt
     problem: str = ""  # why they may not, if it was requested
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Reference values of some rows, which follow from the vocabulary and the other arguments."""
+    """Reference logprobs of some rows.
+
+    The rows are derived from the vocabulary and other fields.
+    """
 
     max_model_len: int
     share: bool
-    logprobs: dict[int, list[float]]  # by sample
+    logprobs: dict[int, list[float]]  # logprobs by sample
 
     def rows(self, model: PreTrainedModel) -> tuple[Batch, Sequence[int]]:
-        """Return them, and the position of the first token of each group's prompt."""
+        """Return the rows, and the position of the first token of each group's prompt."""
         sizes = [_NEAR, _FAR] if self.max_model_len >= FAR_TOKENS else [_NEAR]
         firsts = [0, self.max_model_len - FAR_TOKENS if self.share else 0]
         return _random_batch(sizes, vocabulary(model)), firsts
@@ -79,13 +82,13 @@ def prove_rows(
     """Prove rows of a loaded model, and set it to the attention implementation that is exact.
 
     Args:
-        model: Whole, on the device it is trained on, its rotary frequencies fixed.
+        model: The whole model on its device, with fixed rotary frequencies.
         max_model_len: Tokens of the longest sequence of the run.
         shared_prompt: Samples should share a prompt if that is exact.
         dtype: Dtype that it computes in.
 
     Raises:
-        UntrainableModel: Its rows are not exact, whichever way they are made.
+        UntrainableModel: No kind of rows is exact.
     """
     kind = type(model)
     proof = prove_kind(kind, model.config, max_model_len, shared_prompt=shared_prompt)
@@ -104,11 +107,10 @@ def prove_kind(
     *,
     shared_prompt: bool,
 ) -> RowProof:
-    """Prove rows on a miniature of a class: the same answer for the same arguments.
+    """Prove rows on a miniature of a class; the result depends on the arguments only.
 
     Raises:
-        UntrainableModel: Not even a row of one sample and padding computes what the sample does
-            alone.
+        UntrainableModel: Not even a row of one sample and padding equals the sample alone.
     """
     chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place it is kept
     key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
@@ -157,7 +159,10 @@ def _prove_kind(
 def _gap(
     model: PreTrainedModel, batch: Batch, want: dict[int, Tensor], *, share: bool
 ) -> tuple[float, str]:
-    """Distance of the worst sample, in words too; infinity if the model does not take such rows."""
+    """Return the largest distance of any sample, and a description.
+
+    Infinity if the model raises.
+    """
     try:
         got = _in_rows(model, batch, _FROM_THE_START, share=share)
     except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions in its own way
@@ -172,13 +177,13 @@ def prove_model(
     """Prove rows on the model itself, the last positions of ``max_model_len`` among them.
 
     Args:
-        model: Whole, on the device it is trained on.
+        model: The whole model on its device.
         max_model_len: Tokens of the longest sequence of the run.
-        proof: How its rows are made.
-        dtype: Type it computes in.
+        proof: Kind of rows.
+        dtype: Dtype that it computes in.
 
     Raises:
-        UntrainableModel: It computes a sample otherwise in a row than alone, or has no such
+        UntrainableModel: A sample differs between a row and alone, or the model has no such
             position.
     """
     name = type(model).__name__
@@ -210,10 +215,10 @@ def prove_model(
 
 
 def prove_cut(model: PreTrainedModel, witness: Witness, dtype: torch.dtype) -> None:
-    """Prove that a model cut over ranks computes what it did before. All ranks call it together.
+    """Prove that a sharded model computes what the whole one did. All ranks call it together.
 
     Raises:
-        UntrainableModel: It does not.
+        UntrainableModel: The results differ.
     """
     batch, firsts = witness.rows(model)
     got = _in_rows(model, batch, firsts, share=witness.share, dtype=dtype)
@@ -243,12 +248,12 @@ def _random_batch(sizes: _Sizes, tokens: int) -> Batch:
 def _alone(
     model: PreTrainedModel, batch: Batch, samples: Sequence[int], firsts: Sequence[int]
 ) -> dict[int, Tensor]:
-    """Log-probabilities of the responses of samples, each alone in a plain forward pass.
+    """Return log-probabilities of the responses, each sample alone in a plain forward pass.
 
     Args:
-        model: Attends as it is configured to.
-        batch: Holds the samples.
-        samples: Which of them.
+        model: Model with its attention configured.
+        batch: Batch with the samples.
+        samples: Indices of the samples.
         firsts: Position of the first token of each group's prompt.
     """
     want = dict[int, Tensor]()
@@ -270,7 +275,7 @@ def _in_rows(
     share: bool,
     dtype: torch.dtype = torch.float32,
 ) -> dict[int, Tensor]:
-    """Log-probabilities of all responses, computed as a trainer does, in one microbatch."""
+    """Return log-probabilities of all responses, computed in one microbatch as a trainer does."""
     rows = plan_rows(batch, response_tokens=_WIDEST if share else 0, max_tokens=_WIDEST)
     packed = pack(batch, rows)
     first_R = np.array([firsts[row.group] for row in rows])

@@ -1,7 +1,7 @@
 """Activation checkpointing: layers keep only their input, and are computed again in backward.
 
-transformers has this too, but only for a model in training mode. Ours is in evaluation mode,
-without randomness, so its switch would silently have no effect. Only the layer's ``forward`` is
+transformers supports this only for a model in training mode. Here the model is in evaluation mode,
+without randomness, so that option would silently have no effect. Only the layer's ``forward`` is
 repeated: the hooks of FSDP2 before and after a layer run once per pass.
 """
 
@@ -24,7 +24,7 @@ def recompute_layers(model: PreTrainedModel) -> None:
     Names, weights and values stay as they are.
 
     Raises:
-        UntrainableModel: It does not say which modules are its layers.
+        UntrainableModel: The model does not declare which modules are its layers.
     """
     layers = decoder_layers(model)
     if not layers:

@@ -80,8 +80,8 @@ def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) ->
     The number of ranks that saved them, and their sharding, make no difference.
 
     Raises:
-        OSError: A file cannot be read, or is not what this needs.
-        PeerFailed: Another rank could not go on.
+        OSError: A file cannot be read, or does not contain these tensors.
+        PeerFailed: Another rank failed.
     """
     # A rank's reads depend on the files and on its own part alone: no collective is needed.
     run_on_all_ranks(peers, "restore", lambda: _load(tensors, directory))
@@ -91,7 +91,7 @@ def saved_names(directory: Path) -> frozenset[str]:
     """Return the names of the saved tensors.
 
     Raises:
-        OSError: It cannot be read, or is not what was written.
+        OSError: The table of contents cannot be read, or is damaged.
     """
     return frozenset(_Reader(directory).read_metadata().state_dict_metadata)
 
@@ -100,15 +100,14 @@ class _Writer(FileSystemWriter):
     """File writer whose output depends on the tensors alone, and whose errors name their cause."""
 
     def storage_meta(self) -> StorageMeta | None:
-        return (
-            None  # it would name this directory, which is about to be renamed, and a random number
-        )
+        # It would name this directory, which is about to be renamed, and a random number
+        return None
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            # torch closes the half-written archive, which fails in turn: its words hide the disk's.
+            # torch closes the half-written archive, which fails in turn and hides the disk's error.
             raise _disk_failure(error) from error
 
 
@@ -119,7 +118,7 @@ class _Reader(FileSystemReader):
         with (Path(self.path) / METADATA).open("rb") as stream:
             try:
                 metadata = _OnlyMetadata(stream).load()
-            except Exception as error:  # bytes that are no pickle raise whatever they happen to hit
+            except Exception as error:  # bytes that are not a pickle raise arbitrary exceptions
                 raise OSError(f"{self.path}/{METADATA}: {error!r}") from error
         if not isinstance(metadata, Metadata) or "state_dict_metadata" not in vars(metadata):
             raise OSError(f"{self.path}/{METADATA} holds a {type(metadata).__name__}")
@@ -128,7 +127,7 @@ class _Reader(FileSystemReader):
 
 
 class _OnlyMetadata(pickle.Unpickler):
-    """Unpickler that knows the classes of such a table, and no others."""
+    """Unpickler that accepts the classes of the table of contents only."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:  # noqa: ANN401 -- as overridden
         allowed = _MODULES.get(module_name)

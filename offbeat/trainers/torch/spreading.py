@@ -63,7 +63,7 @@ def spread(source: PreTrainedModel | None, model: PreTrainedModel, weights: Weig
 
 
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Copy what the files say of a model besides its weights, for a later export."""
+    """Copy the model's settings that files store besides the weights, for a later export."""
     model.generation_config = source.generation_config
     model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
 

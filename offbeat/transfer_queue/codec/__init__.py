@@ -1,4 +1,4 @@
-"""Columns in and out of bytes: views where they can be, typed refusals where they cannot.
+"""Encodes columns to bytes and decodes them: as views where possible, else with a typed refusal.
 
 ``pack`` writes one buffer with a digest, for disks; ``storage.blocks`` a header and a block, for memory.
 Neither way runs code that came with the bytes. numpy and msgpack only.

@@ -1,4 +1,4 @@
-"""The element types a column may have, and their names on the wire: little-endian everywhere."""
+"""Element types that a column may have, and their names on the wire: little-endian everywhere."""
 
 from typing import Any, Final
 
@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from offbeat.messages.failures import SchemaError
 
 BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
-"""bfloat16 without a library for it: two bytes an element that numpy carries and cannot calculate with.
+"""bfloat16 without a library for it: two bytes per element, which numpy can store but not compute
+with.
 
 ``bits.view(BFLOAT16)`` makes such an array from uint16, ``array.view(np.uint16)`` gives the bits
-back; arrays of the ml_dtypes type of that name are taken as well.
+back; arrays of the ml_dtypes type of that name are accepted too.
 """
 
 WIRE: Final[dict[str, np.dtype[Any]]] = {
@@ -24,7 +25,7 @@ WIRE: Final[dict[str, np.dtype[Any]]] = {
     **{f"float{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
     "bfloat16": BFLOAT16,
 }
-"""Every name that may stand in a header."""
+"""Every dtype name that a header may contain."""
 
 _KNOWN: Final = {
     spelled: (name, dtype)
@@ -36,10 +37,10 @@ _KNOWN: Final = {
 def typed(column: str, values: NDArray[Any]) -> tuple[str, np.dtype[Any], NDArray[Any]]:
     """Return the name and the type that values [rows, ...] have once they are written, and the values.
 
-    Those come back as they are, but for another library's bfloat16: the same memory as ours.
+    They are returned unchanged, except another library's bfloat16: the same memory under our dtype.
 
     Raises:
-        SchemaError: No such type: objects, strings, dates, complex and structured values.
+        SchemaError: An unsupported type: objects, strings, dates, complex and structured values.
     """
     if (known := _KNOWN.get(values.dtype)) is not None:
         return *known, values

@@ -18,7 +18,7 @@ class CorruptPayload(OffbeatError):
 
 
 class UnusableBuffer(OffbeatError):
-    """Memory handed to the codec that it cannot use, whatever the bytes in it are."""
+    """Memory passed to the codec that it cannot use, whatever its content."""
 
     def __init__(self, got: str, want: str) -> None:
         super().__init__(got, want)

@@ -2,7 +2,7 @@
 
 Arrays follow each other in the order of the header (offsets first, then the values of the columns),
 each on the next multiple of 64 bytes of the buffer, which ends with the last of them. So no header
-can make arrays overlap or lie askew, and one that does not fit the buffer exactly is refused.
+can make arrays overlap or be misaligned, and one that does not fit the buffer exactly is refused.
 """
 
 from typing import Annotated, Final, Literal
@@ -13,13 +13,13 @@ from offbeat.messages.failures import SchemaError
 from offbeat.transfer_queue.codec.errors import CorruptPayload
 
 VERSION: Final = 1
-"""The first byte of every header: what the rest of it means."""
+"""First byte of every header: the version of the format."""
 
 ALIGNMENT: Final = 64
-"""Bytes: a cache line, and what torch and Arrow like best."""
+"""Bytes: a cache line, and the alignment that torch and Arrow prefer."""
 
 LIST: Final = "msgpack"
-"""Stands in the place of a type where the column is a list; its shape counts the bytes."""
+"""Dtype name of a column that is a list; its shape counts the bytes."""
 
 MOST_DIMENSIONS: Final = 32
 
@@ -27,14 +27,14 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Boundaries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The offsets that one or more ragged columns share."""
+    """Offsets that one or more ragged columns share."""
 
     length: Count
     buffer: Literal[0]
 
 
 class Values(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The values of one column; ``offsets`` is an index into the header's, None unless ragged."""
+    """Values of one column; ``offsets`` is an index into the header's, None unless ragged."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class Values(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class PayloadHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All arrays of a payload, in the order they are written.
 
-    The form has room for several buffers, each in pieces. There is one, which is whole.
+    The format allows for several buffers, each in pieces. Only one, undivided, is used.
     """
 
     pieces: tuple[Literal[1]]
@@ -59,12 +59,12 @@ _decoder = msgspec.msgpack.Decoder(PayloadHeader)
 
 
 def aligned(position: int) -> int:
-    """The next multiple of :data:`ALIGNMENT`, or ``position`` if it is one."""
+    """Round up to a multiple of :data:`ALIGNMENT`."""
     return (position + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def encode_header(header: PayloadHeader) -> bytes:
-    """The version, then the header as msgpack.
+    """Encode the version, then the header as msgpack.
 
     Raises:
         SchemaError: A column's name is not UTF-8.
@@ -78,7 +78,7 @@ def encode_header(header: PayloadHeader) -> bytes:
 
 
 def decode_header(content: bytes | memoryview) -> PayloadHeader:
-    """Counts are ints from 0; nothing else about it is known to be true.
+    """Decode a header. Only its types are checked, and that counts are not negative.
 
     Raises:
         CorruptPayload: It is of another version, or no header.

@@ -1,4 +1,4 @@
-"""Columns as a header and the arrays it describes, before anything is written anywhere."""
+"""Layout of columns: a header and the arrays it describes, before they are written."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,17 +26,17 @@ _BYTE: Final = WIRE["uint8"]
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """The arrays of a payload in the order of its header."""
+    """Arrays of a payload, in the order of its header."""
 
     header: bytes
     arrays: list[NDArray[Any]]
-    """In any strides and byte order, as they came."""
+    """The arrays as they came, with any strides and byte order."""
     dtypes: list[np.dtype[Any]]
-    """What each is written as: same element, little-endian."""
+    """Dtype that each is written as: same element, little-endian."""
     starts: list[int]
-    """Where each lies, from the beginning of them all."""
+    """Offset of each in bytes, from the start of the first."""
     nbytes: int
-    """Of them all, with the gaps between them."""
+    """Total bytes, with the gaps between the arrays."""
 
 
 def lay_out(columns: Columns) -> PayloadLayout:
@@ -85,11 +85,11 @@ def lay_out(columns: Columns) -> PayloadLayout:
 
 
 class _SharedOffsets:
-    """The offsets of all ragged columns, each array once."""
+    """Offsets of all ragged columns, each array once."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[np.int64]] = []
-        self._indexes: dict[int, int] = {}  # by id: the columns keep theirs alive
+        self._indexes: dict[int, int] = {}  # index by id: the columns keep the arrays alive
 
     def index_of(self, column: str, ragged: Ragged) -> int:
         found = self._indexes.get(id(ragged.offsets))

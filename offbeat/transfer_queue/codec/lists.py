@@ -16,10 +16,10 @@ _decoder = msgspec.msgpack.Decoder(list)
 
 
 def encode_list(column: str, rows: list[Any]) -> bytes:
-    """The rows as msgpack; decoding gives equal values of the very same types.
+    """Encode the rows as msgpack; decoding gives equal values of the very same types.
 
     Raises:
-        SchemaError: A value that would come back as another type (a tuple, an enum, a date, a
+        SchemaError: A value that would be decoded as another type (a tuple, an enum, a date, a
             numpy scalar), an int beyond 64 bits, text that is not UTF-8, or nesting deeper than 64.
     """
     if (problem := _problem(rows, 0)) is not None:
@@ -31,7 +31,7 @@ def encode_list(column: str, rows: list[Any]) -> bytes:
 
 
 def decode_list(field: str, content: memoryview) -> list[Any]:
-    """The rows that ``content`` holds, of the types that :func:`encode_list` takes and no other.
+    """Decode the rows in ``content``: only types that :func:`encode_list` accepts.
 
     Raises:
         CorruptPayload: It holds something else.
@@ -46,7 +46,7 @@ def decode_list(field: str, content: memoryview) -> list[Any]:
 
 
 def _problem(value: object, depth: int) -> str | None:
-    """The first thing in ``value`` that is not plain data, if any."""
+    """Return the first problem of ``value``, if it is not plain data."""
     kind = type(value)
     if kind in _SCALARS:
         return None

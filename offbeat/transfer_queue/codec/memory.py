@@ -1,4 +1,4 @@
-"""Bytes of memory as the codec sees them: flat, contiguous, aligned."""
+"""Flat, contiguous, aligned views of memory."""
 
 import mmap
 from typing import Any, Final, cast
@@ -11,21 +11,21 @@ from offbeat.transfer_queue.codec.header import ALIGNMENT
 
 Bytes = NDArray[np.uint8]
 Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
-"""Whatever offers its memory; of a ``SharedMemory`` it is ``buf``."""
+"""Any object with a buffer; for a ``SharedMemory`` pass its ``buf``."""
 
 _WIDEST: Final = 8
 """Bytes of the widest element: memory that starts on a multiple of it suits every type."""
 
 
 def new_memory(nbytes: int) -> Bytes:
-    """Uninitialised bytes that start on a multiple of 64."""
+    """Return uninitialised bytes that start on a multiple of 64."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -address(memory) % ALIGNMENT
     return memory[start : start + nbytes]
 
 
 def flat(buffer: Buffer) -> Bytes:
-    """All bytes of a buffer, as a view that may be written if the buffer may.
+    """Return all bytes of a buffer, as a view that is writable if the buffer is.
 
     Raises:
         UnusableBuffer: It has gaps, or does not start on a multiple of 8 bytes.
@@ -58,7 +58,10 @@ def flat_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> Bytes:
 
 
 def memory_at(start: int, nbytes: int, owner: object) -> Bytes:
-    """The bytes from address ``start``, as if they could be written: whoever views them keeps ``owner``."""
+    """Return a writable view of the bytes from address ``start``.
+
+    The view keeps ``owner`` alive.
+    """
     return np.asarray(_Span(start, nbytes, owner))
 
 

@@ -2,8 +2,7 @@
 
 64 bytes of preamble (magic, digest, length of all, length of the header), the header, and on the
 next multiple of 64 the arrays, each on a multiple of 64. The digest, xxh3_128, covers every byte
-behind itself, padding included, and the magic is compared: no byte is left that could change
-    unseen.
+after itself, padding included, and the magic is compared: no byte can change unnoticed.
 """
 
 import struct
@@ -39,7 +38,7 @@ def packed_size(columns: Columns) -> int:
     It costs as much as packing without the copy.
 
     Raises:
-        SchemaError: A column that cannot be written, by name.
+        SchemaError: A column cannot be written; names it.
     """
     return _size(lay_out(columns))
 
@@ -47,10 +46,10 @@ def packed_size(columns: Columns) -> int:
 def pack(columns: Columns) -> Bytes:
     """Return columns [rows, ...] in new memory [nbytes] that starts on a multiple of 64 bytes.
 
-    Columns are written little-endian and without gaps, whatever they are in memory.
+    Columns are written little-endian and without gaps, whatever their layout in memory.
 
     Raises:
-        SchemaError: A column that cannot be written, by name.
+        SchemaError: A column cannot be written; names it.
     """
     layout = lay_out(columns)
     memory = new_memory(_size(layout))
@@ -63,11 +62,13 @@ def pack_into(buffer: Buffer, columns: Columns) -> int:
 
     The rest of the buffer is left alone.
 
-    The preamble is cleared first and written last: a writer that dies leaves nothing that unpacks.
+    The rest of the buffer is unchanged. The preamble is cleared first and written last: a writer
+    that dies leaves nothing that unpacks.
 
     Raises:
-        SchemaError: A column that cannot be written, by name. Nothing was written.
-        UnusableBuffer: Too small, read-only, with gaps, or not on a multiple of 8 bytes. Likewise.
+        SchemaError: A column cannot be written; names it. Nothing was written.
+        UnusableBuffer: Too small, read-only, with gaps, or not on a multiple of 8 bytes. Nothing
+            was written.
     """
     layout = lay_out(columns)
     memory, size = flat(buffer), _size(layout)
@@ -84,8 +85,8 @@ def unpack(buffer: Buffer, *, verify: bool = True) -> dict[str, Column]:
 
     They are read-only if it is, and valid while it is.
 
-    Only lists are copied. Bytes behind the payload are ignored. ``verify=False`` leaves out the
-    digest and nothing else: damage to values then goes unseen, damage to the structure does not.
+    Only lists are copied. Bytes after the payload are ignored. ``verify=False`` skips the digest
+    and nothing else: damage to values is then not detected, damage to the structure is.
 
     Raises:
         CorruptPayload: The bytes are not what ``pack`` wrote.
@@ -109,7 +110,7 @@ def unpack(buffer: Buffer, *, verify: bool = True) -> dict[str, Column]:
 
 
 def digest_of(buffer: Buffer) -> bytes:
-    """The digest that :func:`pack` wrote into ``buffer``: it names the content among all others.
+    """Return the digest that :func:`pack` wrote into ``buffer``, which identifies the content.
 
     ``unpack`` checks the content against its digest.
 
@@ -144,7 +145,7 @@ def _write(layout: PayloadLayout, memory: Bytes) -> None:
 
 
 class _Writer:
-    """Copies arrays behind each other, and digests what it wrote a block behind."""
+    """Copies arrays one after another, and digests each block after writing it."""
 
     def __init__(self, memory: Bytes, hasher: xxhash.xxh3_128, end: int) -> None:
         self._memory, self._hasher, self._end = memory, hasher, end

@@ -1,4 +1,4 @@
-"""From a header and a buffer to columns: views of the buffer, trusting nothing that either says."""
+"""Decodes a header and a buffer to columns, as views of the buffer; neither is trusted."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def read_columns(header: bytes | memoryview, buffer: Bytes) -> dict[str, Column]
     """Return the columns that ``header`` describes, [rows, ...] each, as views of the buffer.
 
     Raises:
-        CorruptPayload: The header is not one, or does not fit the buffer exactly.
+        CorruptPayload: The header is invalid, or does not fit the buffer exactly.
     """
     decoded = decode_header(header)
     arrays = _Arrays(buffer)
@@ -79,7 +79,7 @@ def _column(described: Values, arrays: "_Arrays", offsets: Sequence[NDArray[np.i
 
 
 class _Arrays:
-    """Cuts a buffer into arrays, front to back."""
+    """Splits a buffer into arrays, front to back."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory, self._end = memory, 0

@@ -1,4 +1,4 @@
-"""From ``sync.transport`` to the trainer's end; imports only what is chosen."""
+"""Creates the sender of ``sync.transport``; imports only the chosen one."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ _MIB = 2**20
 
 
 def make_sender(config: SyncConfig, source: Source, host: Callable[[], str], life: str) -> Sender:
-    """The sender of a trainer's rank 0.
+    """Create the sender of a trainer's rank 0.
 
     Args:
-        config: Which one, and its limits.
-        source: What it sends.
-        host: The address that other machines reach this one at; asked only if it is needed.
-        life: Names this process.
+        config: Transport, and its limits.
+        source: Weights to send.
+        host: Returns the address at which other machines reach this one; called only if needed.
+        life: Incarnation of this process.
     """
     if config.transport == "object_store":
         return ObjectStoreSender(source)

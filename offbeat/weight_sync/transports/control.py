@@ -1,8 +1,7 @@
-"""The control channel of a broadcast: one TCP connection a member, for as long as it takes part.
+"""Control channel of a broadcast: one TCP connection per member while it takes part.
 
-Who takes part, who got how far, what is tried next: a few bytes each. Weights never pass here. An
-end whose process dies is noticed by the other at once; one that hangs, at a limit. Each side takes
-messages of holders of the release's key only.
+It carries joins, reports and plans of a few bytes each, never weights. Each side detects at once
+that the other's process has died, and at a timeout that it hangs. Messages need the release's key.
 """
 
 import contextlib
@@ -33,8 +32,8 @@ log = structlog.stdlib.get_logger()
 _RETRY_S: Final = 0.1  # between two attempts to accept while the process has no descriptor left
 _SEND_S: Final = 1.0  # of a few bytes into an empty buffer, which does not wait
 _MOST_STRANGERS: Final = 64
-"""Connections without a valid message at a time. Beyond, the oldest one is closed: a member sends its
-join with its connection, so it is not the one that waits."""
+"""Maximum number of connections without a valid message. Beyond it, the oldest is closed: a member
+sends its join with its connection, so it is not the one that waits."""
 _decode_message = msgspec.msgpack.Decoder[Message](Join | Report).decode
 _decode_plan = msgspec.msgpack.Decoder(RoundPlan).decode
 
@@ -48,12 +47,12 @@ def _listen(host: str) -> socket.socket:
 class _Peer:
     def __init__(self, connection: socket.socket, key: SharedKey) -> None:
         self.socket, self.frames = connection, FrameReader(key)
-        self.is_stranger = True  # it has sent no valid message yet
+        self.is_stranger = True  # no valid message received yet
         self.join: Join | None = None
 
 
 class ControlServer:
-    """The sender's side. One thread takes messages; ``stop`` may come from any."""
+    """Sender's side. One thread receives messages; ``stop`` may be called from any."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class ControlServer:
 
     def stop(self) -> None:
         """Enqueue a last message for a waiting thread."""
-        with contextlib.suppress(OSError):  # closed already: nobody waits
+        with contextlib.suppress(OSError):  # closed already: no thread waits
             self._stop.send(b"x")
 
     def close(self) -> None:
@@ -135,7 +134,7 @@ class ControlServer:
         try:
             connection = self._accepted()
         except BlockingIOError:
-            return  # whoever it was has hung up
+            return  # the peer has disconnected
         except OSError as error:
             log.error("weights.accept_failed", port=self.port, error=str(error))  # noqa: TRY400 -- one line
             self._turn_away(error)
@@ -153,10 +152,10 @@ class ControlServer:
         return connection
 
     def _turn_away(self, why: OSError) -> None:
-        """Tell the member that could not be accepted; it would wait for a plan until its limit.
+        """Notify a member that could not be accepted; it would wait for a plan until its timeout.
 
-        Without a free descriptor it stays in the queue, and the queue stays readable: a descriptor
-        that was kept for this takes it out.
+        Without a free descriptor the connection stays in the queue, and the queue stays readable: a
+        descriptor kept in reserve removes it.
         """
         self._release_spare()
         plan = RoundPlan(0, error=f"the sender cannot accept: {why}")
@@ -172,7 +171,7 @@ class ControlServer:
         try:
             self._spare = os.open(os.devnull, os.O_RDONLY)
         except OSError:
-            self._spare = None  # somebody was faster; the next attempt goes without
+            self._spare = None  # another thread took it; the next attempt has none
 
     def _release_spare(self) -> None:
         if self._spare is not None:
@@ -190,7 +189,7 @@ class ControlServer:
                     peer.join = message
                 self._read.append(message)
         except (OSError, ForeignFrame, msgspec.MsgspecError):
-            data = b""  # broken, or a stranger
+            data = b""  # broken, or not a member
         if not data:
             self._lost(peer)
 
@@ -203,7 +202,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """The receiver's side. Network errors become ``TransferFailed``."""
+    """Receiver's side. Network errors become ``TransferFailed``."""
 
     def __init__(self, route: Route, epoch: int) -> None:
         self._epoch, self._where = epoch, f"{route.host}:{route.port}"

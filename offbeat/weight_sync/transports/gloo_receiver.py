@@ -1,7 +1,7 @@
-"""A receiver of the gloo broadcast: joins a session, takes chunks, and is there again if it breaks.
+"""Receiver of the gloo broadcast: joins a session, receives chunks, and rejoins if it breaks.
 
-Blocking; it belongs into a thread of its own. Every wait has a limit, so the thread ends by itself:
-after a chunk's limit if a peer hangs, three times that and the slack if the sender does.
+Blocking; run it in a thread of its own. Every wait has a timeout, so the thread ends by itself:
+after a chunk's timeout if a peer hangs, after three times that and the slack if the sender does.
 """
 
 import threading
@@ -28,18 +28,22 @@ from offbeat.weight_sync.transports.messages import Join, Report, RoundPlan, Rou
 class Received:
     """Progress and counts of one received transfer."""
 
-    at: int = 0  # chunks the sink has taken
+    at: int = 0  # chunks that the sink has received
     rounds: int = 0
     dropped_late: int = 0  # messages of another epoch or round
-    dropped_twice: int = 0  # chunks that had come before
+    dropped_twice: int = 0  # duplicate chunks
 
 
 class GlooReceiver:
-    """One engine's end. Its buffers are used again once nobody holds the chunks of a transfer."""
+    """One engine's end of the broadcast.
+
+    Its buffers are reused once no chunk of a transfer is referenced.
+    """
 
     def __init__(self, member: str, buffers: Buffers | None = None) -> None:
         self._member, self._buffers = member, buffers or Buffers()
-        self._device: Device | None = None  # of the address that the last sender was reached from
+        # Bound to the address from which the last sender was reached
+        self._device: Device | None = None
 
     def receive(
         self,
@@ -50,18 +54,19 @@ class GlooReceiver:
         sink: Sink,
         given_up: threading.Event | None = None,
     ) -> Received:
-        """Hand every chunk of a release to ``sink``, in order, once.
+        """Pass every chunk of a release to ``sink``, in order, once.
 
         Args:
-            route: Where it is sent.
-            epoch: Of the transfer; with it and ``members``, the same for everybody who takes part.
-            members: Who is expected to take part, this one among them.
-            manifest: Of the release.
-            sink: Takes each chunk; what it raises ends the transfer here, and for nobody else.
-            given_up: Set: stop at the next chunk.
+            route: Address of the sender.
+            epoch: Epoch of the transfer; with ``members``, the same for every participant.
+            members: Expected participants, including this one.
+            manifest: Manifest of the release.
+            sink: Receives each chunk; an error that it raises ends the transfer for this member
+                only.
+            given_up: When set, stop at the next chunk.
 
         Raises:
-            TransferFailed: The sender is gone or gave up, or this member was too slow.
+            TransferFailed: The sender ended or gave up, or this member was too slow.
         """
         join = Join(f"{epoch}.{members[0]}", epoch, members, self._member, route.life, route.digest)
         control = ControlClient(route, epoch)
@@ -93,9 +98,9 @@ class _Transfer:
         self.received, self.given_up = Received(), threading.Event()
 
     def run(self, buffers: Buffers) -> None:
-        """Rounds, until every chunk is here."""
+        """Run rounds until every chunk has arrived."""
         got, most_s = self.received, self._limits.of(max(self._sizes, default=0))
-        patience_s = 2 * self._limits.slack_s  # for the others of the session to come
+        patience_s = 2 * self._limits.slack_s  # until the other members have joined
         while True:
             plan = self._control.plan(got.at, patience_s)
             if plan.error:
@@ -105,11 +110,11 @@ class _Transfer:
             self._report(plan, error)
             if not error:
                 return
-            # The sender may still be at a chunk of its own, then waits for the silent ones.
+            # The sender may still send a chunk, then wait for silent members.
             patience_s = 3 * most_s + self._limits.slack_s
 
     def _round(self, plan: RoundPlan, buffers: Buffers) -> str:
-        """Take part until the last chunk is here; why it ended earlier, if so."""
+        """Take part until the last chunk has arrived; return why it ended earlier, if so."""
         rank = 1 + plan.members.index(self._join.member)
         try:
             place = meet(self._route, self._join.session, plan, rank)

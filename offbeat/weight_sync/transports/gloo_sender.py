@@ -1,12 +1,11 @@
-"""The sender of the gloo broadcast: a thread beside the trainer that serves whoever asks.
+"""Sender of the gloo broadcast: a thread beside the trainer that serves joining engines.
 
     waits for                    woken by
-    a join                       an engine that was told where the release is
+    a join                       an engine that got the route of the release
     the others of its session    their joins; a limit
-    reports of a round           its members; a limit
+    reports of a round           its members; a timeout
 
-Training goes on meanwhile: what is sent is a snapshot, and the interpreter is free while gloo
-sends.
+Training continues meanwhile: a snapshot is sent, and gloo releases the interpreter lock.
 """
 
 import threading
@@ -50,7 +49,7 @@ _CLOSE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StagedRelease:
-    """The release that is being sent."""
+    """Release that is being sent."""
 
     manifest: Manifest
     digest: str
@@ -60,8 +59,8 @@ class StagedRelease:
 class GlooSender:
     """Sends the newest release to the members that join, one session after the other.
 
-    It holds one snapshot, and the one that is being sent if that is another. With the process that
-    it lives in, the release is gone.
+    It keeps one snapshot, and the one that is being sent if that is another. The release is lost
+    with its process.
     """
 
     def __init__(
@@ -73,19 +72,20 @@ class GlooSender:
         limits: TransferLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``life`` names this process; a route of another one leads nowhere."""
+        """``life`` names this process; a route of another process is refused."""
         self._source, self._life, self._limits, self._clock = source, life, limits, clock
         self._buffers = Buffers()
         self._key = SharedKey.random()
         self._control = ControlServer(host, self._key, clock)
         self._meeting = Rendezvous(host, self._key, limits.slack_s)
         self._device = Device(host, limits.slack_s)
-        self.snapshot: StagedRelease | None = None  # what is sent; None before the first release
+        # Snapshot to send; None before the first release
+        self.snapshot: StagedRelease | None = None
         self._publishing = threading.Lock()
-        self._parked = deque[Message]()  # joins that came while another session was served
+        self._parked = deque[Message]()  # joins that arrived while another session was served
         self._closed = False
-        self._ended = ""  # why the thread has ended without a request to stop
-        self.dropped = 0  # messages that came too late
+        self._ended = ""  # why the thread ended unexpectedly
+        self.dropped = 0  # messages that arrived too late
         self._thread = threading.Thread(target=self._work, name="weight-sender", daemon=True)
         self._thread.start()
 
@@ -94,15 +94,15 @@ class GlooSender:
         return 1
 
     def publish(self, version: int) -> PublishedRelease:
-        """A snapshot of the weights.
+        """Publish a snapshot of the weights.
 
         Raises:
-            TransferFailed: The thread that sends has ended: nobody would ever get this release.
+            TransferFailed: The sending thread has ended: no engine could ever receive this release.
         """
         if self._ended:
             raise TransferFailed(0, 0, f"the weight sender has ended: {self._ended}")
         with self._publishing:
-            self.snapshot = None  # its memory is used again, if nobody is being sent to
+            self.snapshot = None  # its memory is reused, unless a session uses it
             packed = list(self._source.chunks(lambda _, nbytes: self._buffers.lend(nbytes)))
             manifest = self._source.manifest.sealed([digest for _, digest in packed])
             digest = release_digest(manifest, manifest.chunk_digests)
@@ -114,7 +114,7 @@ class GlooSender:
     def close(self) -> None:
         """Stop sending; return when the thread has ended, or after a few seconds."""
         if not self._closed:
-            self._control.stop()  # first: the thread closes the channel when it sees the mark
+            self._control.stop()  # first: the thread closes the channel when it sees the flag
             self._closed = True
             self._thread.join(_CLOSE_S)
 
@@ -141,7 +141,7 @@ class GlooSender:
                 case Close():
                     break
                 case _:
-                    pass  # somebody who took part in nothing that goes on
+                    pass  # from a member of no current session
 
     def _run(self, first: Join) -> None:
         """Run one session to its end."""
@@ -202,7 +202,7 @@ class GlooSender:
         return ""
 
     def _collect(self, session: Session, patience_s: float) -> None:
-        """Take messages until everybody of the session has spoken, or patience is over."""
+        """Receive messages until every member has sent its own, or the timeout has passed."""
         until_s = self._clock() + patience_s
         while not session.everybody:
             message = self._control.next(max(until_s - self._clock(), 1e-3))

@@ -1,8 +1,8 @@
-"""A gloo process group of our own: the sender at rank 0, its receivers behind it, for one round.
+"""A gloo process group for one round: the sender at rank 0, its receivers after it.
 
-Making one costs a few milliseconds, so none is kept: a connection that broke in one round is of no
-consequence to the next. A rank that lets its group go closes its connections, and whoever waits for
-it hears of that at once, not at a deadline.
+Creating one costs a few milliseconds, so none is kept: a connection that broke in one round does
+not affect the next. A rank that drops its group closes its connections, which its peers detect at
+once, not at a deadline.
 """
 
 # pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -31,7 +31,7 @@ _MAGIC: Final = b"offbeat1"
 
 
 class ChunkHeader(NamedTuple):
-    """Header of every chunk, so that no chunk is mistaken for another."""
+    """Header of every chunk, by which a wrong chunk is detected."""
 
     epoch: int
     round: int
@@ -43,7 +43,7 @@ class ChunkHeader(NamedTuple):
 
     @classmethod
     def parsed(cls, data: Bytes) -> "ChunkHeader | None":
-        """None: these bytes are no header."""
+        """Parse a header; return None for other bytes."""
         magic, *fields = _HEADER.unpack(data.tobytes())
         return cls(*fields) if magic == _MAGIC else None
 
@@ -53,20 +53,20 @@ class ChunkHeader(NamedTuple):
 
 
 class BrokenGroup(Exception):
-    """A peer of this group is gone or too slow. Not visible outside the transport."""
+    """A peer of this group has ended or is too slow. Not visible outside the transport."""
 
 
 class GroupAddress(NamedTuple):
-    """Store of one round, at which its ranks exchange their addresses."""
+    """Location in the store at which the ranks of one round exchange their addresses."""
 
     store: Store
     rank: int
     size: int
-    client: SharedStore  # kept: ``store`` holds its C++ half only
+    client: SharedStore  # kept alive: ``store`` holds its C++ half only
 
 
 class Rendezvous:
-    """The sender's store: ranks leave their addresses there."""
+    """The sender's store, at which ranks exchange their addresses."""
 
     def __init__(self, host: str, key: SharedKey, timeout_s: float) -> None:
         self._server = StoreServer(host, key)
@@ -74,11 +74,11 @@ class Rendezvous:
         self._client = SharedStore(StoreAddress(host, self.port, key), timeout_s)
 
     def of(self, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
-        """The place of a round."""
+        """Return the location of a round."""
         return _place(self._client, session, plan, rank)
 
     def forget(self, session: str) -> None:
-        """Drop what a session that is over has left."""
+        """Remove the entries of a session that is over."""
         self._server.forget(f"{session}/")
 
     def close(self) -> None:
@@ -88,10 +88,10 @@ class Rendezvous:
 
 
 def meet(route: Route, session: str, plan: RoundPlan, rank: int) -> GroupAddress:
-    """A receiver's place in a round.
+    """Return a receiver's location in a round.
 
     Raises:
-        BrokenGroup: The sender is gone.
+        BrokenGroup: The sender has ended.
     """
     address = StoreAddress(route.host, route.store_port, route.key)
     try:
@@ -116,7 +116,7 @@ class BroadcastGroup:
         """Broadcast from rank 0 to all. Its return on rank 0 means sent, not received.
 
         Raises:
-            BrokenGroup: It failed or took longer; so will everything else in this group.
+            BrokenGroup: It failed or timed out; so will every later call in this group.
         """
         if not data.nbytes:
             return
@@ -133,9 +133,9 @@ class BroadcastGroup:
 
 
 class Device:
-    """The local address that a process meets its peers at, and how long it waits for them.
+    """Local address at which a process meets its peers, and the timeout of connecting to them.
 
-    Kept for many groups: to stop its thread takes longer than to send a small model.
+    Reused for many groups: stopping its thread takes longer than sending a small model.
     """
 
     def __init__(self, host: str, connect_s: float) -> None:
@@ -152,13 +152,13 @@ class Device:
 
 @contextmanager
 def joined(place: GroupAddress, device: Device) -> Iterator[BroadcastGroup]:
-    """A group while it is needed.
+    """Enter a group for the duration of a block.
 
-    If the block raises, the connections are closed before this does: the others notice. Else nobody
-    waits for that but the end of the process; gloo takes some ten milliseconds per connection.
+    If the block raises, the connections are closed first, so that the peers notice. Otherwise they
+    are closed in the background; gloo needs some ten milliseconds per connection.
 
     Raises:
-        BrokenGroup: Not everybody came.
+        BrokenGroup: Not every rank connected.
     """
     try:
         group = BroadcastGroup(place, device)
@@ -169,7 +169,8 @@ def joined(place: GroupAddress, device: Device) -> Iterator[BroadcastGroup]:
     except BaseException:
         group.close()
         raise
-    # No daemon, though its maker may be: one that Python ends inside of gloo aborts the process.
+    # Not a daemon thread, though its creator may be: one that Python ends inside gloo aborts the
+    # process.
     threading.Thread(target=group.close, name="close-group", daemon=False).start()
 
 

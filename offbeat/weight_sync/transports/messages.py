@@ -8,11 +8,11 @@ from offbeat.rendezvous.frames import SharedKey
 class TransferLimits(msgspec.Struct, frozen=True):
     """Timeouts of a transfer."""
 
-    slowest_bytes_per_s: float  # a link that is slower is broken
-    slack_s: float  # of every wait, whatever the size
+    slowest_bytes_per_s: float  # a slower link counts as broken
+    slack_s: float  # added to every wait, whatever the size
 
     def of(self, nbytes: int) -> float:
-        """Seconds that ``nbytes`` may take."""
+        """Return the seconds that ``nbytes`` may take."""
         return nbytes / self.slowest_bytes_per_s + self.slack_s
 
 
@@ -20,10 +20,10 @@ class Route(msgspec.Struct, frozen=True):
     """Address from which a release is sent: the handle of a broadcast transport."""
 
     host: str
-    port: int  # of the control channel
-    store_port: int  # where a group finds together
-    key: SharedKey  # of those who may take it; this record travels through Ray calls only
-    life: str  # of the sender: another process may listen at this port by now
+    port: int  # port of the control channel
+    store_port: int  # port of the store at which groups are formed
+    key: SharedKey  # secret of the participants; this record travels through Ray calls only
+    life: str  # incarnation of the sender: another process may listen at this port by now
     version: int
     digest: str
     limits: TransferLimits
@@ -34,7 +34,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     session: str
     epoch: int
-    members: tuple[str, ...]  # whom the sender may expect
+    members: tuple[str, ...]  # members that the sender may expect
     member: str
     life: str
     digest: str
@@ -46,13 +46,13 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     session: str
     round: int
     member: str
-    at: int  # chunks it has, verified
-    error: str = ""  # why it stopped before the last one
-    left: bool = False  # it takes part in no further round
+    at: int  # number of verified chunks
+    error: str = ""  # why it stopped before the last chunk
+    left: bool = False  # whether it takes part in no further round
 
 
 class MemberGone(msgspec.Struct, frozen=True, tag=True):
-    """A member's connection ended: its process, in all likelihood."""
+    """End of a member's connection: most likely its process died."""
 
     session: str
     member: str
@@ -66,9 +66,9 @@ class RoundPlan(msgspec.Struct, frozen=True):
     """The sender's plan of one round."""
 
     round: int
-    members: tuple[str, ...] = ()  # in rank order, behind the sender at rank 0
-    first: int = 0  # chunk it starts with
-    error: str = ""  # nothing is sent any more, for this reason
+    members: tuple[str, ...] = ()  # in rank order, after the sender at rank 0
+    first: int = 0  # first chunk to send
+    error: str = ""  # reason why nothing is sent any more; empty otherwise
 
 
 Message = Join | Report | MemberGone | Close

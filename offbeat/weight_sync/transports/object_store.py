@@ -1,7 +1,7 @@
-"""Chunks by value: on one machine, Ray keeps them in shared memory and engines read them there.
+"""Transport through Ray's object store: on one machine, engines read chunks in shared memory.
 
-The release outlives the process that made it: an engine that starts later takes it without the
-trainer.
+The release outlives the process that published it: an engine that starts later receives it without
+the trainer.
 """
 
 from offbeat.weight_sync.manifest import release_digest

@@ -1,10 +1,12 @@
-"""One broadcast to some engines, as the sender decides it. Pure: no sockets, no clock, no threads.
+"""State machine of one broadcast to some engines, in the sender.
+
+Pure: no sockets, no clock, no threads.
 
     joins --> round 0 --> reports --> round 1 with those who are left --> ... --> over
 
-A member that is gone, or does not join or report in time, is left out; one that has every chunk, or
-that found a chunk to be wrong, leaves by itself. Those that stopped because somebody else did are
-sent to again, from the first chunk that one of them lacks.
+A member that has ended, or does not join or report in time, is left out; one that has every chunk,
+or that received a wrong chunk, leaves by itself. Members that stopped because of another are sent
+to again, from the first chunk that one of them lacks.
 """
 
 from typing import Final
@@ -19,13 +21,14 @@ class Session:
 
     def __init__(self, first: Join, chunks: int) -> None:
         self.name, self.epoch = first.session, first.epoch
-        self.rounds = 0  # planned so far
-        self.ended: dict[str, str] = {}  # members without a further round, and why; "": it has all
-        self.left_out: tuple[str, ...] = ()  # by the last plan
+        self.rounds = 0  # rounds planned so far
+        # Reason by member without a further round; empty: it has all chunks
+        self.ended: dict[str, str] = {}
+        self.left_out: tuple[str, ...] = ()  # members left out by the last plan
         self.dropped = 0  # messages of other sessions and rounds
         self._expected, self._chunks = first.members, chunks
-        self._at = {first.member: 0}  # chunks of each that joined
-        self._heard = {first.member}  # since the last plan
+        self._at = {first.member: 0}  # verified chunks by joined member
+        self._heard = {first.member}  # members heard from since the last plan
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -61,21 +64,21 @@ class Session:
         return True
 
     def gone(self, member: str) -> None:
-        """Record that a member's process ended, which is no failure after it has left."""
+        """Record that a member's process ended, which is no failure once it has left."""
         if member in self._expected:
             self.ended.setdefault(member, "is gone")
 
     def plan(self, sender_error: str = "") -> RoundPlan | None:
-        """The next round; None: nobody is left. Those who were to speak and have not are left out.
+        """Return the next round, or None if no member is left. Silent members are left out.
 
         Args:
-            sender_error: The sender itself cannot go on: all who are left are told so.
+            sender_error: Why the sender itself cannot continue: all remaining members are notified.
         """
         if not sender_error:
             self._leave_out_the_silent()
         if not (left := self.members):
             return None
-        if self.rounds > len(self._expected):  # every round before had lost somebody, or should
+        if self.rounds > len(self._expected):  # every earlier round should have lost a member
             sender_error = sender_error or f"none of {self.rounds} rounds came to its end"
         self._heard, self.rounds = set(), self.rounds + 1
         if sender_error:

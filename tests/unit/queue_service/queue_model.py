@@ -26,9 +26,8 @@ class Held:
     generation: int
     cells: set[tuple[str, int]]
     payloads: list[str]
-    at: dict[str, int | None] = field(
-        default_factory=dict[str, int | None]
-    )  # task: lease, or acked
+    # Task: lease, or acked
+    at: dict[str, int | None] = field(default_factory=dict[str, int | None])
 
     def has(self, columns: tuple[str, ...]) -> bool:
         return all((name, row) in self.cells for name in columns for row in range(self.rows))
