@@ -38,7 +38,7 @@ from offbeat.simulation.records import (
     TrainerLife,
     TrainerRestored,
 )
-from offbeat.trainers.step_guard import StepCall, StepGuard
+from offbeat.simulation.step_keys import StepKeys
 from offbeat.weight_sync.canary import invented, tolerance
 
 _NBYTES: Final = 1000
@@ -50,15 +50,10 @@ _MOMENTS: Final = {
 }
 
 
-_STEP_CALLS: Final = {
-    "begin_train_step": StepCall.BEGIN,
-    "train_microbatch": StepCall.MICROBATCH,
-    "finish_train_step": StepCall.FINISH,
-}
 _DURING: Final = {
-    StepCall.BEGIN: "begin",
-    StepCall.MICROBATCH: "microbatch",
-    StepCall.FINISH: "finish",
+    "begin_train_step": "begin",
+    "train_microbatch": "microbatch",
+    "finish_train_step": "finish",
 }
 
 
@@ -74,7 +69,7 @@ class FakeTrainer(Actor):
 
     def born(self) -> None:
         """Start new ranks with the initial model."""
-        self._steps = StepGuard()
+        self._steps = StepKeys()
         self._queue: deque[SimulatedCall] = deque()
         self._busy = False
         self._digest, self._version = INITIAL_DIGEST, 0
@@ -147,8 +142,8 @@ class FakeTrainer(Actor):
 
     def _work(self, call: SimulatedCall, kind: str) -> object:
         method, args = call.method, call.args
-        if method in _STEP_CALLS:
-            return self._step_call(call, _STEP_CALLS[method], kind)
+        if method in _DURING:
+            return self._step_call(call, kind)
         if method == "save_checkpoint":
             return self._checkpoint(args[0], kind)
         if method == "save" and args[0] != self._version:
@@ -176,21 +171,22 @@ class FakeTrainer(Actor):
 
     # --- a step ----------------------------------------------------------------------------------
 
-    def _step_call(self, call: SimulatedCall, step_call: StepCall, kind: str) -> object:
+    def _step_call(self, call: SimulatedCall, kind: str) -> object:
         key: StepKey = call.args[0]
-        if step_call is StepCall.BEGIN and key.step != self._version + 1:
+        during = _DURING[call.method]
+        if during == "begin" and key.step != self._version + 1:
             raise StepOutOfOrder(str(key), f"the step after version {self._version}")
 
         def work() -> object:
             if kind.endswith("_raises"):
-                raise TrainStepFailed(0, key.step, _DURING[step_call], "out of memory")
-            if step_call is StepCall.BEGIN:
+                raise TrainStepFailed(0, key.step, during, "out of memory")
+            if during == "begin":
                 return self._begin()
-            if step_call is StepCall.MICROBATCH:
+            if during == "microbatch":
                 return self._accumulate(call)
             return self._finish(call, kind)
 
-        return self._steps.once(key, step_call, work)
+        return self._steps.once(key, call.method, work)
 
     def _begin(self) -> None:
         self._open, self._chunks = [], 0

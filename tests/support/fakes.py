@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
-from offbeat.actors.fence_guard import FenceGuard
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.messages.failures import (
     ActorLost,
+    CanaryFailed,
     CheckpointFailed,
     EngineUnavailable,
     FailureKind,
     RolloutFailed,
+    StaleFence,
     StepOutOfOrder,
     TrainStepFailed,
     WeightsUnmoved,
@@ -34,8 +35,20 @@ from offbeat.messages.training import (
     TrainerState,
 )
 from offbeat.messages.weights import Canary, EngineState, WeightRelease, WeightsAck
-from offbeat.trainers.step_guard import StepCall, StepGuard
-from offbeat.weight_sync.canary import check, invented, invented_answers, tolerance
+from offbeat.simulation.step_keys import StepKeys
+
+
+class HighestFence:
+    """Refuses whoever is not of the newest incarnation that it has seen of its run."""
+
+    def __init__(self, actor: str) -> None:
+        self._actor, self._seen = actor, list[Fence]()
+
+    def check(self, fence: Fence) -> None:
+        for seen in self._seen:  # none, or one
+            if seen.run_id != fence.run_id or seen.incarnation > fence.incarnation:
+                raise StaleFence(self._actor, str(fence), str(seen))
+        self._seen = [fence]
 
 
 @dataclass
@@ -74,7 +87,7 @@ class FakeGenerator:
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.guard = FenceGuard(self.name)
+        self.guard = HighestFence(self.name)
 
     @property
     def incarnation(self) -> str:
@@ -89,7 +102,7 @@ class FakeGenerator:
         if self.retired:
             return
         self.dead, self.silent, self.broken, self.life = False, False, False, self.life + 1
-        self.guard, self.epoch = FenceGuard(self.name), 0
+        self.guard, self.epoch = HighestFence(self.name), 0
 
     async def _answer(self, life: int | None = None) -> None:
         """Return if it can be spoken to, and still lives the life in which it was asked."""
@@ -123,14 +136,11 @@ class FakeGenerator:
         self.loads.append(release.version)
         gap = None
         if release.canary is not None:
-            held = release.digest
+            gap = 0.0
             if self.other_weights:
                 self.other_weights -= 1
-                held, self.version, self.digest = "other", None, None
-            answers = invented_answers(held)
-            gap = check(
-                release.canary, answers, engine=self.name, epoch=epoch, version=release.version
-            )
+                self.version, self.digest = None, None
+                raise CanaryFailed(self.name, epoch, release.version, 42, -3.5, -0.25, 3.25, 0.02)
         self.version, self.digest = release.version, release.digest
         digest = "another" if self.lie_about_digest else release.digest
         return WeightsAck(
@@ -172,7 +182,7 @@ class FakeRollouts:
     running: int = 0
     peak: int = 0
     closed: bool = False
-    guard: FenceGuard = field(default_factory=lambda: FenceGuard("environment-0"))
+    guard: HighestFence = field(default_factory=lambda: HighestFence("environment-0"))
     replaced: dict[int, asyncio.Event] = field(default_factory=dict[int, asyncio.Event])
 
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
@@ -271,8 +281,8 @@ class FakeTrainer:
     hang: bool = False
     closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one call at a time, in order
-    keys: StepGuard = field(default_factory=StepGuard)
-    guard: FenceGuard = field(default_factory=lambda: FenceGuard("trainer rank 0"))
+    keys: StepKeys = field(default_factory=StepKeys)
+    guard: HighestFence = field(default_factory=lambda: HighestFence("trainer rank 0"))
 
     def _maybe_fail(self, key: StepKey, where: str) -> None:
         if where in self.fail_at.get(key.step, []):
@@ -306,7 +316,7 @@ class FakeTrainer:
 
     def _forget(self) -> None:
         self.steps, self.open, self.last = [], [], (0, 0)
-        self.keys, self.guard = StepGuard(), FenceGuard("trainer rank 0")
+        self.keys, self.guard = StepKeys(), HighestFence("trainer rank 0")
 
     async def state(self, fence: Fence) -> TrainerState:
         self._admit(fence, "state")
@@ -325,7 +335,7 @@ class FakeTrainer:
             self._admit(fence, "begin")
             if key.step != len(self.steps) + 1:
                 raise StepOutOfOrder(str(key), f"the step after version {len(self.steps)}")
-            self.keys.once(key, StepCall.BEGIN, lambda: self._begin(key))
+            self.keys.once(key, "begin_train_step", lambda: self._begin(key))
 
     def _begin(self, key: StepKey) -> None:
         self._maybe_fail(key, "begin")
@@ -337,7 +347,7 @@ class FakeTrainer:
             if self.hang:
                 await asyncio.Event().wait()
             await self._work("microbatch", self.step_s / 2)
-            return self.keys.once(key, StepCall.MICROBATCH, lambda: self._accumulate(key, chunk))
+            return self.keys.once(key, "train_microbatch", lambda: self._accumulate(key, chunk))
 
     def _accumulate(self, key: StepKey, chunk: Chunk) -> ChunkResult:
         self._maybe_fail(key, "microbatch")
@@ -349,7 +359,7 @@ class FakeTrainer:
         async with self.turn:
             self._admit(fence, "finish")
             await self._work("finish", self.step_s / 2)
-            return self.keys.once(key, StepCall.FINISH, lambda: self._finish(key))
+            return self.keys.once(key, "finish_train_step", lambda: self._finish(key))
 
     def _finish(self, key: StepKey) -> StepResult:
         self._maybe_fail(key, "finish")
@@ -379,7 +389,7 @@ class FakeTrainer:
             raise TrainStepFailed(0, version, "publish", f"it holds version {len(self.steps)}")
         same = self.same_release_from is not None and version >= self.same_release_from
         digest = "same" if same else self._digest()
-        canary = Canary((), *invented(digest), tolerance("float32"))
+        canary = Canary((), (), (), 0.02)
         return WeightRelease(version, digest, None, (), 10, canary if self.canaries else None)
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:

@@ -1,4 +1,4 @@
-import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from offbeat.messages.failures import StepAlreadyOpen, StepBroken, StepOutOfOrder
 from offbeat.messages.fences import StepKey
+from offbeat.simulation.step_keys import StepKeys
 from offbeat.trainers.step_guard import StepCall, StepGuard
 
 
@@ -141,12 +142,22 @@ def test_closing_mends_a_broken_attempt(guard: StepGuard) -> None:
     guard.once(key(1, 2), StepCall.BEGIN, lambda: None)
 
 
+def outcome_of(call: Callable[[], StepKey]) -> StepKey | type[Exception]:
+    try:
+        return call()
+    except (StepAlreadyOpen, StepOutOfOrder, OSError) as refused:
+        return type(refused)
+
+
 class AnyOrderOfCalls(RuleBasedStateMachine):
-    """Whatever is called in whatever order, no key runs twice, and attempts run in ascending order."""
+    """Whatever is called in whatever order, no key runs twice, and attempts run in ascending order.
+
+    The keys of the fakes, which are written apart from the guard, decide each call alike.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.guard = StepGuard()
+        self.guard, self.of_fakes = StepGuard(), StepKeys()
         self.ran = list[StepKey]()
 
     keys = st.builds(StepKey, st.integers(1, 2), st.integers(1, 3), st.integers(0, 3))
@@ -159,8 +170,14 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
                 raise OSError
             return any_key
 
-        with contextlib.suppress(StepAlreadyOpen, StepOutOfOrder, OSError):
-            assert self.guard.once(any_key, call, work) == any_key
+        def plain_work() -> StepKey:
+            if fails:
+                raise OSError
+            return any_key
+
+        outcome = outcome_of(lambda: self.guard.once(any_key, call, work))
+        assert outcome == outcome_of(lambda: self.of_fakes.once(any_key, call, plain_work))
+        assert outcome in (any_key, StepAlreadyOpen, StepOutOfOrder, StepBroken, OSError)
 
     @precondition(lambda self: self.ran)
     @rule(back=st.integers(0, 2), call=st.sampled_from(StepCall))
@@ -169,11 +186,16 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
 
     @rule(any_key=keys)
     def abort(self, any_key: StepKey) -> None:
-        self.guard.abort(any_key)
+        assert self.guard.abort(any_key) == self.of_fakes.abort(any_key)
 
     @rule()
     def close(self) -> None:
         self.guard.close()
+        self.of_fakes.close()
+
+    @invariant()
+    def the_fakes_keys_agree(self) -> None:
+        assert self.guard.is_open == self.of_fakes.is_open
 
     @invariant()
     def keys_ran_once_and_in_order(self) -> None:
