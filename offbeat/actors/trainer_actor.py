@@ -175,10 +175,7 @@ class TrainerActor:
         Training may continue at once.
         """
         self._admit(fence)
-        if version != self._split.steps_applied:
-            raise TrainStepFailed(
-                self._rank, version, "publish", f"it holds version {self._split.steps_applied}"
-            )
+        self._check_holds(version, "publish")
         try:
             published = self._together(
                 "publish", lambda: self._canaries.add(self._sender.publish(version), self._split)
@@ -292,9 +289,7 @@ class TrainerActor:
             TrainStepFailed: These are not the weights of ``step``: a rank was restarted.
         """
         self._admit(fence)
-        if step != self._split.steps_applied:
-            held = f"it holds version {self._split.steps_applied}"
-            raise TrainStepFailed(self._rank, step, "save", held)
+        self._check_holds(step, "save")
         self._together("save", lambda: self._save_model(f"step_{step}"))
 
     def _save_model(self, name: str) -> None:
@@ -313,9 +308,7 @@ class TrainerActor:
         """
         self._admit(fence)
         started = time.perf_counter()
-        if version != self._split.steps_applied:
-            held = f"it holds version {self._split.steps_applied}"
-            raise TrainStepFailed(self._rank, version, "checkpoint", held)
+        self._check_holds(version, "checkpoint")
 
         def save() -> tuple[str, int]:
             digest, nbytes = self._split.weights_digest(), self._split.state_nbytes
@@ -375,6 +368,10 @@ class TrainerActor:
         if brought is None:
             return MissingColumns(self._rank, during)
         return merged(places, brought)
+
+    def _check_holds(self, version: int, during: str) -> None:
+        if version != (held := self._split.steps_applied):
+            raise TrainStepFailed(self._rank, version, during, f"it holds version {held}")
 
     def _together(self, during: str, work: Callable[[], T]) -> T:
         """Run ``work``, which all ranks do; losing another rank raises ``WorldBroken``."""

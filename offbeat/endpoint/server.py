@@ -36,6 +36,7 @@ from offbeat.endpoint.shared_calls import SharedCalls
 log = structlog.stdlib.get_logger()
 
 _PREFIX: Final = "offbeat"
+_IO_DEADLINE_S: Final = 60.0
 _REMEMBERED: Final = 4096
 """Finished samples whose tokens are still told from unknown ones."""
 
@@ -81,7 +82,7 @@ class AgentEndpoint:
         model: str,
         *,
         max_request_bytes: int = 16 << 20,
-        io_deadline_s: float = 60.0,
+        io_deadline_s: float = _IO_DEADLINE_S,
     ) -> None:
         """``io_deadline_s``: for a client to send a body, and to take an answer."""
         self.model = model
