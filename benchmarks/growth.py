@@ -49,7 +49,6 @@ from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.messages.training import LossSpec
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
-from offbeat.sampler.policy import ANY_STEP
 
 SAMPLES = 2
 ENGINES = 2
@@ -107,7 +106,7 @@ async def run_ledger(config: RunConfig, directory: Path, growth: Growth) -> None
     for step in range(1, config.steps + 1):
         version = step - 1
         for _ in range(config.groups_per_step):
-            prompt_index = ledger.admit(ANY_STEP)
+            prompt_index = ledger.admit(None)
             attempt = ledger.dispatch(prompt_index, "generator-0", version)
             prompt = Prompt(prompt_index, 0, prompt_index, {})
             task = RolloutTask(prompt, attempt, SAMPLES, "generator-0", 0, 1.0)

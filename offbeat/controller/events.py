@@ -79,7 +79,7 @@ class Admitted(Event, frozen=True):
     """A prompt was drawn. Its data is a pure function of the prompt index and is not kept here."""
 
     prompt_index: int
-    target_step: int  # or ANY_STEP
+    target_step: int | None  # None: any step may train it
 
 
 class Dispatched(Event, frozen=True):

@@ -5,6 +5,7 @@ No I/O, clock, asyncio.
 
 import enum
 from collections import OrderedDict
+from typing import TypeVar
 
 import msgspec
 
@@ -34,8 +35,9 @@ from offbeat.controller.events import (
 )
 from offbeat.messages.failures import FailureKind
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import ANY_STEP
 from offbeat.telemetry.applied_steps import AppliedStepHistory
+
+K = TypeVar("K")
 
 
 class Place(enum.StrEnum):
@@ -55,7 +57,7 @@ class GroupRecord(msgspec.Struct, gc=False):
     """
 
     prompt_index: int
-    target_step: int  # or ANY_STEP
+    target_step: int | None  # None: any step may train it
     place: Place = Place.ADMITTED
     attempt: int = 0  # of the last dispatch
     engine: str = ""
@@ -142,12 +144,11 @@ class GroupTable:
         self.admitted = 0
         self.ready_tokens = 0  # prompt and response tokens of the ready groups
         self.versions: dict[int, int] = {}  # in flight or ready, by bound version
-        self.outstanding_by_target_step: dict[
-            int, int
-        ] = {}  # admitted, in flight or ready, by target step
+        self.outstanding_by_target_step: dict[int | None, int] = {}
+        """Groups admitted, in flight or ready, by target step."""
         self.batch_deficits: dict[int, int] = {}  # by step, from the one in progress on
         self.ready_at: dict[int, Held] = {}  # by bound version
-        self.ready_for: dict[int, Held] = {}  # by target step
+        self.ready_for: dict[int | None, Held] = {}  # by target step
         self.in_flight_at: dict[int, Held] = {}  # by bound version
 
     @property
@@ -316,7 +317,7 @@ class GroupTable:
         self.steps.take_back(step.staleness)
         if step.batch_deficit:
             count(self.batch_deficits, step.version, step.batch_deficit)
-        target_step = step.version if step.has_target_step else ANY_STEP
+        target_step = step.version if step.has_target_step else None
         for prompt_index, attempt in zip(step.prompt_indices, step.attempts, strict=True):
             self._add(GroupRecord(prompt_index, target_step, attempt=attempt))
 
@@ -396,7 +397,7 @@ class GroupTable:
         count(self.outstanding_by_target_step, group.target_step, 1)
 
 
-def _take(groups_at: dict[int, Held], key: int, prompt_index: int) -> None:
+def _take(groups_at: dict[K, Held], key: K, prompt_index: int) -> None:
     held = groups_at[key]
     del held[prompt_index]
     if not held:

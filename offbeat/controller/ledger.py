@@ -34,7 +34,6 @@ from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
 from offbeat.messages.weights import WeightsAck
-from offbeat.sampler.policy import ANY_STEP
 
 
 class IllegalMove(OffbeatError):
@@ -177,8 +176,8 @@ class Ledger(GroupTable):
 
     # --- prompt groups ---------------------------------------------------------------------------
 
-    def admit(self, target_step: int) -> int:
-        """Draw the next prompt; returns its prompt index."""
+    def admit(self, target_step: int | None) -> int:
+        """Draw the next prompt, for this step or, with None, for any; returns its prompt index."""
         prompt_index = self.totals.drawn
         self._do(Admitted(prompt_index, target_step))
         return prompt_index
@@ -266,7 +265,7 @@ class Ledger(GroupTable):
                 tuple(self.training),
                 self.totals.drawn,
                 attempts=tuple(group.attempt for group in trained),
-                has_target_step=any(group.target_step != ANY_STEP for group in trained),
+                has_target_step=any(group.target_step is not None for group in trained),
                 batch_deficit=self.batch_deficits.get(step, 0),
                 samples=len(rewards),
                 tokens=sum(receipt.tokens for receipt in receipts),

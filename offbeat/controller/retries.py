@@ -23,7 +23,6 @@ from offbeat.messages.failures import (
     UnfitGroup,
 )
 from offbeat.messages.groups import RolloutTask, group_id
-from offbeat.sampler.policy import ANY_STEP
 
 log = structlog.stdlib.get_logger()
 Failure = RolloutFailed | ActorLost | DeadlineExceeded
@@ -232,7 +231,7 @@ class RetryPolicy:
         for: with a place less in an earlier one, another group could grow too old.
         """
         state = self._state
-        if group.target_step != ANY_STEP:
+        if group.target_step is not None:
             # A group that a stopped step has left is for the next one.
             return max(group.target_step, state.step)
         in_time = state.fleet.serving_version + state.sampler.max_staleness + 1

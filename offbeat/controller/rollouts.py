@@ -38,6 +38,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.sampler.filters import GroupFilter
+from offbeat.sampler.policy import Admission, earliest_step
 
 log = structlog.stdlib.get_logger()
 _REPORT_S: Final = 5.0
@@ -120,14 +121,15 @@ class RolloutPump:
         later step leaves those before it their room: the step in progress may wait for them.
         """
         due = self._waiting.next_due()
-        if due is not None and due.target_step <= self._state.step:
+        due_step = None if due is None else earliest_step(due.target_step)
+        if due_step is not None and due_step <= self._state.step:
             return _Turn.WAITING
-        target_step = self._next_target_step()
-        if target_step is not None and target_step == self._state.step:
+        fresh = self._next_admission()
+        if fresh is not None and fresh.target_step == self._state.step:
             return _Turn.FRESH
-        if due is not None:
-            return _Turn.WAITING if self._has_room(self._waiting.before(due.target_step)) else None
-        if target_step is None or not self._has_room(self._state.ledger.admitted):
+        if due_step is not None:
+            return _Turn.WAITING if self._has_room(self._waiting.before(due_step)) else None
+        if fresh is None or not self._has_room(self._state.ledger.admitted):
             return None
         return _Turn.FRESH
 
@@ -139,8 +141,8 @@ class RolloutPump:
         promised = (ledger.in_flight + waiting + 1) * self._max_group_bytes
         return state.queue.bytes_held + promised <= self._capacity_bytes
 
-    def _next_target_step(self) -> int | None:
-        """Return the target step of one more prompt; None when none is needed or admitted."""
+    def _next_admission(self) -> Admission | None:
+        """Return the admission of one more prompt; None when none is needed or admitted."""
         state = self._state
         config, ledger = state.config, state.ledger
         if state.exhausted:
@@ -192,10 +194,10 @@ class RolloutPump:
         if self._prompts.prompt(state.ledger.totals.drawn) is None:
             state.exhausted = True
             return None
-        target_step = state.sampler.admit(state.view)
-        if target_step is None:
+        admission = state.sampler.admit(state.view)
+        if admission is None:
             return None
-        prompt_index = state.ledger.admit(target_step)
+        prompt_index = state.ledger.admit(admission.target_step)
         state.reached(Failpoint.ADMITTED)
         return prompt_index
 
@@ -273,7 +275,7 @@ class RolloutPump:
             return
         self._retries.answered(task, incarnation)
         self._waiting.outage_is_over()
-        unwanted = self._filter.refusal(receipt, max(group.target_step, state.step))
+        unwanted = self._filter.refusal(receipt, max(earliest_step(group.target_step), state.step))
         if unwanted:
             state.ledger.drop(task.prompt_index, unwanted, filtered=True)
         else:

@@ -1,6 +1,7 @@
 """Finds ready groups that make room in the buffer for those that are trained before them."""
 
 from offbeat.controller.state import RunState
+from offbeat.sampler.policy import earliest_step
 
 
 def groups_without_room(
@@ -14,7 +15,9 @@ def groups_without_room(
     whole_step, step = state.config.groups_per_step, state.step
     ready = state.ledger.ready.values()
     later = sorted(
-        (group.target_step, group.prompt_index) for group in ready if group.target_step > step
+        (target_step, group.prompt_index)
+        for group in ready
+        if (target_step := earliest_step(group.target_step)) > step
     )
     groups, free_bytes = capacity_groups - whole_step, capacity_bytes - whole_step * max_group_bytes
     held_bytes = sum(state.queue.group_bytes(prompt_index) for _, prompt_index in later)

@@ -29,7 +29,7 @@ from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
 from offbeat.messages.training import Chunk, LossSpec, StepResult
-from offbeat.sampler.policy import ANY_STEP
+from offbeat.sampler.policy import earliest_step
 from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
@@ -181,8 +181,7 @@ class TrainStep:
         """A group will be rolled out again that this step may train, not only a later one."""
         state = self._state
         return state.ledger.admitted > 0 and any(
-            group.place is Place.ADMITTED
-            and (group.target_step == ANY_STEP or group.target_step <= state.step)
+            group.place is Place.ADMITTED and earliest_step(group.target_step) <= state.step
             for group in state.ledger.groups.values()
         )
 

@@ -40,7 +40,7 @@ class LedgerView:
         return self._ledger.versions
 
     @property
-    def outstanding_by_target_step(self) -> Mapping[int, int]:
+    def outstanding_by_target_step(self) -> Mapping[int | None, int]:
         return self._ledger.outstanding_by_target_step
 
     @property
@@ -56,7 +56,7 @@ class LedgerView:
         return self._ledger.ready_at
 
     @property
-    def ready_for(self) -> Mapping[int, Groups]:
+    def ready_for(self) -> Mapping[int | None, Groups]:
         return self._ledger.ready_for
 
     @property

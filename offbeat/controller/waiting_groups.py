@@ -9,7 +9,7 @@ import heapq
 
 from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.controller.state import RunState
-from offbeat.sampler.policy import ANY_STEP
+from offbeat.sampler.policy import earliest_step
 
 
 class WaitingGroups:
@@ -17,7 +17,7 @@ class WaitingGroups:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._due: list[tuple[int, int]] = []  # heap of (target_step, prompt index)
+        self._due: list[tuple[int, int]] = []  # heap of (earliest step, prompt index)
         self._is_due = set[int]()  # those in the heap, each once
         self._backing_off = set[int]()  # not in the heap yet
         self._tried: dict[int, None] = {}  # in an outage, oldest first: others are tried before
@@ -33,8 +33,8 @@ class WaitingGroups:
             return
         self._is_due.add(prompt_index)
         self._backing_off.discard(prompt_index)
-        target_step = self._state.ledger.groups[prompt_index].target_step
-        heapq.heappush(self._due, (target_step if target_step != ANY_STEP else 0, prompt_index))
+        step = earliest_step(self._state.ledger.groups[prompt_index].target_step)
+        heapq.heappush(self._due, (step, prompt_index))
 
     def after_all_others(self, prompt_index: int) -> None:
         """Keep a group until no other one can be tried, or the outage is over."""
@@ -53,10 +53,10 @@ class WaitingGroups:
         else:
             self._tried.pop(prompt_index, None)
 
-    def before(self, target_step: int) -> int:
+    def before(self, step: int) -> int:
         """Return how many that back off belong to earlier steps."""
         groups = self._state.ledger.groups
-        return sum(groups[each].target_step < target_step for each in self._backing_off)
+        return sum(earliest_step(groups[each].target_step) < step for each in self._backing_off)
 
     def next_due(self) -> GroupRecord | None:
         """The group that is first in turn, if its policy lets it go now."""

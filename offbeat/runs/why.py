@@ -29,7 +29,6 @@ from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id
 from offbeat.runs.past_run import clock_time, folded, journal_of
-from offbeat.sampler.policy import ANY_STEP
 
 _GROUP: Final = re.compile(r"(?:g-)?(\d{1,18})")
 _SHOWN: Final = 16  # samples whose rewards are spelled out
@@ -164,12 +163,8 @@ class _Teller:
     def _own(self, event: AnyEvent) -> Iterator[tuple[str, str]]:
         match event:
             case Admitted(prompt_index=self.prompt_index):
-                bound = (
-                    f"for step {event.target_step}"
-                    if event.target_step != ANY_STEP
-                    else "for any step"
-                )
-                yield "drawn", bound
+                step = event.target_step
+                yield "drawn", "for any step" if step is None else f"for step {step}"
             case Dispatched(prompt_index=self.prompt_index):
                 detail = f"attempt {event.attempt} to {event.engine}, which serves version "
                 yield "dispatched", f"{detail}{event.version}"

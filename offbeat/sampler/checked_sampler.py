@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from offbeat.messages.failures import OffbeatError
-from offbeat.sampler.policy import ANY_STEP, OutstandingGroup, Sampler, View
+from offbeat.sampler.policy import Admission, OutstandingGroup, Sampler, View
 
 T = TypeVar("T")
 
@@ -34,15 +34,17 @@ class CheckedSampler:
     max_staleness: int  # [weight versions]
     max_outstanding_groups: int  # [groups]
 
-    def admit(self, view: View) -> int | None:
-        target_step = self._ask("admit", lambda: self.inner.admit(view))
+    def admit(self, view: View) -> Admission | None:
+        admission = cast("object", self._ask("admit", lambda: self.inner.admit(view)))
         step = view.trainer_version + 1
-        if target_step is None or (
-            _is_int(target_step) and (target_step == ANY_STEP or target_step >= step)
-        ):
-            return target_step
-        allowed = f"None, {ANY_STEP} for no particular step, or a step from {step} on"
-        raise self._broken("admit", target_step, allowed)
+        if admission is None:
+            return None
+        if isinstance(admission, Admission):
+            target_step = admission.target_step
+            if target_step is None or (_is_int(target_step) and target_step >= step):
+                return admission
+        allowed = f"None, Admission() for any step, or Admission(target_step) from step {step} on"
+        raise self._broken("admit", admission, allowed)
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         may = cast(

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from itertools import islice
 
-from offbeat.sampler.policy import OutstandingGroup, View, past_bound, past_bound_in_flight
+from offbeat.sampler.policy import (
+    Admission,
+    OutstandingGroup,
+    View,
+    earliest_step,
+    past_bound,
+    past_bound_in_flight,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +22,8 @@ class InOrder:
     t - 1. With ``max_staleness`` 0 this is synchronous training.
 
     A step that was ended early, by a stop, leaves groups behind. They go first in the steps after
-    it, and those they displace one step later.
+    it, and those they displace one step later. So do groups that are bound to no step: a run that
+    is resumed under this sampler may have some of another sampler.
     """
 
     groups_per_step: int
@@ -26,30 +34,32 @@ class InOrder:
     def max_outstanding_groups(self) -> int:
         return (min(self.max_lookahead, self.max_staleness) + 1) * self.groups_per_step
 
-    def admit(self, view: View) -> int | None:
+    def admit(self, view: View) -> Admission | None:
         step = view.trainer_version + 1
         left_behind = sum(
             count
             for target_step, count in view.outstanding_by_target_step.items()
-            if target_step < step
+            if earliest_step(target_step) < step
         )
         places = max(0, view.groups_needed) - left_behind
         for target in range(step, self._last_step(view) + 1):
             places -= view.outstanding_by_target_step.get(target, 0)
             if places > 0:
-                return target
+                return Admission(target)
             places += self.groups_per_step - view.batch_deficits.get(target + 1, 0)
         return None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
-        return max(group.target_step, view.trainer_version + 1) <= self._last_step(view)
+        return max(earliest_step(group.target_step), view.trainer_version + 1) <= self._last_step(
+            view
+        )
 
     def select(self, view: View) -> list[int]:
         step, oldest = view.trainer_version + 1, view.trainer_version - self.max_staleness
         due = (
             prompt_index
-            for target_step in sorted(view.ready_for)
-            if target_step <= step
+            for target_step in sorted(view.ready_for, key=earliest_step)
+            if earliest_step(target_step) <= step
             for prompt_index, group in sorted(view.ready_for[target_step].items())
             if group.oldest_version >= oldest
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from offbeat.sampler.policy import (
-    ANY_STEP,
+    Admission,
     OutstandingGroup,
     View,
     past_bound,
@@ -32,8 +32,8 @@ class Paced:
     def max_outstanding_groups(self) -> int:
         return (self.max_staleness + 1) * self.groups_per_step
 
-    def admit(self, view: View) -> int | None:
-        return ANY_STEP if view.outstanding < self._room(view) else None
+    def admit(self, view: View) -> Admission | None:
+        return Admission() if view.outstanding < self._room(view) else None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         """Return whether a waiting group has a place.

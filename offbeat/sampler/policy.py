@@ -1,10 +1,24 @@
 """Defines what a staleness policy reads and what it decides."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-ANY_STEP: Final = -1
-"""The target step of a group that is bound to no particular step."""
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Room for one more group, and the step that the group is bound to."""
+
+    target_step: int | None = None
+    """Step that must train the group; None when any step may."""
+
+
+def earliest_step(target_step: int | None) -> int:
+    """Return the first step that may train a group; 0 when the group is bound to none.
+
+    A group that no step is waiting for in particular is early for each of them, so it goes first.
+    """
+    return 0 if target_step is None else target_step
 
 
 class OutstandingGroup(Protocol):
@@ -13,8 +27,8 @@ class OutstandingGroup(Protocol):
     @property
     def prompt_index(self) -> int: ...
     @property
-    def target_step(self) -> int:
-        """Target step given at admission, or ``ANY_STEP``."""
+    def target_step(self) -> int | None:
+        """Target step given at admission; None when any step may train the group."""
         ...
 
     @property
@@ -67,7 +81,7 @@ class View(Protocol):
         ...
 
     @property
-    def outstanding_by_target_step(self) -> Mapping[int, int]:
+    def outstanding_by_target_step(self) -> Mapping[int | None, int]:
         """Groups outstanding, by target step. No zeros."""
         ...
 
@@ -87,7 +101,7 @@ class View(Protocol):
         ...
 
     @property
-    def ready_for(self) -> Mapping[int, Groups]:
+    def ready_for(self) -> Mapping[int | None, Groups]:
         """Ready groups by target step, each in arrival order. No empty entries."""
         ...
 
@@ -112,8 +126,8 @@ class Sampler(Protocol):
         """Return the most groups that can be admitted and not yet trained."""
         ...
 
-    def admit(self, view: View) -> int | None:
-        """Return the target step of one more group, or None when there is no room for it now."""
+    def admit(self, view: View) -> Admission | None:
+        """Return the admission of one more group, or None when there is no room for it now."""
         ...
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:

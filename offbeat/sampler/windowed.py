@@ -6,7 +6,7 @@ from itertools import islice
 
 from offbeat.sampler.pacing import places_until
 from offbeat.sampler.policy import (
-    ANY_STEP,
+    Admission,
     OutstandingGroup,
     View,
     past_bound,
@@ -33,8 +33,8 @@ class Windowed:
         window = (self.max_staleness + 1) * self.groups_per_step
         return math.ceil(self.over_sampling_ratio * window)
 
-    def admit(self, view: View) -> int | None:
-        return ANY_STEP if self._has_room(view, view.outstanding) else None
+    def admit(self, view: View) -> Admission | None:
+        return Admission() if self._has_room(view, view.outstanding) else None
 
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         del group

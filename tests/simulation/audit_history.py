@@ -28,7 +28,6 @@ from offbeat.controller.events import (
 )
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import ANY_STEP
 from offbeat.simulation.auditor import Violation, audit
 from offbeat.simulation.records import (
     CheckpointLatest,
@@ -117,7 +116,7 @@ class History:
 
     def admit(self) -> int:
         prompt_index = self.drawn
-        self.journal.append(Admitted(prompt_index, ANY_STEP))
+        self.journal.append(Admitted(prompt_index, None))
         self.drawn += 1
         return prompt_index
 

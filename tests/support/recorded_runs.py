@@ -7,7 +7,6 @@ from pathlib import Path
 from offbeat.controller.journal import FileJournal, open_journal, recover_with_history
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import ANY_STEP
 from offbeat.telemetry.summary import GroupCounts, Summary
 
 
@@ -75,7 +74,7 @@ class RecordedRun:
         attempt = self.ledger.dispatch(prompt_index, "generator-1", version)
         self.ledger.commit(receipt(prompt_index, attempt, version))
 
-    def ready(self, count: int, target_step: int = ANY_STEP) -> list[int]:
+    def ready(self, count: int, target_step: int | None = None) -> list[int]:
         """Draw groups and have them rolled out under the trainer's version."""
         prompt_indices = [self.ledger.admit(target_step) for _ in range(count)]
         for prompt_index in prompt_indices:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import ANY_STEP, Groups, Sampler
+from offbeat.sampler.policy import Groups, Sampler, earliest_step
 from tests.support.recorded_ledger import RecordedLedger
 
 ENGINES = 2
@@ -50,7 +50,7 @@ class SampledRun:
         return self.ledger.versions
 
     @property
-    def outstanding_by_target_step(self) -> Mapping[int, int]:
+    def outstanding_by_target_step(self) -> Mapping[int | None, int]:
         return self.ledger.outstanding_by_target_step
 
     @property
@@ -66,7 +66,7 @@ class SampledRun:
         return self.ledger.ready_at
 
     @property
-    def ready_for(self) -> Mapping[int, Groups]:
+    def ready_for(self) -> Mapping[int | None, Groups]:
         return self.ledger.ready_for
 
     @property
@@ -84,7 +84,9 @@ class SampledRun:
 
     def due(self) -> GroupRecord | None:
         """The waiting group that is first in turn, if its policy lets it go now."""
-        waiting = sorted((g.target_step, g.prompt_index) for g in self.at(Place.ADMITTED))
+        waiting = sorted(
+            (earliest_step(g.target_step), g.prompt_index) for g in self.at(Place.ADMITTED)
+        )
         group = self.ledger.groups[waiting[0][1]] if waiting else None
         return group if group and self.sampler.may_dispatch(self, group) else None
 
@@ -92,10 +94,10 @@ class SampledRun:
 
     def admit(self, engine: int = 0) -> GroupRecord | None:
         """Draw a prompt and send it out, if the policy has room."""
-        target_step = self.sampler.admit(self)
-        if target_step is None:
+        admission = self.sampler.admit(self)
+        if admission is None:
             return None
-        group = self.ledger.groups[self.ledger.admit(target_step)]
+        group = self.ledger.groups[self.ledger.admit(admission.target_step)]
         assert self.sampler.may_dispatch(self, group), "what was admitted just now may go"
         self.dispatch(group, engine)
         return group
@@ -179,6 +181,6 @@ def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
 
 def step_of(group: GroupRecord, run: SampledRun, max_staleness: int) -> int:
     """The step that can go without a waiting group while every other one keeps its place."""
-    if group.target_step != ANY_STEP:
+    if group.target_step is not None:
         return max(group.target_step, run.trainer_version + 1)
     return max(run.trainer_version, run.serving_version + max_staleness) + 1

@@ -9,6 +9,7 @@ from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.sampler.policy import Admission
 from offbeat.simulation.machines import FIRST, MachineMemory
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.transfer_queue.index import QueueIndex
@@ -169,7 +170,7 @@ class MoreIsDrawnThanIsTrained(Planted):
     settings: ClassVar = DEEP
 
     class Pump(RolloutPump):
-        def _next_target_step(self) -> int | None:
+        def _next_admission(self) -> Admission | None:
             state = self._state
             return None if state.exhausted else state.sampler.admit(state.view)
 

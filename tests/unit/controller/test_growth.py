@@ -24,7 +24,6 @@ from offbeat.controller.journal import (
 )
 from offbeat.controller.journal.reading import fold, numbers, segment_path, snapshot_path
 from offbeat.controller.ledger import Ledger
-from offbeat.sampler.policy import ANY_STEP
 from tests.support.ledger_model import receipt, state_of
 
 STEPS = 10_000
@@ -37,7 +36,7 @@ async def at_once(work: Callable[[], int]) -> int:
 
 def step(ledger: Ledger) -> None:
     """One step of one group; no checkpoint is made, so a rewind may undo any of them."""
-    prompt_index, version = ledger.admit(ANY_STEP), ledger.trainer_version
+    prompt_index, version = ledger.admit(None), ledger.trainer_version
     attempt = ledger.dispatch(prompt_index, "generator-0", version)
     ledger.commit(receipt(prompt_index, attempt, version))
     ledger.claim([prompt_index], version + 1, 1)

@@ -16,7 +16,6 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
-from offbeat.sampler.policy import ANY_STEP
 
 
 def receipt(prompt_index: int, attempt: int, version: int) -> Receipt:
@@ -42,7 +41,7 @@ def history() -> list[AnyEvent]:
     ledger = Ledger(events.append)
 
     def rolled_out(version: int) -> int:
-        prompt_index = ledger.admit(ANY_STEP)
+        prompt_index = ledger.admit(None)
         attempt = ledger.dispatch(prompt_index, "generator-0", version)
         ledger.commit(receipt(prompt_index, attempt, version))
         return prompt_index

@@ -9,19 +9,18 @@ from offbeat.controller.counts import MOST_REASONS, OTHER_REASON
 from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
 from offbeat.controller.group_table import Place, TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
-from offbeat.sampler.policy import ANY_STEP
 from tests.support.ledger_model import receipt, state_of
 from tests.support.recorded_ledger import RecordedLedger
 
 
-def with_ready(count: int, *, version: int = 0, target_step: int = ANY_STEP) -> RecordedLedger:
+def with_ready(count: int, *, version: int = 0, target_step: int | None = None) -> RecordedLedger:
     ledger = RecordedLedger()
     add_ready(ledger, count, version=version, target_step=target_step)
     return ledger
 
 
 def add_ready(
-    ledger: Ledger, count: int, *, version: int = 0, target_step: int = ANY_STEP
+    ledger: Ledger, count: int, *, version: int = 0, target_step: int | None = None
 ) -> list[int]:
     prompt_indices = [ledger.admit(target_step) for _ in range(count)]
     for prompt_index in prompt_indices:
@@ -43,7 +42,7 @@ def train(ledger: Ledger, *prompt_indices: int) -> int:
 def test_a_group_is_known_by_the_oldest_token_it_really_has() -> None:
     events = list[AnyEvent]()
     ledger = Ledger(events.append)
-    prompt_index = ledger.admit(ANY_STEP)
+    prompt_index = ledger.admit(None)
     assert ledger.dispatch(prompt_index, "generator-0", 3) == 1
     assert ledger.groups[prompt_index].oldest_version == 3, "no token can be older"
     ledger.commit(receipt(prompt_index, 1, version=4))
@@ -54,7 +53,7 @@ def test_a_group_is_known_by_the_oldest_token_it_really_has() -> None:
 
 def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
     ledger = Ledger()
-    prompt_index = ledger.admit(ANY_STEP)
+    prompt_index = ledger.admit(None)
     ledger.dispatch(prompt_index, "generator-0", 0)
     ledger.retry(prompt_index, "infrastructure", "engine_lost")
     assert ledger.dispatch(prompt_index, "generator-1", 0) == 2
@@ -72,7 +71,7 @@ def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
 )
 def test_a_claim_of_one_wrong_group_claims_none(claimed: list[int], message: str) -> None:
     ledger = with_ready(2)
-    ledger.admit(ANY_STEP)
+    ledger.admit(None)
     with pytest.raises(IllegalMove, match=message):
         ledger.claim(claimed, 1, 1)
     assert list(ledger.ready) == [0, 1] and not ledger.training
@@ -112,7 +111,7 @@ def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
 def test_reasons_without_end_are_counted_in_a_bounded_number_of_entries() -> None:
     ledger = Ledger()
     for number in range(1000):
-        ledger.drop(ledger.admit(ANY_STEP), f"too slow by {number} ms")
+        ledger.drop(ledger.admit(None), f"too slow by {number} ms")
     assert len(ledger.totals.dropped) == MOST_REASONS + 1
     assert ledger.totals.dropped[OTHER_REASON] == 1000 - MOST_REASONS
     assert sum(ledger.totals.dropped.values()) == 1000
@@ -153,7 +152,7 @@ def test_a_rewind_gives_back_what_was_trained_since_and_what_newer_weights_sampl
     ledger.checkpointed(1, "digest")
     train(ledger, 1)
     older, newer = add_ready(ledger, 2, version=0)[0], add_ready(ledger, 1, version=1)[0]
-    waiting = ledger.admit(ANY_STEP)
+    waiting = ledger.admit(None)
     assert ledger.rewound(1) == [1, newer]
     assert (ledger.trainer_version, ledger.lineage) == (1, 1)
     assert ledger.totals.trained == 1
@@ -189,7 +188,7 @@ def test_a_step_taken_again_after_a_rewind_goes_without_the_same_prompts() -> No
 
 def test_there_is_no_rewind_while_groups_are_in_flight() -> None:
     ledger = RecordedLedger()
-    ledger.dispatch(ledger.admit(ANY_STEP), "generator-0", 0)
+    ledger.dispatch(ledger.admit(None), "generator-0", 0)
     with pytest.raises(CannotRewind, match="1 groups are in flight"):
         ledger.rewound(0)
 
@@ -223,7 +222,7 @@ def test_a_version_checkpointed_twice_does_not_push_the_one_before_it_out() -> N
 
 def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
     ledger = with_ready(4)
-    for prompt_index in [ledger.admit(ANY_STEP) for _ in range(3)][::-1]:
+    for prompt_index in [ledger.admit(None) for _ in range(3)][::-1]:
         ledger.dispatch(prompt_index, "generator-0", 0)
     ledger.claim([1, 0], 1, 1)
     ledger.claim([3], 1, 1)

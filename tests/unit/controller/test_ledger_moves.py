@@ -13,7 +13,6 @@ from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.weights import WeightsAck
-from offbeat.sampler.policy import ANY_STEP
 from tests.support.ledger_model import indices, receipt, recount, state_of
 
 PICK = st.integers(0, 9)
@@ -92,7 +91,7 @@ class LedgerMoves(RuleBasedStateMachine):
     @precondition(lambda self: len(self.ledger.groups) < 8)
     @rule(ahead=st.integers(0, 2))
     def admit(self, ahead: int) -> None:
-        target_step = self.step + ahead if self.stamping else ANY_STEP
+        target_step = self.step + ahead if self.stamping else None
         assert self.ledger.admit(target_step) == len(self.place)
         self.place.append("admitted")
 
@@ -220,7 +219,7 @@ class LedgerMoves(RuleBasedStateMachine):
 
     def _stamp(self, prompt_index: int) -> int:
         group = self.ledger.groups.get(prompt_index)
-        return group.target_step if group else self.step
+        return self.step if group is None or group.target_step is None else group.target_step
 
     @rule()
     def claim_all(self) -> None:
@@ -339,7 +338,7 @@ class LedgerMoves(RuleBasedStateMachine):
         for made in range(to_version + 1, version + 1):
             for prompt_index in self.made_of.pop(made):
                 assert self.ledger.groups[prompt_index].target_step == (
-                    made if self.stamping else ANY_STEP
+                    made if self.stamping else None
                 )
             self.batch_deficits[made] += self.went_without.pop(made)
         self.lineage += 1

@@ -37,11 +37,11 @@ def run(tmp_path: Path) -> RecordedRun:
     run.ledger.released(1, "d1")
     run.train(run.ready(2))
     run.rewind(1, "rank 0 was lost")
-    failed = run.ledger.admit(-1)
+    failed = run.ledger.admit(None)
     run.ledger.dispatch(failed, "generator-0", 1)
     run.ledger.retry(failed, "infrastructure", "engine_lost")
     run.ledger.dispatch(failed, "generator-1", 1)
-    run.ledger.drop(run.ledger.admit(-1), "reward_nan")
+    run.ledger.drop(run.ledger.admit(None), "reward_nan")
     return run
 
 
@@ -72,7 +72,7 @@ def test_each_life_is_told_with_its_times_and_a_resume_as_one(tmp_path: Path) ->
         run = RecordedRun(
             tmp_path, incarnation=incarnation, driver=driver, unix_s=lambda: next(times)
         )
-        run.ledger.admit(-1)
+        run.ledger.admit(None)
         run.close()
     assert [life.resumed for life in replay(tmp_path).incarnations] == [False, False, True]
     text = offbeat("replay", tmp_path).stdout
@@ -157,7 +157,7 @@ def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> No
     run.summarise()
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2)
-    again.ledger.admit(-1)
+    again.ledger.admit(None)
     again.close()
     found = replay(run.run_dir)
     assert (found.summary, found.differences) == ("of an earlier incarnation", [])
@@ -166,7 +166,7 @@ def test_the_summary_of_an_earlier_life_is_no_difference(run: RecordedRun) -> No
 
 def test_a_live_run_can_be_replayed(run: RecordedRun) -> None:
     run.journal.flush_now()
-    run.ledger.admit(-1)  # not written yet
+    run.ledger.admit(None)  # not written yet
     assert replay(run.run_dir).groups["drawn"] == 6
     run.close()
 
@@ -216,7 +216,7 @@ def test_a_snapshot_that_lies_is_found_out(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
     run.ledger.totals.retried["nothing"] = 3  # behind the journal's back
     run.journal.snapshot()
-    run.ledger.admit(-1)
+    run.ledger.admit(None)
     run.close()
     result = offbeat("replay", tmp_path)
     assert result.exit_code == 1
@@ -225,7 +225,7 @@ def test_a_snapshot_that_lies_is_found_out(tmp_path: Path) -> None:
 
 def test_a_snapshot_that_misses_a_group_is_found_out(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
-    prompt_index = run.ledger.admit(-1)
+    prompt_index = run.ledger.admit(None)
     hidden = run.ledger.groups.pop(prompt_index)
     run.journal.snapshot()
     run.ledger.groups[prompt_index] = hidden

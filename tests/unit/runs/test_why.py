@@ -115,7 +115,7 @@ def test_a_rewind_brings_a_trained_group_back(run: RecordedRun) -> None:
 def test_a_rewind_sends_back_ready_groups_with_abandoned_tokens_only(run: RecordedRun) -> None:
     run.train(run.ready(1))
     (young,) = run.ready(1)
-    old = run.ledger.admit(-1)
+    old = run.ledger.admit(None)
     run.rolled_out(old, 0)
     run.rewind(0, "lost")
     run.close()
@@ -135,7 +135,7 @@ def test_an_aborted_step_leaves_its_groups_ready(run: RecordedRun) -> None:
 
 def test_a_rewind_while_its_step_is_open_is_told(run: RecordedRun) -> None:
     run.train(run.ready(1))
-    run.ledger.admit(-1)
+    run.ledger.admit(None)
     run.rolled_out(1, 0)
     run.ledger.claim([1], 2, 2)
     run.rewind(1, "lost")
@@ -167,17 +167,17 @@ def test_a_step_that_was_not_applied_drops_its_groups(run: RecordedRun) -> None:
 
 
 def test_a_new_controller_is_part_of_the_life_of_what_it_took_over(run: RecordedRun) -> None:
-    run.ledger.dispatch(run.ledger.admit(-1), "generator-0", 0)
+    run.ledger.dispatch(run.ledger.admit(None), "generator-0", 0)
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2)
     again.ledger.recover(0, "controller_lost")
-    again.ledger.admit(-1)
+    again.ledger.admit(None)
     assert story(again, "0") == ["drawn", "dispatched", "new controller", "returned"]
     assert [moment.what for moment in why(run.run_dir, "1").moments] == ["drawn"]
 
 
 def test_a_controller_that_another_process_started_is_a_resume(run: RecordedRun) -> None:
-    run.ledger.dispatch(run.ledger.admit(-1), "generator-0", 0)
+    run.ledger.dispatch(run.ledger.admit(None), "generator-0", 0)
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2, driver="another")
     assert story(again, "0") == ["drawn", "dispatched", "resumed"]
@@ -192,7 +192,7 @@ def test_a_controller_that_another_process_started_is_a_resume(run: RecordedRun)
 )
 def test_a_live_group_says_where_it_is(run: RecordedRun, place: str, now: str) -> None:
     if place == "in_flight":
-        run.ledger.dispatch(run.ledger.admit(-1), "generator-0", 0)
+        run.ledger.dispatch(run.ledger.admit(None), "generator-0", 0)
     else:
         run.ledger.claim(run.ready(1), 1, 1)
     run.journal.flush_now()

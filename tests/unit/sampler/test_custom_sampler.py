@@ -12,7 +12,7 @@ from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.build import build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
 from offbeat.sampler.custom import SamplerNotLoaded
-from offbeat.sampler.policy import ANY_STEP
+from offbeat.sampler.policy import Admission
 from tests.support.sampled_run import SampledRun
 
 G, STALENESS = 2, 1
@@ -193,7 +193,7 @@ def watched(answer: Any) -> SampledRun:
     ledger = run.ledger
 
     def dispatched(version: int) -> GroupRecord:
-        group = ledger.groups[ledger.admit(ANY_STEP)]
+        group = ledger.groups[ledger.admit(None)]
         ledger.dispatch(group.prompt_index, "generator-0", version)
         return group
 
@@ -258,17 +258,26 @@ def test_only_groups_in_their_place_are_evicted_or_cancelled() -> None:
         run.sampler.stale(run)
 
 
-@pytest.mark.parametrize("target_step", [None, ANY_STEP, 3, 9])
-def test_a_prompt_is_admitted_for_a_step_to_come_for_none_or_not(target_step: int | None) -> None:
-    run = watched(target_step)
-    assert run.sampler.admit(run) == target_step
+@pytest.mark.parametrize("admission", [None, Admission(), Admission(3), Admission(9)])
+def test_a_prompt_is_admitted_for_a_step_to_come_for_any_step_or_not_at_all(
+    admission: Admission | None,
+) -> None:
+    run = watched(admission)
+    assert run.sampler.admit(run) == admission
 
 
-@pytest.mark.parametrize("target_step", [2, 0, -2, True, "3", 3.0])
-def test_any_other_stamp_is_refused(target_step: Any) -> None:
-    run = watched(target_step)
+UNKNOWN: Any = "3"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Admission(2), Admission(0), Admission(-1), Admission(True), Admission(UNKNOWN), 3, -1, True],  # noqa: FBT003 - a bool is an int
+)
+def test_any_other_admission_is_refused(answer: Any) -> None:
+    run = watched(answer)
     with pytest.raises(
-        SamplerBroken, match="allowed: None, -1 for no particular step, or a step from 3"
+        SamplerBroken,
+        match=r"allowed: None, Admission\(\) for any step, or Admission\(target_step\) from step 3",
     ):
         run.sampler.admit(run)
 

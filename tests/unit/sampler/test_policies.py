@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.in_order import InOrder
-from offbeat.sampler.policy import ANY_STEP, Sampler
+from offbeat.sampler.policy import Admission, Sampler
 from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.weight_fifo import WeightFifo
 from offbeat.sampler.windowed import Windowed
@@ -89,7 +89,19 @@ def test_in_order_admits_the_nearest_step_that_is_not_full() -> None:
     )
     run.ledger.retry(groups[2].prompt_index, "data", "reward_raised")
     run.drop(groups[2])
-    assert run.sampler.admit(run) == 2
+    assert run.sampler.admit(run) == Admission(2)
+
+
+def test_in_order_trains_groups_of_another_sampler_that_no_step_waits_for_first() -> None:
+    run = SampledRun(InOrder(G, max_staleness=1, max_lookahead=1), G)
+    bound = admitted(run, 1)
+    unbound = run.ledger.groups[run.ledger.admit(None)]
+    assert run.sampler.may_dispatch(run, unbound)
+    run.dispatch(unbound)
+    assert run.sampler.admit(run) == Admission(2), "the unbound group takes a place of step 1"
+    for group in (*bound, unbound):
+        run.commit(group)
+    assert run.sampler.select(run) == [unbound.prompt_index, bound[0].prompt_index]
 
 
 def test_in_order_claims_by_prompt_index_whatever_came_first() -> None:
@@ -282,8 +294,9 @@ def test_what_a_policy_looks_at_does_not_grow_with_the_groups_outstanding(
             if prompt_index % 2 == 0:
                 run.commit(group)
         ledger.ready = Counted(ledger.ready)
-        for index in (ledger.ready_at, ledger.ready_for, ledger.in_flight_at):
-            index.update({key: Counted(held) for key, held in index.items()})
+        for index in (ledger.ready_at, ledger.in_flight_at):
+            index.update({version: Counted(held) for version, held in index.items()})
+        ledger.ready_for.update({step: Counted(held) for step, held in ledger.ready_for.items()})
         run.sampler.select(run)
         run.sampler.admit(run)
         run.sampler.stale(run)
@@ -299,7 +312,7 @@ def test_ready_first_skips_a_version_that_has_to_wait_as_a_whole() -> None:
     admitted(run, 1)
     run.engines = [1, 1]
     for _ in range(1000):
-        group = run.ledger.groups[run.ledger.admit(ANY_STEP)]
+        group = run.ledger.groups[run.ledger.admit(None)]
         run.dispatch(group)
         run.commit(group)
     newer = run.ledger.ready_at[1] = Counted(run.ledger.ready_at[1])

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.checked_sampler import CheckedSampler
 from offbeat.sampler.in_order import InOrder
-from offbeat.sampler.policy import Sampler
+from offbeat.sampler.policy import Sampler, earliest_step
 from offbeat.sampler.ready_first import ReadyFirst
 from offbeat.sampler.weight_fifo import WeightFifo
 from offbeat.sampler.windowed import Windowed
@@ -182,7 +182,7 @@ class InOrderMoves(Moves):
         beyond = sum(
             count
             for target_step, count in self.run.outstanding_by_target_step.items()
-            if target_step > last
+            if earliest_step(target_step) > last
         )
         assert self.held - beyond <= self.policy.max_outstanding_groups
 
@@ -210,7 +210,7 @@ class StoppedInOrderMoves(InOrderMoves):
         self.sweep()
 
     def after_claim(self, claimed: list[GroupRecord]) -> None:
-        assert all(group.target_step <= self.step for group in claimed)
+        assert all(earliest_step(group.target_step) <= self.step for group in claimed)
         self.sweep()
 
 

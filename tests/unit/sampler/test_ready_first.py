@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.controller.ledger import GroupRecord, Place
-from offbeat.sampler.policy import ANY_STEP
 from offbeat.sampler.ready_first import ReadyFirst
 from tests.support.sampled_run import SampledRun
 
@@ -38,12 +37,12 @@ def runs(draw: st.DrawFn) -> SampledRun:
             ledger.batch_deficits[step] = without
     versions = st.integers(NOW - staleness - 1, run.serving_version)
     for version, is_ready in draw(st.lists(st.tuples(versions, st.booleans()), max_size=12)):
-        group = ledger.groups[ledger.admit(ANY_STEP)]
+        group = ledger.groups[ledger.admit(None)]
         ledger.dispatch(group.prompt_index, "generator-0", version)
         if is_ready:
             run.commit(group)
     for _ in range(draw(st.integers(0, 2))):
-        ledger.admit(ANY_STEP)
+        ledger.admit(None)
     return run
 
 
@@ -96,7 +95,7 @@ def test_when_not_all_can_be_trained_the_oldest_go_first() -> None:
     run = SampledRun(ReadyFirst(groups_per_step=2, max_staleness=1), 2)
     run.ledger.trainer_version = 1
     for version in (1, 0, 0, 0):
-        group: GroupRecord = run.ledger.groups[run.ledger.admit(ANY_STEP)]
+        group: GroupRecord = run.ledger.groups[run.ledger.admit(None)]
         run.ledger.dispatch(group.prompt_index, "generator-0", version)
         run.commit(group)
     assert run.sampler.select(run) == [1, 2]
@@ -106,7 +105,7 @@ def test_the_last_free_place_may_go_to_an_older_group_than_it_was_free_for() -> 
     run = SampledRun(ReadyFirst(groups_per_step=2, max_staleness=2), 2)
     run.ledger.trainer_version = 2
     for version in (0, 1, 2):
-        group = run.ledger.groups[run.ledger.admit(ANY_STEP)]
+        group = run.ledger.groups[run.ledger.admit(None)]
         run.ledger.dispatch(group.prompt_index, "generator-0", version)
         if version:
             run.commit(group)
