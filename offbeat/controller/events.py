@@ -4,6 +4,7 @@ Encoded as arrays, the time last. A struct inside a record, as the receipt, may 
 that have defaults, and a new kind of record may be added. Any other change raises ``SCHEMA``.
 """
 
+import enum
 from typing import Final
 
 import msgspec
@@ -12,6 +13,27 @@ from offbeat.messages.groups import Receipt
 
 SCHEMA: Final = 4
 """Version of these records; a journal of another one is refused."""
+
+
+class ReturnKind(enum.StrEnum):
+    """Why a group is to be rolled out again. Decides which budget the return is counted against."""
+
+    INFRASTRUCTURE = "infrastructure"  # a retry on another engine, or later, may succeed
+    DATA = "data"  # this prompt could not be rolled out, or trained
+    OUTAGE = "outage"  # the environment is out of service: nobody's budget
+    EVICTED = "evicted"  # it was ready, and grew too old
+    CANCELLED = "cancelled"  # it was in flight, and was stopped
+    RECOVERED = "recovered"  # a former controller had it, or its place was needed
+
+
+class DropReason(enum.StrEnum):
+    """Why a prompt is given up."""
+
+    DATA = "data"  # its data failed more often than rollout.data_retries
+    INFRASTRUCTURE = "infrastructure"  # likewise, rollout.infrastructure_retries
+    FILTERED = "filtered"  # by a filter of the recipe
+    STALE = "stale"  # it grew too old, and the recipe asks for no further attempt
+    STEP_NOT_APPLIED = "step_not_applied"  # the optimizer refused the step that it was in
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw_only=True):
@@ -96,8 +118,8 @@ class Returned(Event, frozen=True):
 
     prompt_index: int
     attempt: int
-    kind: str  # infrastructure | data | outage | evicted | cancelled | recovered
-    reason: str
+    kind: ReturnKind
+    reason: str  # a counter's name: reward_raised, engine_lost, payload_lost, ...
 
 
 class Committed(Event, frozen=True):
@@ -125,9 +147,14 @@ class Dropped(Event, frozen=True):
     """A prompt is given up. ``shrinks`` is the step that goes without it, 0 for none."""
 
     prompt_index: int
-    reason: str
-    shrinks: int
-    filtered: bool = False  # by a filter, as asked; not a failure
+    reason: DropReason
+    detail: str = ""  # a counter's name: what failed, or which filter
+    shrinks: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return the name under which the drop is counted."""
+        return self.detail or self.reason
 
 
 # --- steps and weights -----------------------------------------------------------------------------
@@ -177,11 +204,11 @@ class StepApplied(Event, frozen=True):
 
 
 class StepRefused(Event, frozen=True):
-    """The optimizer did not apply the step; its groups are dropped."""
+    """The optimizer did not apply the step; its groups are dropped as STEP_NOT_APPLIED."""
 
     step: int
     attempt: int
-    reason: str
+    reason: str  # the trainer's, for people
 
 
 class Checkpointed(Event, frozen=True):

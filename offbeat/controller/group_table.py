@@ -18,11 +18,13 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    DropReason,
     Joined,
     Opened,
     Released,
     Retired,
     Returned,
+    ReturnKind,
     Rewound,
     Served,
     Spent,
@@ -33,7 +35,6 @@ from offbeat.controller.events import (
     Unclaimed,
     UndoneStep,
 )
-from offbeat.messages.failures import FailureKind
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import AppliedStepHistory
 
@@ -65,8 +66,7 @@ class GroupRecord(msgspec.Struct, gc=False):
     receipt: Receipt | None = None
     tokens: int = 0  # of the receipt
     arrival: int = 0  # commits before its own
-    failures: dict[str, int] = {}  # by kind; msgspec copies it for each instance
-    last_failure: str = ""  # kind of its return, while it is admitted again
+    returns: dict[ReturnKind, int] = {}  # msgspec copies it for each instance
 
 
 class Totals(msgspec.Struct):
@@ -223,7 +223,6 @@ class GroupTable:
             case Dispatched():
                 group = self.groups[event.prompt_index]
                 group.attempt, group.engine = event.attempt, event.engine
-                group.last_failure = ""
                 self._move(group, Place.IN_FLIGHT, event.version)
             case Returned():
                 self._returned(event)
@@ -244,7 +243,8 @@ class GroupTable:
             case StepApplied():
                 self._applied(event)
             case StepRefused():
-                count_reason(self.totals.dropped, event.reason, len(self.training))
+                reason = DropReason.STEP_NOT_APPLIED
+                count_reason(self.totals.dropped, reason, len(self.training))
                 self._end_step()
             case Checkpointed():
                 self._checkpointed(event.version, event.digest)
@@ -263,24 +263,22 @@ class GroupTable:
 
     def _returned(self, event: Returned) -> None:
         group = self.groups[event.prompt_index]
-        count(group.failures, event.kind, 1)
-        group.last_failure = event.kind
-        if event.kind == "evicted":
+        count(group.returns, event.kind, 1)
+        if event.kind is ReturnKind.EVICTED:
             self.totals.evicted += 1
         else:
             count_reason(self.totals.retried, event.reason, 1)
-            self.totals.cancelled += event.kind == "cancelled"
+            self.totals.cancelled += event.kind is ReturnKind.CANCELLED
         self._readmit(group)
 
     def _dropped(self, event: Dropped) -> None:
         group = self.groups.pop(event.prompt_index)
         self._leave(group)
-        self.totals.cancelled += group.place is Place.IN_FLIGHT and event.reason == "stale"
-        count_reason(self.totals.dropped, event.reason, 1)
-        if group.last_failure == FailureKind.INFRASTRUCTURE:
-            self.totals.failed_prompts_infrastructure += not event.filtered
-        else:
-            self.totals.failed_prompts += not event.filtered
+        is_stale = event.reason is DropReason.STALE
+        self.totals.cancelled += is_stale and group.place is Place.IN_FLIGHT
+        self.totals.failed_prompts += event.reason is DropReason.DATA
+        self.totals.failed_prompts_infrastructure += event.reason is DropReason.INFRASTRUCTURE
+        count_reason(self.totals.dropped, event.label, 1)
         if event.shrinks:
             count(self.batch_deficits, event.shrinks, 1)
 

@@ -14,11 +14,13 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    DropReason,
     Joined,
     Opened,
     Released,
     Retired,
     Returned,
+    ReturnKind,
     Rewound,
     Served,
     Spent,
@@ -188,7 +190,7 @@ class Ledger(GroupTable):
         self._do(Dispatched(prompt_index, group.attempt + 1, engine, version))
         return group.attempt
 
-    def retry(self, prompt_index: int, kind: str, reason: str) -> GroupRecord:
+    def retry(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
         """A rollout failed or was cancelled; the group is admitted again. Counted by kind."""
         group = self._at("retry", prompt_index, Place.IN_FLIGHT)
         self._do(Returned(prompt_index, group.attempt, kind, reason))
@@ -199,7 +201,7 @@ class Ledger(GroupTable):
         group = self._known("recover", prompt_index)
         if group.place not in (Place.IN_FLIGHT, Place.READY):
             raise IllegalMove("recover", prompt_index, group.place, group.attempt)
-        self._do(Returned(prompt_index, group.attempt, "recovered", reason))
+        self._do(Returned(prompt_index, group.attempt, ReturnKind.RECOVERED, reason))
 
     def commit(self, receipt: Receipt) -> None:
         """The group is ready. The caller has checked the receipt."""
@@ -211,9 +213,9 @@ class Ledger(GroupTable):
     def evict(self, prompt_index: int, reason: str) -> None:
         """A ready group grew too old; its prompt is admitted again."""
         group = self._at("evict", prompt_index, Place.READY)
-        self._do(Returned(prompt_index, group.attempt, "evicted", reason))
+        self._do(Returned(prompt_index, group.attempt, ReturnKind.EVICTED, reason))
 
-    def refuse(self, prompt_index: int, kind: str, reason: str) -> GroupRecord:
+    def refuse(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
         """A ready group cannot be trained as it is; its prompt is admitted again.
 
         Counted by kind.
@@ -238,13 +240,13 @@ class Ledger(GroupTable):
         self._do(Unclaimed(step, attempt))
 
     def drop(
-        self, prompt_index: int, reason: str, *, shrinks: int = 0, filtered: bool = False
+        self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
     ) -> None:
         """Give a prompt up, from wherever it is but training. Step ``shrinks`` goes without it."""
         group = self._known("drop", prompt_index)
         if group.place is Place.TRAINING:
             raise IllegalMove("drop", prompt_index, group.place, group.attempt)
-        self._do(Dropped(prompt_index, reason, shrinks, filtered))
+        self._do(Dropped(prompt_index, reason, detail, shrinks))
 
     def intend(self, step: int, attempt: int) -> None:
         """The groups in training are about to be finished."""
@@ -277,7 +279,7 @@ class Ledger(GroupTable):
         return version
 
     def refused(self, step: int, attempt: int, reason: str) -> None:
-        """The step was not applied; its groups are dropped for ``reason``."""
+        """The trainer did not apply the step, for ``reason``; its groups are dropped."""
         self._do(StepRefused(step, attempt, reason))
 
     def released(self, version: int, digest: str) -> None:

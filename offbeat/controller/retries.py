@@ -6,10 +6,12 @@ Budgets are per kind of failure.
 import asyncio
 import math
 import random
+from typing import Final
 
 import structlog
 
 from offbeat.controller.errors import BudgetSpent
+from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.state import RunState
@@ -26,6 +28,10 @@ from offbeat.messages.groups import RolloutTask, group_id
 
 log = structlog.stdlib.get_logger()
 Failure = RolloutFailed | ActorLost | DeadlineExceeded
+_RETURNS: Final = {
+    FailureKind.INFRASTRUCTURE: ReturnKind.INFRASTRUCTURE,
+    FailureKind.DATA: ReturnKind.DATA,
+}
 
 
 class RetryPolicy:
@@ -70,7 +76,8 @@ class RetryPolicy:
         else:
             counts = True
             self.outage.returned()
-        group = self._state.ledger.retry(task.prompt_index, kind if counts else "outage", reason)
+        return_kind = _RETURNS[kind] if counts else ReturnKind.OUTAGE
+        group = self._state.ledger.retry(task.prompt_index, return_kind, reason)
         log.warning("rollout.failed", group=task.group_id, attempt=task.attempt, error=str(failure))
         if kind is FailureKind.INFRASTRUCTURE:
             self._blame(task, failure, incarnation)
@@ -82,7 +89,7 @@ class RetryPolicy:
         elif kind is FailureKind.DATA:
             wait_s = self._after_data(group, reason, failure)
         elif self._has_retries_left(group, reason, failure):
-            wait_s = self._backoff_s(group.failures[FailureKind.INFRASTRUCTURE])
+            wait_s = self._backoff_s(group.returns[ReturnKind.INFRASTRUCTURE])
         else:
             wait_s = None
         return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
@@ -93,7 +100,7 @@ class RetryPolicy:
         Its data failed.
         """
         kind, reason = FailureKind.DATA, "unfit_for_trainer"
-        group = self._state.ledger.refuse(unfit.prompt_index, kind, reason)
+        group = self._state.ledger.refuse(unfit.prompt_index, ReturnKind.DATA, reason)
         failure = RolloutFailed(kind, unfit.prompt_index, group.attempt, reason, unfit.problem)
         log.warning("group.unfit", group=group_id(unfit.prompt_index), error=str(failure))
         return self._after_data(group, reason, failure)
@@ -109,7 +116,7 @@ class RetryPolicy:
             BudgetSpent: This group has failed more often than the recipe allows.
         """
         kind, reason = FailureKind.INFRASTRUCTURE, "payload_lost"
-        group = self._state.ledger.refuse(prompt_index, kind, reason)
+        group = self._state.ledger.refuse(prompt_index, ReturnKind.INFRASTRUCTURE, reason)
         failure = RolloutFailed(kind, prompt_index, group.attempt, reason, lost.detail)
         log.warning("group.lost", group=group_id(prompt_index), error=str(failure))
         return self._has_retries_left(group, reason, failure)
@@ -141,10 +148,10 @@ class RetryPolicy:
     def _has_retries_left(self, group: GroupRecord, reason: str, failure: Failure) -> bool:
         """Return False once the group has spent its retries: it was dropped."""
         retries = self._state.config.rollout.infrastructure_retries
-        if group.failures[FailureKind.INFRASTRUCTURE] <= retries:
+        if group.returns[ReturnKind.INFRASTRUCTURE] <= retries:
             return True
         self._check_infrastructure_drops(group, failure)
-        self._drop(group, reason)
+        self._drop(group, DropReason.INFRASTRUCTURE, reason)
         return False
 
     def _check_infrastructure_drops(self, group: GroupRecord, failure: Failure) -> None:
@@ -172,9 +179,9 @@ class RetryPolicy:
             ) from failure
 
     def _after_data(self, group: GroupRecord, reason: str, failure: Failure) -> float | None:
-        if group.failures[FailureKind.DATA] <= self._state.config.rollout.data_retries:
-            return self._backoff_s(group.failures[FailureKind.DATA])
-        self._drop(group, reason)
+        if group.returns[ReturnKind.DATA] <= self._state.config.rollout.data_retries:
+            return self._backoff_s(group.returns[ReturnKind.DATA])
+        self._drop(group, DropReason.DATA, reason)
         limits = self._state.config.rollout
         if self._state.ledger.totals.failed_prompts > limits.drop_budget:
             raise BudgetSpent(
@@ -217,12 +224,12 @@ class RetryPolicy:
             for prompt_index, group in held.items()
         }
 
-    def _drop(self, group: GroupRecord, reason: str) -> None:
+    def _drop(self, group: GroupRecord, reason: DropReason, detail: str) -> None:
         state = self._state
         step = self._shortened_by(group)
         shrinks = step if self._may_shrink(step) else 0
-        state.ledger.drop(group.prompt_index, reason, shrinks=shrinks)
-        log.warning("group.dropped", group=group_id(group.prompt_index), reason=reason)
+        state.ledger.drop(group.prompt_index, reason, detail, shrinks=shrinks)
+        log.warning("group.dropped", group=group_id(group.prompt_index), reason=detail)
 
     def _shortened_by(self, group: GroupRecord) -> int:
         """The step that is one group short without it.

@@ -18,6 +18,7 @@ import structlog
 from offbeat.config.limits import min_valid_samples
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.sampler import WindowedConfig
+from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.lifecycle import RunPhase
@@ -187,7 +188,7 @@ class RolloutPump:
     def _failed_on(self, prompt_index: int) -> str:
         """The engine of the group's last attempt, if it has failed for want of infrastructure."""
         group = self._state.ledger.groups[prompt_index]
-        return group.engine if FailureKind.INFRASTRUCTURE in group.failures else ""
+        return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
     def _draw(self) -> int | None:
         state = self._state
@@ -277,7 +278,7 @@ class RolloutPump:
         self._waiting.outage_is_over()
         unwanted = self._filter.refusal(receipt, max(earliest_step(group.target_step), state.step))
         if unwanted:
-            state.ledger.drop(task.prompt_index, unwanted, filtered=True)
+            state.ledger.drop(task.prompt_index, DropReason.FILTERED, unwanted)
         else:
             state.queue.put(
                 task.prompt_index, task.attempt, receipt.columns, receipt.payload_bytes, payload
@@ -354,7 +355,7 @@ class RolloutPump:
         for prompt_index in state.sampler.stale(state.view):
             state.queue.clear((prompt_index,))
             if self._drops_evicted:
-                state.ledger.drop(prompt_index, "stale", filtered=True)
+                state.ledger.drop(prompt_index, DropReason.STALE)
             else:
                 state.ledger.evict(prompt_index, "stale")
                 self.again(prompt_index)
@@ -364,7 +365,7 @@ class RolloutPump:
         """Stop these groups in flight; their prompts are admitted again."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
-            self._state.ledger.retry(prompt_index, "cancelled", reason)
+            self._state.ledger.retry(prompt_index, ReturnKind.CANCELLED, reason)
             self.again(prompt_index)
             self._state.moved()
 
@@ -372,7 +373,7 @@ class RolloutPump:
         """Cancel these groups in flight and drop their prompts, as the recipe asks."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
-            self._state.ledger.drop(prompt_index, "stale", filtered=True)
+            self._state.ledger.drop(prompt_index, DropReason.STALE)
             self._state.moved()
 
     def _stop(self, prompt_index: int) -> None:

@@ -250,7 +250,7 @@ class TrainStep:
         if result.applied:
             state.ledger.applied(key.step, key.attempt)
         else:
-            state.ledger.refused(key.step, key.attempt, "step_not_applied")
+            state.ledger.refused(key.step, key.attempt, result.reason)
             log.warning("step.not_applied", step=key.step, reason=result.reason)
         state.moved()
         state.reached(Failpoint.APPLIED)

@@ -16,6 +16,7 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    DropReason,
     Opened,
     Returned,
     Rewound,
@@ -173,10 +174,10 @@ class _Teller:
             case Committed() if event.receipt.prompt_index == self.prompt_index:
                 yield "committed", _received(event.receipt)
             case Dropped(prompt_index=self.prompt_index):
-                how = "filtered out" if event.filtered else "dropped"
+                how = "filtered out" if event.reason is DropReason.FILTERED else "dropped"
                 shrinks = f"; step {event.shrinks} goes without it" if event.shrinks else ""
-                self._ended = f"{how}: {event.reason}"
-                yield how, f"{event.reason}{shrinks}"
+                self._ended = f"{how}: {event.label}"
+                yield how, f"{event.label}{shrinks}"
             case _:
                 pass
 

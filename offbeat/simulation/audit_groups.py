@@ -16,8 +16,10 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    DropReason,
     Opened,
     Returned,
+    ReturnKind,
 )
 from offbeat.messages.groups import Receipt
 from offbeat.simulation.audit_findings import Findings
@@ -34,12 +36,12 @@ ENDLESS: Final = 2**63
 PLACES: Final = (ADMITTED, IN_FLIGHT, READY, TRAINING, TRAINED, DROPPED, UNKNOWN)
 
 LEAVES_FROM: Final = {
-    "infrastructure": (IN_FLIGHT, READY),  # READY: its payload died with a machine
-    "data": (IN_FLIGHT,),
-    "outage": (IN_FLIGHT,),  # not a failure of the group
-    "cancelled": (IN_FLIGHT,),
-    "evicted": (READY,),
-    "recovered": (IN_FLIGHT, READY),
+    ReturnKind.INFRASTRUCTURE: (IN_FLIGHT, READY),  # READY: its payload died with a machine
+    ReturnKind.DATA: (IN_FLIGHT,),
+    ReturnKind.OUTAGE: (IN_FLIGHT,),  # not a failure of the group
+    ReturnKind.CANCELLED: (IN_FLIGHT,),
+    ReturnKind.EVICTED: (READY,),
+    ReturnKind.RECOVERED: (IN_FLIGHT, READY),
 }
 """Places from which a group returns to be rolled out again, by kind."""
 
@@ -89,7 +91,7 @@ class AuditedGroup:
     oldest: int = -1  # version of its oldest token
     newest: int = -1
     brought_back: bool = False  # by a rewind, and not dispatched since then
-    returned: str = ""  # kind of its last return
+    returned: ReturnKind | None = None  # kind of its last return
     failures: int = 0  # returns of kind infrastructure
 
 
@@ -212,20 +214,17 @@ class AuditedGroups:
             )
 
     def returned(self, event: Returned) -> None:
-        places = LEAVES_FROM.get(event.kind)
-        if places is None:
-            self._findings.add("I1", f"group {event.prompt_index} returned for {event.kind!r}")
-            places = (IN_FLIGHT, READY)
+        places = LEAVES_FROM[event.kind]
         row = self.expect(f"to be {event.kind}", event.prompt_index, *places)
         if event.attempt != row.attempt:
             self._findings.add(
                 "I1",
                 f"attempt {event.attempt} of group {event.prompt_index} returned; {row.attempt} was out",
             )
-        if event.kind == "evicted":
+        if event.kind is ReturnKind.EVICTED:
             self._check_too_old("evicted", event.prompt_index, row)
         row.returned = event.kind
-        row.failures += event.kind == "infrastructure"
+        row.failures += event.kind is ReturnKind.INFRASTRUCTURE
         self.move(event.prompt_index, ADMITTED).receipt = None
 
     def committed(self, event: Committed) -> AuditedGroup:
@@ -250,26 +249,36 @@ class AuditedGroups:
 
     def dropped(self, event: Dropped) -> None:
         row = self.expect("a drop", event.prompt_index, ADMITTED, IN_FLIGHT, READY)
-        self.check_reason(event.prompt_index, event.reason)
-        if event.reason == OUTAGE_REASON:
+        self.check_reason(event.prompt_index, event.label)
+        if event.label == OUTAGE_REASON:
             self._findings.add(
                 "I3", f"an outage of the environments cost prompt {event.prompt_index}"
             )
-        if event.reason == "stale":
-            self._check_too_old("dropped as stale", event.prompt_index, row)
-        elif not event.filtered and row.returned == "infrastructure":
-            self._check_retries_spent(event.prompt_index, row)
-            self.failed_infrastructure += 1
-        elif not event.filtered:
-            self.failed += 1
+        match event.reason:
+            case DropReason.STALE:
+                self._check_too_old("dropped as stale", event.prompt_index, row)
+            case DropReason.INFRASTRUCTURE:
+                self._check_retries_spent(event.prompt_index, row)
+                self.failed_infrastructure += 1
+            case DropReason.DATA:
+                self._check_data_failed(event.prompt_index, row)
+                self.failed += 1
+            case DropReason.FILTERED | DropReason.STEP_NOT_APPLIED:
+                pass
         if event.shrinks:
-            if event.filtered:
+            if event.reason in (DropReason.FILTERED, DropReason.STALE):
                 self._findings.add(
                     "I3",
                     f"group {event.prompt_index} was filtered and its step {event.shrinks} shrunk",
                 )
             self.shrunk[event.shrinks] = self.shrunk.get(event.shrinks, 0) + 1
         self.move(event.prompt_index, DROPPED).receipt = None
+
+    def _check_data_failed(self, prompt_index: int, row: AuditedGroup) -> None:
+        if row.returned is ReturnKind.INFRASTRUCTURE:
+            self._findings.add(
+                "I3", f"group {prompt_index} was dropped for its data; its infrastructure failed"
+            )
 
     def _check_retries_spent(self, prompt_index: int, row: AuditedGroup) -> None:
         allowed = self._config.rollout.infrastructure_retries

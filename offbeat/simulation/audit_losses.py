@@ -5,7 +5,7 @@ Only groups whose payload was on it, and nowhere else, may be rolled out again.
 
 from typing import Final
 
-from offbeat.controller.events import Returned
+from offbeat.controller.events import Returned, ReturnKind
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_world import World
 
@@ -20,7 +20,7 @@ class Losses:
 
     def returned(self, event: Returned) -> None:
         """Check a returned group. If its controller has died, its payload is lost."""
-        if event.reason != PAYLOAD_LOST or event.kind == "recovered":
+        if event.reason != PAYLOAD_LOST or event.kind is ReturnKind.RECOVERED:
             return
         if (event.prompt_index, event.attempt) not in self._world.lost_payloads:
             self._findings.add(

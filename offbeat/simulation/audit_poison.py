@@ -3,8 +3,7 @@
 from collections import Counter
 
 from offbeat.config.run import RunConfig
-from offbeat.controller.events import Returned
-from offbeat.messages.failures import FailureKind
+from offbeat.controller.events import Returned, ReturnKind
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.audit_world import World
 
@@ -18,7 +17,7 @@ class Poison:
         self._not_its_fault = Counter[int]()
 
     def returned(self, event: Returned) -> None:
-        self._not_its_fault[event.prompt_index] += event.kind != FailureKind.INFRASTRUCTURE
+        self._not_its_fault[event.prompt_index] += event.kind is not ReturnKind.INFRASTRUCTURE
 
     def check(self) -> None:
         """Check the retries.

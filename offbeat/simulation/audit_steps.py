@@ -130,8 +130,6 @@ class Steps:
 
     def refused(self, event: StepRefused) -> None:
         self._is_open("is refused", event.step, event.attempt)
-        for prompt_index in self._training:
-            self._groups.check_reason(prompt_index, event.reason)
         if (event.step, event.attempt) in self._world.steps:
             self._findings.add(
                 "I7",

@@ -16,9 +16,11 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    DropReason,
     Opened,
     Released,
     Returned,
+    ReturnKind,
     Rewound,
     Served,
     StepApplied,
@@ -160,12 +162,19 @@ class History:
             self.generate(prompt_index)
             self.commit(prompt_index)
 
-    def give_back(self, prompt_index: int, kind: str = "infrastructure") -> None:
+    def give_back(self, prompt_index: int, kind: ReturnKind = ReturnKind.INFRASTRUCTURE) -> None:
         attempt = self.group_attempts[prompt_index]
         self.journal.append(Returned(prompt_index, attempt, kind, "engine_lost"))
 
-    def drop(self, prompt_index: int, reason: str = "reward_raised", **facts: Any) -> None:
-        self.journal.append(Dropped(prompt_index, reason, facts.pop("shrinks", 0), **facts))
+    def drop(
+        self,
+        prompt_index: int,
+        detail: str = "reward_raised",
+        *,
+        reason: DropReason = DropReason.DATA,
+        shrinks: int = 0,
+    ) -> None:
+        self.journal.append(Dropped(prompt_index, reason, detail, shrinks))
 
     # --- steps -----------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ from offbeat.controller.events import (
     Committed,
     Dispatched,
     Dropped,
+    DropReason,
     Returned,
+    ReturnKind,
     StepApplied,
 )
 from offbeat.simulation.records import Ended, PermitsUsed
@@ -48,7 +50,7 @@ def test_failed_retried_and_recovered_groups_are_legal() -> None:
     history.dispatch(first)
     history.give_back(first)
     history.roll_out((first, second))
-    history.give_back(second, "recovered")
+    history.give_back(second, ReturnKind.RECOVERED)
     history.roll_out((second,))
     history.train((first, second))
 
@@ -152,7 +154,7 @@ def test_a_drop_within_the_budget_is_legal() -> None:
 
 def test_a_filtered_group_is_replaced_not_missed() -> None:
     history = started(steps=1)
-    history.drop(history.ready(1)[0], "zero_variance", filtered=True)
+    history.drop(history.ready(1)[0], "zero_variance", reason=DropReason.FILTERED)
     history.step()
     history.end()
     assert history.audit() == []
@@ -180,7 +182,7 @@ def test_a_group_left_over_at_the_end_is_lost() -> None:
 
 def test_a_group_within_the_bound_is_not_evicted() -> None:
     history = started()
-    history.give_back(history.ready(1)[0], "evicted")
+    history.give_back(history.ready(1)[0], ReturnKind.EVICTED)
     assert broken(killed(history)) == {"I3"}
 
 
@@ -190,7 +192,7 @@ def test_a_group_past_the_bound_is_evicted() -> None:
     history.train(history.ready())
     history.sync()
     history.train(history.ready(1) + history.ready(1))
-    history.give_back(late, "evicted")
+    history.give_back(late, ReturnKind.EVICTED)
     assert killed(history).audit() == []
 
 
@@ -260,12 +262,13 @@ def test_a_rollout_that_outlives_the_run_is_a_leak() -> None:
     assert broken(history) == {"I8"}
 
 
-def test_a_group_returns_for_a_known_kind_of_reason_only() -> None:
-    history = started()
+def test_a_prompt_whose_infrastructure_failed_is_not_dropped_for_its_data() -> None:
+    history = started(rollout={"drop_budget": 1})
     prompt_index = history.admit()
     history.dispatch(prompt_index)
-    history.give_back(prompt_index, "mood")
-    assert broken(killed(history)) == {"I1"}
+    history.give_back(prompt_index)
+    history.drop(prompt_index)
+    assert broken(killed(history)) == {"I3"}
 
 
 def test_a_return_of_another_attempt_breaks_conservation() -> None:

@@ -16,7 +16,7 @@ from planted.planting import become
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
-from offbeat.controller.events import Dropped
+from offbeat.controller.events import Dropped, DropReason
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.groups import Prompt, RolloutTask
@@ -156,7 +156,7 @@ def test_prompts_given_up_are_replaced_or_shrink_their_step(policy: str, data_re
         dropped.update(
             "shrunk" if event.shrinks else "replaced"
             for event in result.journal
-            if isinstance(event, Dropped) and not event.filtered
+            if isinstance(event, Dropped) and event.reason is not DropReason.FILTERED
         )
         expected = reference(plan.config, prompts=plan.prompts, failures=data_failures(result))
         assert steps_of(result) == expected, f"seed {seed}"

@@ -31,12 +31,14 @@ def state_of(books: GroupTable) -> dict[str, Any]:
     """All public state by value, with the orders that are promised."""
     own = ("record", "events")  # of a ledger, not of the books
     state = {name: value for name, value in vars(books).items() if name not in own}
-    ordered = (*books.ready_at.items(), *books.ready_for.items(), *books.in_flight_at.items())
     return {
         **msgspec.to_builtins(state),
         "arrival order": list(books.ready),
         "claim order": list(books.training),
-        "orders within": sorted((key, list(groups)) for key, groups in ordered),
+        "orders within": [
+            {key: list(groups) for key, groups in index.items()}
+            for index in (books.ready_at, books.ready_for, books.in_flight_at)
+        ],
         "outstanding": books.outstanding,
         "counts": books.counts(),
         "line": str(books),
@@ -92,8 +94,8 @@ def _at(groups: list[GroupRecord], place: Place) -> list[GroupRecord]:
     return [group for group in groups if group.place is place]
 
 
-def _prompt_indices_by(groups: list[GroupRecord], field: str) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+def _prompt_indices_by(groups: list[GroupRecord], field: str) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
     for group in groups:
         found.setdefault(getattr(group, field), []).append(group.prompt_index)
     return found

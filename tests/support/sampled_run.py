@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.ledger import GroupRecord, Place
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import Groups, Sampler, earliest_step
@@ -128,7 +129,7 @@ class SampledRun:
 
     def drop(self, group: GroupRecord, step: int = 0) -> None:
         """Give a prompt up; ``step`` goes without it, 0: a fresh one takes its place."""
-        self.ledger.drop(group.prompt_index, "reward_raised", shrinks=step)
+        self.ledger.drop(group.prompt_index, DropReason.DATA, "reward_raised", shrinks=step)
 
     def evict(self) -> None:
         for prompt_index in self.sampler.stale(self):
@@ -136,7 +137,7 @@ class SampledRun:
 
     def cancel(self, prompt_indices: list[int]) -> None:
         for prompt_index in prompt_indices:
-            self.ledger.retry(prompt_index, "cancelled", "stale")
+            self.ledger.retry(prompt_index, ReturnKind.CANCELLED, "stale")
 
     def serve(self, engine: int) -> None:
         self.engines[engine] = self.trainer_version

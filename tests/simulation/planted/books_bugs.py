@@ -10,6 +10,7 @@ from offbeat.controller.events import (
     AnyEvent,
     Claimed,
     Committed,
+    DropReason,
     Returned,
     Rewound,
     StepApplied,
@@ -101,9 +102,9 @@ class ADropIsNotJournaled(Planted):
     settings = FILTERED
 
     class Books(Ledger):
-        def drop(self, prompt_index: int, reason: str, **how: Any) -> None:
+        def drop(self, prompt_index: int, reason: DropReason, *of: Any, **how: Any) -> None:
             record, self.record = self.record, lambda _: None
-            super().drop(prompt_index, reason, **how)
+            super().drop(prompt_index, reason, *of, **how)
             self.record = record
 
     def plant(self) -> None:
@@ -115,9 +116,9 @@ class ADropHasNoReason(Planted):
     settings = FILTERED
 
     class Books(Ledger):
-        def drop(self, prompt_index: int, reason: str, **how: Any) -> None:
-            del reason
-            super().drop(prompt_index, "", **how)
+        def drop(self, prompt_index: int, reason: DropReason, *of: Any, **how: Any) -> None:
+            del of
+            super().drop(prompt_index, reason, **how)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)
@@ -131,10 +132,10 @@ class AFilteredGroupIsCountedTwice(Planted):
 
     class Books(Ledger):
         def drop(
-            self, prompt_index: int, reason: str, *, shrinks: int = 0, filtered: bool = False
+            self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
         ) -> None:
-            shrinks = self.trainer_version + 1 if filtered else shrinks
-            super().drop(prompt_index, reason, shrinks=shrinks, filtered=filtered)
+            shrinks = self.trainer_version + 1 if reason is DropReason.FILTERED else shrinks
+            super().drop(prompt_index, reason, detail, shrinks=shrinks)
 
     def plant(self) -> None:
         become(self.state.ledger, self.Books)

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from planted.planting import DEEP, LOST, Planted, become
 
+from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
@@ -104,7 +105,9 @@ class TheOldestIsEvictedWhenFull(Planted):
     class Pump(RolloutPump):
         def _has_room(self, *waiting: int) -> bool:
             ledger = self._state.ledger
-            fresh = (o for o, group in ledger.ready.items() if "evicted" not in group.failures)
+            fresh = (
+                o for o, group in ledger.ready.items() if ReturnKind.EVICTED not in group.returns
+            )
             oldest = next(fresh, None)
             if oldest is not None and not super()._has_room(*waiting):
                 self._state.queue.clear((oldest,))

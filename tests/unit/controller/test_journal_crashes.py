@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from offbeat.controller.events import AnyEvent
+from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
 from offbeat.controller.group_table import Place
 from offbeat.controller.journal import (
     FileJournal,
@@ -67,7 +67,9 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
             group = at[Place.IN_FLIGHT][0]
             ledger.commit(receipt(group.prompt_index, group.attempt, group.oldest_version))
         case 2 if at[Place.IN_FLIGHT]:
-            ledger.retry(at[Place.IN_FLIGHT][-1].prompt_index, "infrastructure", "engine_lost")
+            ledger.retry(
+                at[Place.IN_FLIGHT][-1].prompt_index, ReturnKind.INFRASTRUCTURE, "engine_lost"
+            )
         case 3 if at[Place.READY]:
             ledger.claim(list(ledger.ready)[::-1], step, 1)
         case 4 if at[Place.TRAINING] and ledger.intent is None:
@@ -79,9 +81,11 @@ def move(ledger: Ledger, choice: int, events: list[AnyEvent]) -> None:  # noqa: 
         case 6 if at[Place.TRAINING]:
             ledger.refused(step, 1, "nan")
         case 7 if at[Place.READY]:
-            ledger.drop(at[Place.READY][0].prompt_index, "no_signal", filtered=True)
+            ledger.drop(at[Place.READY][0].prompt_index, DropReason.FILTERED, "no_signal")
         case 7 if at[Place.ADMITTED]:
-            ledger.drop(at[Place.ADMITTED][0].prompt_index, "reward_nan", shrinks=step)
+            ledger.drop(
+                at[Place.ADMITTED][0].prompt_index, DropReason.DATA, "reward_nan", shrinks=step
+            )
         case 8:
             ledger.checkpointed(step - 1, "digest")
         case 9 if ledger.checkpoints and not ledger.in_flight:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.controller.events import AnyEvent, Opened, Rewound
+from offbeat.controller.events import (
+    AnyEvent,
+    Dropped,
+    DropReason,
+    Opened,
+    Returned,
+    ReturnKind,
+    Rewound,
+)
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.journal.frames import SEGMENT, frame, header
 from offbeat.controller.journal.legality import contradiction
@@ -57,8 +65,8 @@ def history() -> list[AnyEvent]:
     old = rolled_out(0)
     ledger.evict(old, "stale")
     attempt = ledger.dispatch(old, "generator-1", 1)
-    ledger.retry(old, "infrastructure", "engine_lost")
-    ledger.drop(old, "reward_raised")
+    ledger.retry(old, ReturnKind.INFRASTRUCTURE, "engine_lost")
+    ledger.drop(old, DropReason.DATA, "reward_raised")
     ledger.claim([rolled_out(1)], 2, 1)
     ledger.intend(2, 1)
     ledger.applied(2, 1)
@@ -118,6 +126,16 @@ def test_a_rewind_that_undoes_what_was_not_trained_is_damage(
     other = msgspec.structs.replace(rewound, undone=(step,))
     with pytest.raises(JournalCorrupt, match="Rewound cannot follow"):
         recovered(tmp_path, [*PAYLOADS[:at], msgspec.msgpack.encode(other)])
+
+
+@pytest.mark.parametrize("kind", [Returned, Dropped])
+def test_a_reason_that_no_ledger_records_is_damage(tmp_path: Path, kind: type[AnyEvent]) -> None:
+    at = next(place for place, event in enumerate(EVENTS) if isinstance(event, kind))
+    record = msgspec.msgpack.decode(PAYLOADS[at])
+    known = {*ReturnKind, *DropReason}
+    mood = ["mood" if field in known else field for field in record]
+    with pytest.raises(JournalCorrupt, match="no record: Invalid enum value 'mood'"):
+        recovered(tmp_path, [*PAYLOADS[:at], msgspec.msgpack.encode(mood)])
 
 
 def test_two_runs_in_one_journal_are_told_apart(tmp_path: Path) -> None:

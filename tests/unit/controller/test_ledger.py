@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from offbeat.controller.counts import MOST_REASONS, OTHER_REASON
-from offbeat.controller.events import AnyEvent, Committed, Dispatched, StepApplied
+from offbeat.controller.events import (
+    AnyEvent,
+    Committed,
+    Dispatched,
+    DropReason,
+    ReturnKind,
+    StepApplied,
+)
 from offbeat.controller.group_table import Place, TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from tests.support.ledger_model import receipt, state_of
@@ -55,7 +62,7 @@ def test_the_answer_of_an_attempt_before_the_last_is_refused() -> None:
     ledger = Ledger()
     prompt_index = ledger.admit(None)
     ledger.dispatch(prompt_index, "generator-0", 0)
-    ledger.retry(prompt_index, "infrastructure", "engine_lost")
+    ledger.retry(prompt_index, ReturnKind.INFRASTRUCTURE, "engine_lost")
     assert ledger.dispatch(prompt_index, "generator-1", 0) == 2
     with pytest.raises(IllegalMove, match="cannot commit g-000000: it is in_flight, attempt 2"):
         ledger.commit(receipt(prompt_index, 1))
@@ -89,21 +96,21 @@ def test_a_group_in_training_is_not_dropped() -> None:
     ledger = with_ready(1)
     ledger.claim([0], 1, 1)
     with pytest.raises(IllegalMove, match="cannot drop g-000000: it is training"):
-        ledger.drop(0, "reward_nan")
+        ledger.drop(0, DropReason.DATA, "reward_nan")
     assert list(ledger.training) == [0]
 
 
 def test_a_dropped_prompt_shrinks_the_step_that_is_named_or_none() -> None:
     ledger = Ledger()
-    ledger.drop(ledger.admit(3), "too_long", shrinks=3)
-    ledger.drop(ledger.admit(3), "too_long")
+    ledger.drop(ledger.admit(3), DropReason.DATA, "too_long", shrinks=3)
+    ledger.drop(ledger.admit(3), DropReason.DATA, "too_long")
     assert ledger.batch_deficits == {3: 1}
     assert ledger.totals.failed_prompts == 2
 
 
 def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
     ledger = with_ready(1)
-    ledger.drop(0, "zero_variance", filtered=True)
+    ledger.drop(0, DropReason.FILTERED, "zero_variance")
     assert ledger.totals.dropped == {"zero_variance": 1}
     assert ledger.totals.failed_prompts == 0
 
@@ -111,7 +118,7 @@ def test_what_a_filter_drops_is_no_prompt_given_up() -> None:
 def test_reasons_without_end_are_counted_in_a_bounded_number_of_entries() -> None:
     ledger = Ledger()
     for number in range(1000):
-        ledger.drop(ledger.admit(None), f"too slow by {number} ms")
+        ledger.drop(ledger.admit(None), DropReason.DATA, f"too slow by {number} ms")
     assert len(ledger.totals.dropped) == MOST_REASONS + 1
     assert ledger.totals.dropped[OTHER_REASON] == 1000 - MOST_REASONS
     assert sum(ledger.totals.dropped.values()) == 1000
@@ -179,7 +186,7 @@ def test_a_group_given_back_keeps_its_target_step_and_counts_its_attempts_on() -
 
 def test_a_step_taken_again_after_a_rewind_goes_without_the_same_prompts() -> None:
     ledger = with_ready(2)
-    ledger.drop(0, "too_long", shrinks=1)
+    ledger.drop(0, DropReason.DATA, "too_long", shrinks=1)
     train(ledger, 1)
     assert not ledger.batch_deficits
     ledger.rewound(0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offbeat.controller.events import AnyEvent, Dispatched, Returned
+from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
 from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from offbeat.controller.steps_after import steps_after
@@ -110,8 +110,8 @@ class LedgerMoves(RuleBasedStateMachine):
             self.ledger.dispatch(prompt_index, "generator-0", self.ledger.trainer_version)
             self.place[prompt_index] = "in_flight"
 
-    @rule(pick=PICK, kind=st.sampled_from(["infrastructure", "data", "cancelled"]))
-    def retry(self, pick: int, kind: str) -> None:
+    @rule(pick=PICK, kind=st.sampled_from(ReturnKind))
+    def retry(self, pick: int, kind: ReturnKind) -> None:
         prompt_index = self._picked(pick, "in_flight")
         if self._expect(
             lambda: self.ledger.retry(prompt_index, kind, "engine_lost"),
@@ -168,36 +168,20 @@ class LedgerMoves(RuleBasedStateMachine):
             self.place[prompt_index] = "admitted"
             self.retried["payload_gone"] += 1
 
-    @rule(pick=PICK, shrink=st.booleans(), filtered=st.booleans())
-    def drop(self, pick: int, shrink: bool, filtered: bool) -> None:
+    @rule(pick=PICK, shrink=st.booleans(), reason=st.sampled_from(DropReason))
+    def drop(self, pick: int, shrink: bool, reason: DropReason) -> None:
         prompt_index = self._picked(pick, "admitted", "in_flight", "ready")
         step = self._stamp(prompt_index) if self.stamping else self.step
         shrinks = step if shrink else 0
         if self._expect(
-            lambda: self.ledger.drop(
-                prompt_index, "reward_nan", shrinks=shrinks, filtered=filtered
-            ),
+            lambda: self.ledger.drop(prompt_index, reason, "reward_nan", shrinks=shrinks),
             legal=self._is_at(prompt_index, "admitted", "in_flight", "ready"),
         ):
             self.place[prompt_index] = "dropped"
             self.dropped["reward_nan"] += 1
-            if self._was_returned_for(prompt_index) == "infrastructure":
-                self.failed_prompts_infrastructure += not filtered
-            else:
-                self.failed_prompts += not filtered
+            self.failed_prompts += reason is DropReason.DATA
+            self.failed_prompts_infrastructure += reason is DropReason.INFRASTRUCTURE
             self.batch_deficits[step] += shrink
-
-    def _was_returned_for(self, prompt_index: int) -> str:
-        """The kind of its return, if it has not been dispatched since."""
-        for event in reversed(self.events):
-            match event:
-                case Dispatched(prompt_index=of) if of == prompt_index:
-                    return ""
-                case Returned(prompt_index=of, kind=kind) if of == prompt_index:
-                    return kind
-                case _:
-                    pass
-        return ""
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -267,9 +251,9 @@ class LedgerMoves(RuleBasedStateMachine):
     @rule()
     def refuse_the_step(self) -> None:
         version, groups = self.ledger.trainer_version, list(self.ledger.training)
-        self.ledger.refused(self.step, 1, "step_refused")
+        self.ledger.refused(self.step, 1, "the gradient is not finite")
         assert self.ledger.trainer_version == version
-        self.dropped["step_refused"] += len(groups)
+        self.dropped["step_not_applied"] += len(groups)
         for prompt_index in groups:
             self.place[prompt_index] = "dropped"
 
@@ -304,7 +288,7 @@ class LedgerMoves(RuleBasedStateMachine):
     @rule(by=st.integers(0, 2))
     def cancel_all_and_rewind(self, by: int) -> None:
         for prompt_index in self._all("in_flight"):
-            self.ledger.retry(prompt_index, "cancelled", "rewound")
+            self.ledger.retry(prompt_index, ReturnKind.CANCELLED, "rewound")
             self.place[prompt_index] = "admitted"
             self.retried["rewound"] += 1
         self._rewind(self.ledger.trainer_version - by)

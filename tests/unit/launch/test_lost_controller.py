@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.run import RunConfig
+from offbeat.controller.events import DropReason
 from offbeat.controller.journal import JournalCorrupt
 from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.messages.failures import DeadlineExceeded
@@ -52,7 +53,7 @@ def test_of_a_controller_that_died_untold_the_journal_tells_what_it_can(tmp_path
     run = RecordedRun(tmp_path, unix_s=lambda: next(times))
     run.ledger.released(0, "d0")
     run.train(run.ready(2))
-    run.ledger.drop(run.ledger.admit(None), "reward_nan")
+    run.ledger.drop(run.ledger.admit(None), DropReason.DATA, "reward_nan")
     run.close()
     told = journalled_summary(tmp_path / "journal", CONFIG, "tiny-1", "failed", "it was killed")
     assert (told.outcome, told.error) == ("failed", "it was killed")

@@ -14,10 +14,12 @@ from offbeat.cli.main import app
 from offbeat.controller.events import (
     Admitted,
     Dispatched,
+    DropReason,
     Event,
     Joined,
     Opened,
     Retired,
+    ReturnKind,
 )
 from offbeat.runs.past_run import NotARun
 from offbeat.runs.replay import replay
@@ -39,9 +41,9 @@ def run(tmp_path: Path) -> RecordedRun:
     run.rewind(1, "rank 0 was lost")
     failed = run.ledger.admit(None)
     run.ledger.dispatch(failed, "generator-0", 1)
-    run.ledger.retry(failed, "infrastructure", "engine_lost")
+    run.ledger.retry(failed, ReturnKind.INFRASTRUCTURE, "engine_lost")
     run.ledger.dispatch(failed, "generator-1", 1)
-    run.ledger.drop(run.ledger.admit(None), "reward_nan")
+    run.ledger.drop(run.ledger.admit(None), DropReason.DATA, "reward_nan")
     return run
 
 
@@ -201,7 +203,7 @@ def test_both_folds_agree_wherever_the_snapshots_were_made(
                 ]:
                     run.rolled_out(prompt_index, run.ledger.trainer_version)
             elif move == "d" and ready:
-                run.ledger.drop(ready[-1], "flat", filtered=True)
+                run.ledger.drop(ready[-1], DropReason.FILTERED, "flat")
             elif move == "c" and ready:
                 run.ledger.evict(ready[0], "stale")
         run.summarise()

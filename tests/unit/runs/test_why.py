@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
+from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.messages.groups import SampleFailure, SampleStatus
 from offbeat.runs.why import why
-from offbeat.sampler.policy import ANY_STEP
 from tests.support.recorded_runs import RecordedRun, receipt
 
 
@@ -33,7 +33,7 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
     ledger = run.ledger
     prompt_index = ledger.admit(1)
     ledger.dispatch(prompt_index, "generator-3", 0)
-    ledger.retry(prompt_index, "infrastructure", "engine_lost")
+    ledger.retry(prompt_index, ReturnKind.INFRASTRUCTURE, "engine_lost")
     run.rolled_out(prompt_index, 0)
     run.train([prompt_index])
     ledger.checkpointed(1, "aa")
@@ -61,7 +61,7 @@ def test_a_group_that_was_trained_at_the_second_try(run: RecordedRun) -> None:
 
 def test_a_masked_sample_shows_as_masked_with_its_failure(run: RecordedRun) -> None:
     ledger = run.ledger
-    group = ledger.admit(ANY_STEP)
+    group = ledger.admit(None)
     attempt = ledger.dispatch(group, "generator-1", 0)
     masked = replace(
         receipt(group, attempt, 0),
@@ -144,13 +144,13 @@ def test_a_rewind_while_its_step_is_open_is_told(run: RecordedRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filtered", "what"), [(True, "filtered out"), (False, "dropped")], ids=["filter", "failure"]
+    ("reason", "what"), [(DropReason.FILTERED, "filtered out"), (DropReason.DATA, "dropped")]
 )
 def test_a_dropped_group_says_why_and_which_step_goes_without_it(
-    run: RecordedRun, filtered: bool, what: str
+    run: RecordedRun, reason: DropReason, what: str
 ) -> None:
     (prompt_index,) = run.ready(1)
-    run.ledger.drop(prompt_index, "zero_variance", shrinks=1, filtered=filtered)
+    run.ledger.drop(prompt_index, reason, "zero_variance", shrinks=1)
     assert story(run, "0")[-1] == what
     life = why(run.run_dir, "0")
     assert life.moments[-1].detail == "zero_variance; step 1 goes without it"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.build import build_sampler
 from offbeat.sampler.checked_sampler import CheckedSampler, SamplerBroken
@@ -205,7 +206,7 @@ def watched(answer: Any) -> SampledRun:
     groups = [dispatched(2) for _ in range(4)]
     for group in (groups[0], groups[1], dispatched(0)):
         run.commit(group)
-    ledger.retry(WAITING, "data", "reward_raised")
+    ledger.retry(WAITING, ReturnKind.DATA, "reward_raised")
     return run
 
 

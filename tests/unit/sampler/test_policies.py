@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.in_order import InOrder
 from offbeat.sampler.policy import Admission, Sampler
@@ -87,7 +88,7 @@ def test_in_order_admits_the_nearest_step_that_is_not_full() -> None:
     assert [group.target_step for group in groups] == [1, 1, 2, 2, 3, 3], (
         "the look-ahead is two batches"
     )
-    run.ledger.retry(groups[2].prompt_index, "data", "reward_raised")
+    run.ledger.retry(groups[2].prompt_index, ReturnKind.DATA, "reward_raised")
     run.drop(groups[2])
     assert run.sampler.admit(run) == Admission(2)
 
@@ -184,7 +185,7 @@ def test_a_dropped_prompt_shortens_the_last_step_it_could_have_been_in_or_somebo
     run.claim()
     run.engines = [1, 1]
     dropped = admitted(run, 2)[0]
-    run.ledger.retry(dropped.prompt_index, "data", "reward_raised")
+    run.ledger.retry(dropped.prompt_index, ReturnKind.DATA, "reward_raised")
     run.drop(dropped, short)  # step 2 is in progress, and two groups can be trained in no other
     for group in old[G:]:
         run.commit(group)

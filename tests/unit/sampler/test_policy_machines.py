@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from offbeat.controller.events import ReturnKind
 from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.checked_sampler import CheckedSampler
 from offbeat.sampler.in_order import InOrder
@@ -92,13 +93,13 @@ class Moves(RuleBasedStateMachine):
     @rule(pick=PICK)
     def retry(self, pick: int) -> None:
         group = self.picked(self.run.in_flight, pick)
-        self.run.ledger.retry(group.prompt_index, "infrastructure", "engine_lost")
+        self.run.ledger.retry(group.prompt_index, ReturnKind.INFRASTRUCTURE, "engine_lost")
 
     @precondition(lambda self: self.run.in_flight)
     @rule(pick=PICK, shrink=st.booleans())
     def drop(self, pick: int, shrink: bool) -> None:
         run, group = self.run, self.picked(self.run.in_flight, pick)
-        run.ledger.retry(group.prompt_index, "data", "reward_raised")
+        run.ledger.retry(group.prompt_index, ReturnKind.DATA, "reward_raised")
         step = step_of(group, run, self.staleness)
         shrink &= run.groups_per_step - run.batch_deficits.get(step, 0) > 1
         run.drop(group, step if shrink else 0)
