@@ -41,7 +41,8 @@ from offbeat.controller.errors import (
 )
 from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.fleet import Fleet
-from offbeat.controller.ledger import Ledger, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.ports import Generator, Ports, Rollouts, Trainer
 from offbeat.controller.progress import Progress

@@ -3,7 +3,6 @@
 No I/O, clock, asyncio.
 """
 
-import enum
 from collections import OrderedDict
 from typing import TypeVar
 
@@ -35,19 +34,11 @@ from offbeat.controller.events import (
     Unclaimed,
     UndoneStep,
 )
+from offbeat.controller.group_moves import Place
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.applied_steps import AppliedStepHistory
 
 K = TypeVar("K")
-
-
-class Place(enum.StrEnum):
-    """The places of a group that is neither trained nor dropped."""
-
-    ADMITTED = "admitted"
-    IN_FLIGHT = "in_flight"
-    READY = "ready"
-    TRAINING = "training"
 
 
 class GroupRecord(msgspec.Struct, gc=False):

@@ -3,7 +3,7 @@
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 from offbeat.controller.events import (
@@ -31,7 +31,8 @@ from offbeat.controller.events import (
     Unclaimed,
     UndoneStep,
 )
-from offbeat.controller.group_table import GroupRecord, GroupTable, Place, TableSnapshot
+from offbeat.controller.group_moves import LEAVES, RETURNS_FROM, GroupEnd, Place
+from offbeat.controller.group_table import GroupRecord, GroupTable, TableSnapshot
 from offbeat.controller.steps_after import StepsAfter
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, group_id
@@ -186,33 +187,31 @@ class Ledger(GroupTable):
 
     def dispatch(self, prompt_index: int, engine: str, version: int) -> int:
         """The group goes to an engine that serves ``version``; returns the attempt."""
-        group = self._at("dispatch", prompt_index, Place.ADMITTED)
+        group = self._at("dispatch", prompt_index, LEAVES[Dispatched])
         self._do(Dispatched(prompt_index, group.attempt + 1, engine, version))
         return group.attempt
 
     def retry(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
         """A rollout failed or was cancelled; the group is admitted again. Counted by kind."""
-        group = self._at("retry", prompt_index, Place.IN_FLIGHT)
+        group = self._at("retry", prompt_index, RETURNS_FROM[kind] - {Place.READY})
         self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
 
     def recover(self, prompt_index: int, reason: str) -> None:
         """Admit a group again that a former controller had in flight or ready and that is lost."""
-        group = self._known("recover", prompt_index)
-        if group.place not in (Place.IN_FLIGHT, Place.READY):
-            raise IllegalMove("recover", prompt_index, group.place, group.attempt)
+        group = self._at("recover", prompt_index, RETURNS_FROM[ReturnKind.RECOVERED])
         self._do(Returned(prompt_index, group.attempt, ReturnKind.RECOVERED, reason))
 
     def commit(self, receipt: Receipt) -> None:
         """The group is ready. The caller has checked the receipt."""
-        group = self._at("commit", receipt.prompt_index, Place.IN_FLIGHT)
+        group = self._at("commit", receipt.prompt_index, LEAVES[Committed])
         if receipt.attempt != group.attempt:
             raise IllegalMove("commit", receipt.prompt_index, group.place, group.attempt)
         self._do(Committed(receipt))
 
     def evict(self, prompt_index: int, reason: str) -> None:
         """A ready group grew too old; its prompt is admitted again."""
-        group = self._at("evict", prompt_index, Place.READY)
+        group = self._at("evict", prompt_index, RETURNS_FROM[ReturnKind.EVICTED])
         self._do(Returned(prompt_index, group.attempt, ReturnKind.EVICTED, reason))
 
     def refuse(self, prompt_index: int, kind: ReturnKind, reason: str) -> GroupRecord:
@@ -220,7 +219,7 @@ class Ledger(GroupTable):
 
         Counted by kind.
         """
-        group = self._at("refuse", prompt_index, Place.READY)
+        group = self._at("refuse", prompt_index, RETURNS_FROM[kind] - {Place.IN_FLIGHT})
         self._do(Returned(prompt_index, group.attempt, kind, reason))
         return group
 
@@ -228,7 +227,7 @@ class Ledger(GroupTable):
         """The groups enter the open step, in this order."""
         claimed = dict[int, GroupRecord]()
         for prompt_index in prompt_indices:
-            group = self._at("claim", prompt_index, Place.READY)
+            group = self._at("claim", prompt_index, LEAVES[Claimed])
             if prompt_index in claimed:
                 raise IllegalMove("claim", prompt_index, "claimed already", group.attempt)
             claimed[prompt_index] = group
@@ -243,9 +242,7 @@ class Ledger(GroupTable):
         self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
     ) -> None:
         """Give a prompt up, from wherever it is but training. Step ``shrinks`` goes without it."""
-        group = self._known("drop", prompt_index)
-        if group.place is Place.TRAINING:
-            raise IllegalMove("drop", prompt_index, group.place, group.attempt)
+        self._at("drop", prompt_index, LEAVES[Dropped])
         self._do(Dropped(prompt_index, reason, detail, shrinks))
 
     def intend(self, step: int, attempt: int) -> None:
@@ -294,16 +291,14 @@ class Ledger(GroupTable):
         """Record what moves no group: what the run costs."""
         self._do(event)
 
-    def _at(self, move: str, prompt_index: int, place: Place) -> GroupRecord:
-        group = self._known(move, prompt_index)
-        if group.place is not place:
-            raise IllegalMove(move, prompt_index, group.place, group.attempt)
-        return group
-
-    def _known(self, move: str, prompt_index: int) -> GroupRecord:
+    def _at(
+        self, move: str, prompt_index: int, places: Collection[Place | GroupEnd]
+    ) -> GroupRecord:
         group = self.groups.get(prompt_index)
         if group is None:
             raise IllegalMove(move, prompt_index, "trained, dropped or never drawn", 0)
+        if group.place not in places:
+            raise IllegalMove(move, prompt_index, group.place, group.attempt)
         return group
 
     def _do(self, event: AnyEvent) -> None:

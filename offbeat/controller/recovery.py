@@ -14,7 +14,7 @@ from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.errors import OtherWeights, TrainerAhead
 from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.ledger import Place
+from offbeat.controller.group_moves import Place
 from offbeat.controller.ports import Payloads
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState

@@ -21,7 +21,8 @@ import structlog
 
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.ledger import GroupRecord, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync

@@ -7,7 +7,8 @@ backing off --again--> due --pop--> dispatched
 
 import heapq
 
-from offbeat.controller.ledger import GroupRecord, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.ledger import GroupRecord
 from offbeat.controller.state import RunState
 from offbeat.sampler.policy import earliest_step
 

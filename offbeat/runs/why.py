@@ -25,7 +25,8 @@ from offbeat.controller.events import (
     StepRefused,
     Unclaimed,
 )
-from offbeat.controller.group_table import GroupRecord, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt, SampleFailure, group_id

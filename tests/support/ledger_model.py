@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from offbeat.controller.group_table import GroupRecord, GroupTable, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.group_table import GroupRecord, GroupTable
 from offbeat.messages.groups import Receipt
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from offbeat.controller.events import DropReason, ReturnKind
-from offbeat.controller.ledger import GroupRecord, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.ledger import GroupRecord
 from offbeat.messages.groups import Receipt
 from offbeat.sampler.policy import Groups, Sampler, earliest_step
 from tests.support.recorded_ledger import RecordedLedger

@@ -21,7 +21,8 @@ from offbeat.controller.events import (
     StepIntent,
     UndoneStep,
 )
-from offbeat.controller.group_table import GroupTable, Place
+from offbeat.controller.group_moves import LEAVES, RETURNS_FROM, GroupEnd, Place
+from offbeat.controller.group_table import GroupTable
 from offbeat.messages.groups import group_id
 
 
@@ -32,18 +33,16 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
             if event.prompt_index != table.totals.drawn:
                 return f"{group_id(event.prompt_index)} is drawn, {table.totals.drawn} were drawn before"
         case Dispatched():
-            return _group(table, event.prompt_index, event.attempt - 1, (Place.ADMITTED,))
+            return _group(table, event.prompt_index, event.attempt - 1, LEAVES[Dispatched])
         case Committed():
             receipt = event.receipt
-            return _group(table, receipt.prompt_index, receipt.attempt, (Place.IN_FLIGHT,))
+            return _group(table, receipt.prompt_index, receipt.attempt, LEAVES[Committed])
         case Returned():
-            return _group(table, event.prompt_index, event.attempt, (Place.IN_FLIGHT, Place.READY))
+            return _group(table, event.prompt_index, event.attempt, RETURNS_FROM[event.kind])
         case Dropped():
-            return _group(
-                table, event.prompt_index, None, (Place.ADMITTED, Place.IN_FLIGHT, Place.READY)
-            )
+            return _group(table, event.prompt_index, None, LEAVES[Dropped])
         case Claimed():
-            problems = (_group(table, each, None, (Place.READY,)) for each in event.prompt_indices)
+            problems = (_group(table, each, None, LEAVES[Claimed]) for each in event.prompt_indices)
             return next((problem for problem in problems if problem), None)
         case StepIntent() | StepApplied() if table.rewinding_to is not None:
             return f"step {event.step} is taken during a rewind to version {table.rewinding_to}"
@@ -64,7 +63,7 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
 
 
 def _group(
-    table: GroupTable, prompt_index: int, attempt: int | None, places: Collection[Place]
+    table: GroupTable, prompt_index: int, attempt: int | None, places: Collection[Place | GroupEnd]
 ) -> str | None:
     """Return why a group is not at one of these places in this attempt; None when it is."""
     group = table.groups.get(prompt_index)

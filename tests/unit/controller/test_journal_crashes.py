@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from offbeat.controller.events import AnyEvent, DropReason, ReturnKind
-from offbeat.controller.group_table import Place
+from offbeat.controller.group_moves import Place
 from offbeat.controller.journal import (
     FileJournal,
     JournalFailed,

@@ -14,7 +14,8 @@ from offbeat.controller.events import (
     ReturnKind,
     StepApplied,
 )
-from offbeat.controller.group_table import Place, TableSnapshot
+from offbeat.controller.group_moves import Place
+from offbeat.controller.group_table import TableSnapshot
 from offbeat.controller.ledger import CannotRewind, IllegalMove, Ledger
 from tests.support.ledger_model import receipt, state_of
 from tests.support.recorded_ledger import RecordedLedger

@@ -115,7 +115,7 @@ class LedgerMoves(RuleBasedStateMachine):
         prompt_index = self._picked(pick, "in_flight")
         if self._expect(
             lambda: self.ledger.retry(prompt_index, kind, "engine_lost"),
-            legal=self._is_at(prompt_index, "in_flight"),
+            legal=kind is not ReturnKind.EVICTED and self._is_at(prompt_index, "in_flight"),
         ):
             self.place[prompt_index] = "admitted"
             self.retried["engine_lost"] += 1

@@ -5,7 +5,8 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.controller.ledger import GroupRecord, Place
+from offbeat.controller.group_moves import Place
+from offbeat.controller.ledger import GroupRecord
 from offbeat.sampler.ready_first import ReadyFirst
 from tests.support.sampled_run import SampledRun
 

@@ -1,0 +1,95 @@
+"""The moves of a prompt group: from which places an event takes it, and where to. Pure.
+
+The one table behind the guards of the ledger, the check of a journal and the diagram of
+docs/journal.md. The auditor of the simulator has a table of its own, so that an error here shows.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from offbeat.controller.events import (
+    Admitted,
+    Claimed,
+    Committed,
+    Dispatched,
+    Dropped,
+    Event,
+    Returned,
+    ReturnKind,
+    Rewound,
+    StepApplied,
+    StepRefused,
+    Unclaimed,
+)
+
+
+class Place(enum.StrEnum):
+    """The places of a group that is neither trained nor dropped."""
+
+    ADMITTED = "admitted"
+    IN_FLIGHT = "in_flight"
+    READY = "ready"
+    TRAINING = "training"
+
+
+class GroupEnd(enum.StrEnum):
+    """The ways a group leaves the table. A rewind brings a trained group back."""
+
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class GroupMove(NamedTuple):
+    """One row: ``event`` takes a group from one of ``leaves`` to ``enters``."""
+
+    event: type[Event]
+    leaves: frozenset[Place | GroupEnd]  # empty: the group is new
+    enters: Place | GroupEnd
+    when: str = ""  # where the event alone does not say it: for people
+    kind: ReturnKind | None = None  # of a return
+
+
+def _returned(kind: ReturnKind, *leaves: Place) -> GroupMove:
+    return GroupMove(Returned, frozenset(leaves), Place.ADMITTED, kind.value, kind)
+
+
+_WAITS: Final = frozenset({Place.ADMITTED})
+_OUT: Final = frozenset({Place.IN_FLIGHT})
+_READY: Final = frozenset({Place.READY})
+_CLAIMED: Final = frozenset({Place.TRAINING})
+
+MOVES: Final = (
+    GroupMove(Admitted, frozenset(), Place.ADMITTED),
+    GroupMove(Dispatched, _WAITS, Place.IN_FLIGHT),
+    GroupMove(Committed, _OUT, Place.READY),
+    # From READY: its columns died with a machine, or the trainer cannot read them.
+    _returned(ReturnKind.INFRASTRUCTURE, Place.IN_FLIGHT, Place.READY),
+    _returned(ReturnKind.DATA, Place.IN_FLIGHT, Place.READY),
+    _returned(ReturnKind.OUTAGE, Place.IN_FLIGHT),
+    _returned(ReturnKind.CANCELLED, Place.IN_FLIGHT),
+    _returned(ReturnKind.EVICTED, Place.READY),
+    _returned(ReturnKind.RECOVERED, Place.IN_FLIGHT, Place.READY),
+    GroupMove(Claimed, _READY, Place.TRAINING),
+    GroupMove(Unclaimed, _CLAIMED, Place.READY),
+    GroupMove(Dropped, _WAITS | _OUT | _READY, GroupEnd.DROPPED),
+    GroupMove(StepApplied, _CLAIMED, GroupEnd.TRAINED),
+    GroupMove(StepRefused, _CLAIMED, GroupEnd.DROPPED),
+    GroupMove(Rewound, _CLAIMED, Place.READY, "its step was open"),
+    GroupMove(Rewound, _CLAIMED | _READY, Place.ADMITTED, "it has tokens of an abandoned version"),
+    GroupMove(Rewound, frozenset({GroupEnd.TRAINED}), Place.ADMITTED, "trained since"),
+)
+
+LEAVES: Final[Mapping[type[Event], frozenset[Place | GroupEnd]]] = MappingProxyType({
+    move.event: frozenset[Place | GroupEnd]().union(
+        *(each.leaves for each in MOVES if each.event is move.event)
+    )
+    for move in MOVES
+})  # fmt: skip
+"""Places from which an event takes a group."""
+
+RETURNS_FROM: Final[Mapping[ReturnKind, frozenset[Place | GroupEnd]]] = MappingProxyType({
+    move.kind: move.leaves for move in MOVES if move.kind is not None
+})  # fmt: skip
+"""Places from which a group returns to be rolled out again, by kind."""
