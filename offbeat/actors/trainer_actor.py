@@ -23,6 +23,7 @@ from offbeat.messages.failures import (
     OffbeatError,
     StartFailed,
     StepOutOfOrder,
+    TrainerCall,
     TrainStepFailed,
 )
 from offbeat.messages.fences import Fence, StepKey
@@ -175,13 +176,13 @@ class TrainerActor:
         Training may continue at once.
         """
         self._admit(fence)
-        self._check_holds(version, "publish")
+        self._check_holds(version, TrainerCall.PUBLISH)
         try:
             published = self._together(
                 "publish", lambda: self._canaries.add(self._sender.publish(version), self._split)
             )
-        except TransferFailed as failure:  # only a new process can send again
-            raise TrainStepFailed(self._rank, version, "publish", str(failure)) from failure
+        except TransferFailed as error:  # only a new process can send again
+            raise TrainStepFailed(self._rank, version, TrainerCall.PUBLISH, str(error)) from error
         manifest, digest, handles = published
         return (manifest, digest), *handles
 
@@ -289,7 +290,7 @@ class TrainerActor:
             TrainStepFailed: These are not the weights of ``step``: a rank was restarted.
         """
         self._admit(fence)
-        self._check_holds(step, "save")
+        self._check_holds(step, TrainerCall.SAVE)
         self._together("save", lambda: self._save_model(f"step_{step}"))
 
     def _save_model(self, name: str) -> None:
@@ -308,7 +309,7 @@ class TrainerActor:
         """
         self._admit(fence)
         started = time.perf_counter()
-        self._check_holds(version, "checkpoint")
+        self._check_holds(version, TrainerCall.CHECKPOINT)
 
         def save() -> tuple[str, int]:
             digest, nbytes = self._split.weights_digest(), self._split.state_nbytes
@@ -369,7 +370,7 @@ class TrainerActor:
             return MissingColumns(self._rank, during)
         return merged(places, brought)
 
-    def _check_holds(self, version: int, during: str) -> None:
+    def _check_holds(self, version: int, during: TrainerCall) -> None:
         if version != (held := self._split.steps_applied):
             raise TrainStepFailed(self._rank, version, during, f"it holds version {held}")
 
@@ -395,4 +396,4 @@ class TrainerActor:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(frame.filename).name}:{frame.lineno}"
             detail = f"{type(error).__name__}: {error} ({where})".replace("\n", " ")
-            raise TrainStepFailed(self._rank, step, during, detail) from error
+            raise TrainStepFailed(self._rank, step, TrainerCall(during), detail) from error

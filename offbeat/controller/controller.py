@@ -56,7 +56,7 @@ from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.controller.train_step import Advantages, TrainStep
 from offbeat.controller.trainer_client import TrainerClient
 from offbeat.controller.training import TrainPump
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import Component, OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import group_id
 from offbeat.messages.training import LossSpec
@@ -266,6 +266,7 @@ class Controller:
             await state.call(
                 "watchdog",
                 on="the journal",
+                component=Component.JOURNAL,
                 deadline_s=limit,
                 reply=state.journal.barrier(),
                 background=True,

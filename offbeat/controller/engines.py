@@ -22,7 +22,7 @@ from offbeat.controller.ports import Generator
 from offbeat.controller.starting import first_answer
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
-from offbeat.messages.failures import ActorLost, DeadlineExceeded, EngineUnavailable
+from offbeat.messages.failures import ActorLost, Component, DeadlineExceeded, EngineUnavailable
 from offbeat.messages.fixed_times import RETRY_S
 
 log = structlog.stdlib.get_logger()
@@ -72,7 +72,9 @@ class EnginePump:
             await self._start()
         except DeadlineExceeded as late:
             if not self._state.fleet.is_another_alive(self._name):
-                raise EngineNotStarted(late.who, late.on, late.deadline_s) from late
+                raise EngineNotStarted(
+                    late.who, late.on, late.deadline_s, Component.ENGINE
+                ) from late
             log.warning("engine.start_late", engine=self._name, error=str(late))
             self._last_failure = str(late)
             return False
@@ -83,6 +85,7 @@ class EnginePump:
         await self._state.call(
             f"start of {self._name}",
             on="its first answer (is there room for it in the cluster?)",
+            component=Component.ENGINE,
             deadline_s=deadline_s,
             reply=self._first_answer(),
         )
@@ -92,7 +95,7 @@ class EnginePump:
         while True:
             state = await first_answer(ask, self._config.start_deadline_s)
             if self._state.fleet.probe_answered(state):
-                self._state.joined("engine", self._name, state.incarnation)
+                self._state.joined(Component.ENGINE, self._name, state.incarnation)
                 self._state.engine_moved(self._name)
                 return
             await asyncio.sleep(RETRY_S)  # the process that was given up still answers
@@ -181,12 +184,13 @@ class EnginePump:
         answer = await state.call(
             f"probe of {self._name}",
             on=self._name,
+            component=Component.ENGINE,
             deadline_s=self._config.probe_deadline_s,
             reply=self._generator.state(state.fence),
             background=True,
         )
         if state.fleet.probe_answered(answer):
-            state.joined("engine", self._name, answer.incarnation)
+            state.joined(Component.ENGINE, self._name, answer.incarnation)
         state.busy.engine_changed(state.fleet.engines[self._name])
         state.changed.notify()  # not ``moved``: a probe is no progress
 

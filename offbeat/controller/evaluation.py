@@ -19,10 +19,17 @@ import structlog
 
 from offbeat.config.limits import min_valid_samples
 from offbeat.controller.fleet import EngineRecord
+from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import Prompts, Rollouts, TelemetryPort
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import RunState
-from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError, RolloutFailed
+from offbeat.messages.failures import (
+    ActorLost,
+    Component,
+    DeadlineExceeded,
+    OffbeatError,
+    RolloutFailed,
+)
 from offbeat.messages.groups import Receipt, RolloutTask
 
 log = structlog.stdlib.get_logger()
@@ -67,7 +74,7 @@ class Evaluation:
     async def finished(self) -> None:
         """Return once nothing is left to score; an evaluation ends by its deadline."""
         await self._state.until(
-            "train pump", "the evaluation", lambda: self._asked is None and not self._busy
+            Pump.TRAIN, "the evaluation", lambda: self._asked is None and not self._busy
         )
 
     async def run(self) -> NoReturn:
@@ -75,7 +82,7 @@ class Evaluation:
         state = self._state
         while True:
             await state.until(
-                "evaluation pump", "a version to score", lambda: self._asked is not None
+                Pump.EVALUATION, "a version to score", lambda: self._asked is not None
             )
             self._busy, asked, self._asked = True, self._asked or 0, None
             limit_s = state.config.eval.deadline_s
@@ -101,7 +108,7 @@ class Evaluation:
             self._engine = self._engine or fleet.pin(max(asked, fleet.serving_version))
             return self._engine is not None
 
-        await state.until("evaluation pump", f"an engine with version {asked}", pinned)
+        await state.until(Pump.EVALUATION, f"an engine with version {asked}", pinned)
         engine = fleet.engines[self._engine or ""]
         state.engine_moved(engine.name)
         return engine
@@ -148,6 +155,7 @@ class Evaluation:
             receipt, _ = await self._state.call(
                 f"evaluation of prompt {task.prompt_index}",
                 on=f"a worker and {task.engine}",
+                component=Component.WORKER,
                 deadline_s=task.deadline_s,
                 reply=self._workers.rollout(self._state.fence, task),
             )

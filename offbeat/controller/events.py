@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 
 SCHEMA: Final = 4
@@ -16,7 +17,7 @@ SCHEMA: Final = 4
 
 
 class ReturnKind(enum.StrEnum):
-    """Why a group is to be rolled out again. Decides which budget the return is counted against."""
+    """Reason to roll a group out again; it decides which budget the return counts against."""
 
     INFRASTRUCTURE = "infrastructure"  # a retry on another engine, or later, may succeed
     DATA = "data"  # this prompt could not be rolled out, or trained
@@ -27,7 +28,7 @@ class ReturnKind(enum.StrEnum):
 
 
 class DropReason(enum.StrEnum):
-    """Why a prompt is given up."""
+    """Reason to give a prompt up."""
 
     DATA = "data"  # its data failed more often than rollout.data_retries
     INFRASTRUCTURE = "infrastructure"  # likewise, rollout.infrastructure_retries
@@ -241,7 +242,7 @@ class Served(Event, frozen=True):
 class Joined(Event, frozen=True):
     """A process of an engine, a worker or the trainer answered for the first time."""
 
-    component: str  # engine | worker | trainer
+    component: Component
     name: str
     incarnation: str  # of the process: another one than before took its place
     initial_weights: str = ""  # of the trainer: digest of what model.path held

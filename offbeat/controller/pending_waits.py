@@ -1,15 +1,25 @@
 """Keeps every remote call in progress with its waiter, its name and its deadline."""
 
 import asyncio
+import enum
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from offbeat.messages.failures import DeadlineExceeded
+from offbeat.messages.failures import Component, DeadlineExceeded
 
 T = TypeVar("T")
 _SHOWN: Final = 6
 _NEVER: Final = float("inf")
+
+
+class Pump(enum.StrEnum):
+    """Endless task of the controller that waits for a change of its state."""
+
+    ROLLOUT = "rollout pump"
+    TRAIN = "train pump"
+    SYNC = "sync pump"
+    EVALUATION = "evaluation pump"
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +30,8 @@ class PendingWait:
     on: str
     since: float
     deadline: float  # inf for a wait on our own state: the watchdog judges it
+    pump: Pump | None = None  # whose wait on our own state it is
+    component: Component | None = None  # what a remote call waits for
     background: bool = False  # it unblocks nobody: a probe of an engine that is well
     task: "asyncio.Task[Any] | None" = None  # whose wait it is
     expired: bool = False
@@ -42,11 +54,12 @@ class PendingWaits:
         who: str,
         *,
         on: str,
+        component: Component,
         deadline_s: float,
         reply: Awaitable[T],
         background: bool = False,
     ) -> T:
-        """Await a remote reply under its name.
+        """Await a reply of ``component`` under its name.
 
         A ``background`` call, such as a periodic probe, is listed but is no sign of progress.
 
@@ -55,7 +68,9 @@ class PendingWaits:
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         now = loop.time()
-        entry = PendingWait(who, on, now, now + deadline_s, background, task)
+        entry = PendingWait(
+            who, on, now, now + deadline_s, None, component, background=background, task=task
+        )
         already = 0 if task is None else task.cancelling()
         timer = loop.call_at(entry.deadline, entry.expire)
         self._open[entry] = None
@@ -64,13 +79,13 @@ class PendingWaits:
         except asyncio.CancelledError:
             # Ours, unless another task has cancelled as well: as in asyncio.timeout, at half its cost.
             if entry.expired and task is not None and task.uncancel() <= already:
-                raise DeadlineExceeded(who, on, deadline_s) from None
+                raise DeadlineExceeded(who, on, deadline_s, component) from None
             raise
         except Exception as error:
             # The clean-up of a call that we cancelled failed: it is late all the same, and a cancel
             # that stayed counted would be taken for another task's.
             if entry.expired and task is not None and task.uncancel() <= already:
-                raise DeadlineExceeded(who, on, deadline_s) from error
+                raise DeadlineExceeded(who, on, deadline_s, component) from error
             raise
         else:
             if entry.expired and task is not None:
@@ -80,17 +95,21 @@ class PendingWaits:
             timer.cancel()
             del self._open[entry]
 
-    async def local(self, who: str, *, on: str, until: Awaitable[None]) -> None:
+    async def local(
+        self, who: str, *, on: str, until: Awaitable[None], pump: Pump | None = None
+    ) -> None:
         """Await a change of our own state under a name; the watchdog reports it when it stalls."""
-        await self._listed(who, on, _NEVER, until)
+        await self._listed(who, on, _NEVER, until, pump)
 
     async def pause(self, who: str, *, on: str, for_s: float) -> None:
         """Back off; until it is over, the watchdog waits too."""
         await self._listed(who, on, for_s, asyncio.sleep(for_s))
 
-    async def _listed(self, who: str, on: str, for_s: float, until: Awaitable[None]) -> None:
+    async def _listed(
+        self, who: str, on: str, for_s: float, until: Awaitable[None], pump: Pump | None = None
+    ) -> None:
         now = asyncio.get_running_loop().time()
-        entry = PendingWait(who, on, now, now + for_s)
+        entry = PendingWait(who, on, now, now + for_s, pump)
         self._open[entry] = None
         try:
             await until
@@ -113,9 +132,9 @@ class PendingWaits:
         first = next((entry for entry in remote if not entry.background), None)
         return "" if first is None else f"{first.who}: {first.on}"
 
-    def waits_of(self, who: str) -> str:
+    def waits_of(self, pump: Pump) -> str:
         """Describe what one pump waits for; empty when it waits for nothing."""
-        return next((f"{who}: {entry.on}" for entry in self._open if entry.who == who), "")
+        return next((f"{each.who}: {each.on}" for each in self._open if each.pump is pump), "")
 
     def describe(self, now: float) -> str:
         """The wait-for list, for a person."""

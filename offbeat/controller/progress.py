@@ -8,8 +8,10 @@ from typing import Literal
 
 from offbeat.controller.events import Spent
 from offbeat.controller.history import History
+from offbeat.controller.pending_waits import Pump
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
+from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.reservoir import Reservoir
 from offbeat.telemetry.status import Status
@@ -101,7 +103,7 @@ class Progress:
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
             samples_per_s=self._rate(self._samples),
             verdict=self._verdict,
-            waiting_for=state.awaits.waits_of("train pump") or state.awaits.oldest(),
+            waiting_for=state.awaits.waits_of(Pump.TRAIN) or state.awaits.oldest(),
         )
 
     def summary(
@@ -139,9 +141,9 @@ class Progress:
             generator_waits=engines,
             verdict=bottleneck,
             syncs=self._syncs(),
-            restarts=restarts.get("engine", 0),
-            worker_restarts=restarts.get("worker", 0),
-            trainer_restarts=restarts.get("trainer", 0),
+            restarts=restarts.get(Component.ENGINE, 0),
+            worker_restarts=restarts.get(Component.WORKER, 0),
+            trainer_restarts=restarts.get(Component.TRAINER, 0),
             engines_retired=sorted(state.tally.retired),
             evaluations_failed=state.evaluations_failed,
             evaluation_failure=state.evaluation_failure,

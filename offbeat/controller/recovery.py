@@ -20,7 +20,7 @@ from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.trainer_client import TrainerClient
-from offbeat.messages.failures import DeadlineExceeded, PayloadLost
+from offbeat.messages.failures import Component, DeadlineExceeded, PayloadLost
 from offbeat.messages.fences import StepKey
 from offbeat.messages.fixed_times import READ_JOURNAL_S
 from offbeat.messages.groups import Receipt
@@ -136,6 +136,7 @@ class Recovery:
             f"rewind to version {to_version}",
             on="the journal, for the steps since",
             deadline_s=READ_JOURNAL_S,
+            component=Component.JOURNAL,
             reply=self._state.journal.steps_after(to_version),
         )
         parts = self._state.ledger.rewind_in_parts(
@@ -198,6 +199,7 @@ class Recovery:
             return await state.call(
                 "search for lost payloads",
                 on="the object store",
+                component=Component.OBJECT_STORE,
                 deadline_s=_SEARCH_S,
                 reply=self._payloads.lost(held),
             )

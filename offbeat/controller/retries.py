@@ -17,9 +17,9 @@ from offbeat.controller.outage import OutageBreaker
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
+    Component,
     DeadlineExceeded,
     FailureKind,
-    FailureSource,
     PayloadLost,
     RolloutFailed,
     UnfitGroup,
@@ -71,7 +71,7 @@ class RetryPolicy:
         if kind is FailureKind.BUG:
             raise failure
         now = asyncio.get_running_loop().time()
-        if isinstance(failure, RolloutFailed) and failure.source is FailureSource.ENVIRONMENT:
+        if isinstance(failure, RolloutFailed) and failure.source is Component.ENVIRONMENT:
             counts = self.outage.failed(now)
         else:
             counts = True
@@ -263,7 +263,7 @@ def _is_of_engine(failure: Failure, engine: str) -> bool:
     """Return whether an infrastructure failure is the engine's fault."""
     match failure:
         case RolloutFailed():
-            return failure.source is FailureSource.ENGINE
+            return failure.source is Component.ENGINE
         case ActorLost():
             return failure.actor == engine
         case DeadlineExceeded():

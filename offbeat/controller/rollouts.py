@@ -22,7 +22,7 @@ from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.lifecycle import RunPhase
-from offbeat.controller.pending_waits import is_cancelled
+from offbeat.controller.pending_waits import Pump, is_cancelled
 from offbeat.controller.ports import Prompts, Rollouts
 from offbeat.controller.receipts import refusal
 from offbeat.controller.retries import Failure, RetryPolicy
@@ -31,6 +31,7 @@ from offbeat.controller.state import RunState
 from offbeat.controller.waiting_groups import WaitingGroups
 from offbeat.messages.failures import (
     ActorLost,
+    Component,
     DeadlineExceeded,
     FailureKind,
     PayloadLost,
@@ -92,7 +93,7 @@ class RolloutPump:
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
-                await state.until("rollout pump", "room for a prompt group", self._can_dispatch)
+                await state.until(Pump.ROLLOUT, "room for a prompt group", self._can_dispatch)
                 self._dispatch_one(rollouts)
                 state.moved()
 
@@ -225,6 +226,7 @@ class RolloutPump:
             receipt, payload = await state.call(
                 f"rollout {task.group_id}",
                 on=f"a worker and {task.engine}",
+                component=Component.WORKER,
                 deadline_s=task.deadline_s + _REPORT_S,
                 reply=self._workers.rollout(state.fence, task),
             )

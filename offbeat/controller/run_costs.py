@@ -4,14 +4,12 @@ It is folded from the journal, so a killed controller loses nothing counted up t
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
 from offbeat.controller.events import Event, Joined, Retired, Spent
+from offbeat.messages.failures import Component
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fractions, verdict
-
-Component = Literal["engine", "worker", "trainer"]
 
 
 class RunCosts(msgspec.Struct):
@@ -19,7 +17,7 @@ class RunCosts(msgspec.Struct):
 
     processes: dict[str, str] = {}
     """Incarnation of each present engine, worker and trainer that answered last."""
-    restarts: dict[str, int] = {}
+    restarts: dict[Component, int] = {}
     """Processes that took the place of a lost one, by component; the trainer's ranks are one."""
     trainer_s: dict[str, float] = {}
     """Seconds of the trainer by ``TrainerTime``, over all steps."""

@@ -12,19 +12,19 @@ from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle, RunPhase
-from offbeat.controller.pending_waits import PendingWaits
+from offbeat.controller.pending_waits import PendingWaits, Pump
 from offbeat.controller.ports import Journal, Trace
-from offbeat.controller.run_costs import Component, RunCosts
+from offbeat.controller.run_costs import RunCosts
 from offbeat.controller.signal import Signal
 from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.controller.view import LedgerView
+from offbeat.messages.failures import Component
 from offbeat.messages.fences import Fence
 from offbeat.sampler.policy import Sampler
 from offbeat.transfer_queue.index import QueueIndex
 
 T = TypeVar("T")
 _JOURNAL_DEADLINE_S: Final = 120.0
-_LANES: Final = ("rollout pump", "train pump", "sync pump", "evaluation pump")
 
 
 @dataclass(slots=True)
@@ -113,32 +113,45 @@ class RunState:
         self.tally.take(event)
         self.ledger.note(event)
 
-    async def until(self, who: str, on: str, predicate: Callable[[], bool]) -> None:
-        """Wait for our own state to change, under a name."""
+    async def until(
+        self, pump: Pump, on: str, predicate: Callable[[], bool], *, who: str = ""
+    ) -> None:
+        """Wait for our own state to change, under the pump's name or that of its call."""
         if not predicate():
             clock = asyncio.get_running_loop().time
             since = clock()
-            await self.awaits.local(who, on=on, until=self.changed.wait_for(predicate))
-            self.trace.span(("pump", who if who in _LANES else "train pump"), on, since, clock())
+            until = self.changed.wait_for(predicate)
+            await self.awaits.local(who or pump, on=on, until=until, pump=pump)
+            self.trace.span(("pump", pump), on, since, clock())
 
     async def call(
         self,
         who: str,
         *,
         on: str,
+        component: Component,
         deadline_s: float,
         reply: Awaitable[T],
         background: bool = False,
     ) -> T:
         """Await a remote reply, under a name and a deadline."""
         return await self.awaits.call(
-            who, on=on, deadline_s=deadline_s, reply=reply, background=background
+            who,
+            on=on,
+            component=component,
+            deadline_s=deadline_s,
+            reply=reply,
+            background=background,
         )
 
     async def durable(self, who: str) -> None:
         """Return once all that was recorded so far would survive a crash."""
         await self.call(
-            who, on="the journal", deadline_s=_JOURNAL_DEADLINE_S, reply=self.journal.barrier()
+            who,
+            on="the journal",
+            component=Component.JOURNAL,
+            deadline_s=_JOURNAL_DEADLINE_S,
+            reply=self.journal.barrier(),
         )
 
     def check_trainer(self) -> None:

@@ -25,6 +25,7 @@ from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.health import Health
 from offbeat.controller.lifecycle import RunPhase
+from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import Generator
 from offbeat.controller.signal import Signal
 from offbeat.controller.state import RunState
@@ -33,6 +34,7 @@ from offbeat.controller.weight_guards import CanaryWatch, UnchangedReleases
 from offbeat.messages.failures import (
     ActorLost,
     CanaryFailed,
+    Component,
     DeadlineExceeded,
     EngineUnavailable,
     ReleaseLost,
@@ -124,7 +126,7 @@ class WeightSync:
 
     async def _until(self, on: str, predicate: Callable[[], bool]) -> None:
         state = self._state
-        await state.until("train pump", on, lambda: predicate() or state.trainer_lost is not None)
+        await state.until(Pump.TRAIN, on, lambda: predicate() or state.trainer_lost is not None)
         state.check_trainer()
 
     # --- the pump --------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class WeightSync:
         """The sync pump: makes each release and offers it to the engines."""
         state = self._state
         while True:
-            await state.until("sync pump", "a version to publish", self._may_publish)
+            await state.until(Pump.SYNC, "a version to publish", self._may_publish)
             if not self._may_publish():
                 continue  # a step is being finished by now
             if self._asked is None:
@@ -235,7 +237,7 @@ class WeightSync:
         state = self._state
         state.gate_open = False
         state.busy.engines_wait(GeneratorTime.WAITING_WEIGHTS)
-        await state.until("sync pump", "rollouts in flight", lambda: state.ledger.in_flight == 0)
+        await state.until(Pump.SYNC, "rollouts in flight", lambda: state.ledger.in_flight == 0)
 
     async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
         self._epoch += 1
@@ -260,6 +262,7 @@ class WeightSync:
                 ack = await state.call(
                     f"sync of version {release.version}",
                     on=name,
+                    component=Component.ENGINE,
                     deadline_s=state.config.sync.deadline_s,
                     reply=self._generators[name].load_weights(state.fence, epoch, release),
                 )

@@ -23,6 +23,7 @@ from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import GroupRecord
+from offbeat.controller.pending_waits import Pump
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync
@@ -116,7 +117,9 @@ class TrainStep:
         first.
         """
         state = self._state
-        await state.until(who, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS)
+        await state.until(
+            Pump.TRAIN, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS, who=who
+        )
         sent = asyncio.Event()
 
         async def send() -> T:
@@ -142,7 +145,7 @@ class TrainStep:
         state = self._state
         state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
         with measures.timed("wait_groups"):
-            await state.until("train pump", "ready groups", self._chunk_or_end)
+            await state.until(Pump.TRAIN, "ready groups", self._chunk_or_end)
         state.busy.trainer_waits(TrainerTime.CONTROLLER)
         return self._selected
 

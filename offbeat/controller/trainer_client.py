@@ -13,9 +13,11 @@ from offbeat.controller.starting import first_answer
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
     ActorLost,
+    Component,
     DeadlineExceeded,
     InitialWeightsChanged,
     StepOutOfOrder,
+    TrainerCall,
     TrainStepFailed,
 )
 from offbeat.messages.fences import StepKey
@@ -45,7 +47,13 @@ class TrainerClient:
         since = clock()
         state.busy.call_opened()
         try:
-            return await state.call(who, on="the trainer", deadline_s=deadline_s, reply=reply())
+            return await state.call(
+                who,
+                on="the trainer",
+                component=Component.TRAINER,
+                deadline_s=deadline_s,
+                reply=reply(),
+            )
         except (ActorLost, DeadlineExceeded) as failure:
             raise TrainerLost(who, str(failure)) from failure
         finally:
@@ -76,6 +84,7 @@ class TrainerClient:
         answer = await self._state.call(
             "start of the trainer",
             on="its first answer (is there room for it in the cluster?)",
+            component=Component.TRAINER,
             deadline_s=self._state.config.trainer.start_deadline_s,
             reply=first_answer(
                 partial(self.trainer.state, self._state.fence),
@@ -86,7 +95,7 @@ class TrainerClient:
         if known and answer.initial_digest not in ("", known):
             raise InitialWeightsChanged(known, answer.initial_digest)
         log.info("trainer.ready", ranks=answer.ranks, version=answer.version)
-        self._state.joined("trainer", "trainer", answer.incarnation, answer.initial_digest)
+        self._state.joined(Component.TRAINER, "trainer", answer.incarnation, answer.initial_digest)
         return answer
 
     async def replace(self) -> None:
@@ -114,7 +123,7 @@ def lost_step(failures: list[BaseException]) -> TrainerLost | None:
     for failure in failures:
         if isinstance(failure, TrainerLost):
             return failure
-        if isinstance(failure, TrainStepFailed) and failure.during == "finish":
+        if isinstance(failure, TrainStepFailed) and failure.during is TrainerCall.FINISH:
             return TrainerLost("finish", str(failure))
     unknown = [failure for failure in failures if type(failure) is StepOutOfOrder]
     if failures and len(unknown) == len(failures):

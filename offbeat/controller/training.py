@@ -21,6 +21,7 @@ from offbeat.controller.evaluation import Evaluation
 from offbeat.controller.events import TrainerReplaced
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.lifecycle import RunPhase
+from offbeat.controller.pending_waits import Pump
 from offbeat.controller.recovery import Recovery
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
@@ -33,6 +34,7 @@ from offbeat.messages.failures import (
     OffbeatError,
     PayloadLost,
     StepOutOfOrder,
+    TrainerCall,
     TrainStepFailed,
     UnfitGroup,
 )
@@ -148,7 +150,7 @@ class TrainPump:
         if state.paused:
             state.busy.trainer_waits(TrainerTime.WAITING_GATE)
             asked = "an operator to resume or stop"
-            await state.until("train pump", asked, lambda: not state.paused or state.stopping)
+            await state.until(Pump.TRAIN, asked, lambda: not state.paused or state.stopping)
 
     async def _after_version(self, measures: StepMetricsBuilder) -> None:
         """Weights, checkpoint, evaluation: what is due at this version."""
@@ -285,7 +287,7 @@ def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairab
         raise lost from group
     repairable = [each for each in failures if isinstance(each, Repairable)]
     if not repairable:  # the answer of the call that failed was overtaken by refusals of later ones
-        return TrainStepFailed(0, step, "an earlier call", str(failures[0]))
+        return TrainStepFailed(0, step, TrainerCall.EARLIER, str(failures[0]))
     # A retry of the step cannot heal what is wrong with a group.
     return next(
         (each for each in repairable if not isinstance(each, TrainStepFailed)), repairable[0]

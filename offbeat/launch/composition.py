@@ -31,7 +31,7 @@ from offbeat.environments.factory import make_evaluation_prompts, make_prompts
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
 from offbeat.environments.prompts import JsonlPrompts, PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
-from offbeat.messages.failures import DeadlineExceeded
+from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.fixed_times import READ_JOURNAL_S
 from offbeat.messages.training import LossSpec
@@ -120,7 +120,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         ledger=ledger,
         driver=spec.driver,
     )
-    rollouts.report_joined(partial(controller.state.joined, "worker"))
+    rollouts.report_joined(partial(controller.state.joined, Component.WORKER))
     if incarnation > 1:
         journal.past.take(Opened(spec.run_id, incarnation, spec.driver))
         controller.progress.go_on_from(journal.past)

@@ -16,12 +16,16 @@ class FailureKind(enum.StrEnum):
     BUG = "bug"  # unexpected: the run ends
 
 
-class FailureSource(enum.StrEnum):
-    """Component that a failed rollout is attributed to."""
+class Component(enum.StrEnum):
+    """Part of a run that fails, is waited for, or is restarted."""
 
-    ENGINE = "engine"  # counts towards the replacement of its process
-    WORKER = "worker"  # the environment worker: its own supervision replaces it
-    ENVIRONMENT = "environment"  # user code, or a service that it calls
+    ENGINE = "engine"
+    WORKER = "worker"  # environment worker: its own supervision replaces it
+    ENVIRONMENT = "environment"  # user code, or what it calls
+    TRAINER = "trainer"  # all ranks as one
+    CONTROLLER = "controller"
+    JOURNAL = "journal"  # the disk that it is on
+    OBJECT_STORE = "object store"
 
 
 class OffbeatError(Exception):
@@ -38,7 +42,7 @@ class RolloutFailed(OffbeatError):
         attempt: int,
         reason: str,
         detail: str,
-        source: FailureSource | None = None,
+        source: Component | None = None,
     ) -> None:
         """``source`` defaults to the engine for infrastructure failures, else the environment."""
         super().__init__(kind, prompt_index, attempt, reason, detail, source)
@@ -46,7 +50,7 @@ class RolloutFailed(OffbeatError):
         self.reason = reason  # name of a counter: reward_raised, reward_nan, engine_lost, ...
         self.detail = detail  # one line for the user
         by_engine = kind is FailureKind.INFRASTRUCTURE
-        usual = FailureSource.ENGINE if by_engine else FailureSource.ENVIRONMENT
+        usual = Component.ENGINE if by_engine else Component.ENVIRONMENT
         self.source = source or usual
 
     def __str__(self) -> str:
@@ -92,9 +96,13 @@ class EngineUnavailable(OffbeatError):
 class DeadlineExceeded(OffbeatError):
     """A named remote call exceeded its deadline."""
 
-    def __init__(self, who: str, on: str, deadline_s: float) -> None:
-        super().__init__(who, on, deadline_s)
+    def __init__(
+        self, who: str, on: str, deadline_s: float, component: Component | None = None
+    ) -> None:
+        """``component``: the part of the run that is late, where one is."""
+        super().__init__(who, on, deadline_s, component)
         self.who, self.on, self.deadline_s = who, on, deadline_s
+        self.component = component
 
     def __str__(self) -> str:
         return f"{self.who} waited for {self.on} longer than its deadline of {self.deadline_s:g} s"
@@ -145,10 +153,24 @@ class StepBroken(StepOutOfOrder):
     """
 
 
+class TrainerCall(enum.StrEnum):
+    """Call of the trainer that can fail on a rank that is still alive."""
+
+    BEGIN = "begin"
+    PREPARE_LOGPROBS = "prepare_logprobs"
+    MICROBATCH = "microbatch"
+    FINISH = "finish"
+    ABORT = "abort"
+    PUBLISH = "publish"
+    CHECKPOINT = "checkpoint"
+    SAVE = "save"
+    EARLIER = "an earlier call"  # its own answer was overtaken by those of later calls
+
+
 class TrainStepFailed(OffbeatError):
     """A call of a train step raised on a rank that is still alive: abort and retry may help."""
 
-    def __init__(self, rank: int, step: int, during: str, detail: str) -> None:
+    def __init__(self, rank: int, step: int, during: TrainerCall, detail: str) -> None:
         super().__init__(rank, step, during, detail)
         self.rank, self.step, self.during, self.detail = rank, step, during, detail
 

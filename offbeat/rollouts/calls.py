@@ -14,7 +14,7 @@ import structlog
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward, reward_of
 from offbeat.environments.user_code import describe
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
 
@@ -118,7 +118,7 @@ def environment_code(task: RolloutTask) -> Iterator[None]:
             task.attempt,
             "environment_unavailable",
             describe(error),
-            FailureSource.ENVIRONMENT,
+            Component.ENVIRONMENT,
         ) from error
     except GeneratorExit:  # of a coroutine that is closed
         raise

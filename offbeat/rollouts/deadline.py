@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import LATE, RolloutTask
 from offbeat.rollouts.calls import Generate
@@ -50,7 +50,7 @@ async def within_deadline(
     except TimeoutError as error:
         if not deadline.expired():
             raise
-        source = FailureSource.ENGINE if waits_for_engine else FailureSource.ENVIRONMENT
+        source = Component.ENGINE if waits_for_engine else Component.ENVIRONMENT
         late = task.engine if waits_for_engine else "the environment"
         left = "" if limit_s is None else f"the {limit_s:.3g} s that were left of "
         detail = f"{late} took longer than {left}rollout.deadline_s={task.deadline_s:g}"

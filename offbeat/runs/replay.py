@@ -12,6 +12,7 @@ from offbeat.controller.group_table import GroupRecord
 from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, recover
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import Component
 from offbeat.messages.text import printable
 from offbeat.runs.directory import SUMMARY
 from offbeat.runs.past_run import clock_time, folded, journal_of
@@ -143,7 +144,7 @@ def replay(run_dir: Path) -> Replay:
         dropped=ledger.totals.dropped,
         retried=ledger.totals.retried,
         evicted=ledger.totals.evicted,
-        restarts=story.history.tally.restarts,
+        restarts={part.value: n for part, n in story.history.tally.restarts.items()},
         engines_retired=sorted(story.history.tally.retired),
         summary=state,
         ended=ended,
@@ -195,9 +196,9 @@ class _Story:
         tally = self.history.tally
         return {
             **_expected(self.ledger),
-            "restarts": tally.restarts.get("engine", 0),
-            "worker_restarts": tally.restarts.get("worker", 0),
-            "trainer_restarts": tally.restarts.get("trainer", 0),
+            "restarts": tally.restarts.get(Component.ENGINE, 0),
+            "worker_restarts": tally.restarts.get(Component.WORKER, 0),
+            "trainer_restarts": tally.restarts.get(Component.TRAINER, 0),
             "engines_retired": sorted(tally.retired),
             "rewinds": self.ledger.lineage,
             "controller_incarnations": len(self.incarnations),

@@ -10,6 +10,7 @@ from offbeat.config.run import RunConfig
 from offbeat.controller.history import History
 from offbeat.controller.journal import JournalCorrupt, JournalVersion, recover_with_history
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import Component
 from offbeat.runs.directory import JOURNAL, SUMMARY
 from offbeat.telemetry.summary import GroupCounts, Summary
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
@@ -103,9 +104,9 @@ def journalled_summary(
         trainer_waits=trainer,
         generator_waits=engines,
         verdict=tally.verdict() if tally.trainer_s else "",
-        restarts=tally.restarts.get("engine", 0),
-        worker_restarts=tally.restarts.get("worker", 0),
-        trainer_restarts=tally.restarts.get("trainer", 0),
+        restarts=tally.restarts.get(Component.ENGINE, 0),
+        worker_restarts=tally.restarts.get(Component.WORKER, 0),
+        trainer_restarts=tally.restarts.get(Component.TRAINER, 0),
         engines_retired=sorted(tally.retired),
         rewinds=ledger.lineage,
         controller_incarnations=max(1, ledger.incarnation),

@@ -13,6 +13,7 @@ from offbeat.messages.failures import (
     OffbeatError,
     PayloadLost,
     StepOutOfOrder,
+    TrainerCall,
     TrainStepFailed,
 )
 from offbeat.messages.fences import StepKey
@@ -51,9 +52,9 @@ _MOMENTS: Final = {
 
 
 _DURING: Final = {
-    "begin_train_step": "begin",
-    "train_microbatch": "microbatch",
-    "finish_train_step": "finish",
+    "begin_train_step": TrainerCall.BEGIN,
+    "train_microbatch": TrainerCall.MICROBATCH,
+    "finish_train_step": TrainerCall.FINISH,
 }
 
 
@@ -147,7 +148,7 @@ class FakeTrainer(Actor):
         if method == "save_checkpoint":
             return self._checkpoint(args[0], kind)
         if method == "save" and args[0] != self._version:
-            raise TrainStepFailed(0, args[0], "save", f"it holds version {self._version}")
+            raise TrainStepFailed(0, args[0], TrainerCall.SAVE, f"it holds version {self._version}")
         work = _WORK.get(method)  # a final save or a close leaves no record
         return work(self, *args) if work else None
 
@@ -174,15 +175,15 @@ class FakeTrainer(Actor):
     def _step_call(self, call: SimulatedCall, kind: str) -> object:
         key: StepKey = call.args[0]
         during = _DURING[call.method]
-        if during == "begin" and key.step != self._version + 1:
+        if during is TrainerCall.BEGIN and key.step != self._version + 1:
             raise StepOutOfOrder(str(key), f"the step after version {self._version}")
 
         def work() -> object:
             if kind.endswith("_raises"):
                 raise TrainStepFailed(0, key.step, during, "out of memory")
-            if during == "begin":
+            if during is TrainerCall.BEGIN:
                 return self._begin()
-            if during == "microbatch":
+            if during is TrainerCall.MICROBATCH:
                 return self._accumulate(call)
             return self._finish(call, kind)
 
@@ -249,7 +250,7 @@ class FakeTrainer(Actor):
     def _publish(self, version: int) -> WeightRelease:
         if version != self._version:
             detail = f"it holds version {self._version}"
-            raise TrainStepFailed(0, version, "publish", detail)
+            raise TrainStepFailed(0, version, TrainerCall.PUBLISH, detail)
         self.around.record(
             ReleasePublished(self.around.loop.time(), self.life, version, self._digest)
         )
@@ -264,7 +265,9 @@ class FakeTrainer(Actor):
 
     def _checkpoint(self, version: int, kind: str) -> Checkpoint:
         if version != self._version:
-            raise TrainStepFailed(0, version, "checkpoint", f"it holds version {self._version}")
+            raise TrainStepFailed(
+                0, version, TrainerCall.CHECKPOINT, f"it holds version {self._version}"
+            )
         if self._steps.is_open:
             raise CheckpointFailed(0, version, "a step is open")
         if kind == "checkpoint_fails":

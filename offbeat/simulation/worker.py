@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from offbeat.messages.failures import FailureKind, FailureSource, OffbeatError, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
@@ -133,7 +133,7 @@ class _Rollout:
             return
         waits_for_engine = self.worker.is_open(call)
         self.worker.drop(call)
-        source = FailureSource.ENGINE if waits_for_engine else FailureSource.ENVIRONMENT
+        source = Component.ENGINE if waits_for_engine else Component.ENVIRONMENT
         infrastructure = FailureKind.INFRASTRUCTURE
         call.fail(
             RolloutFailed(
@@ -214,7 +214,7 @@ def unavailable(task: RolloutTask) -> RolloutFailed:
         task.attempt,
         OUTAGE_REASON,
         "refused",
-        FailureSource.ENVIRONMENT,
+        Component.ENVIRONMENT,
     )
 
 

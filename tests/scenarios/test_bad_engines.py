@@ -3,7 +3,7 @@
 import pytest
 
 from offbeat.controller.events import Dispatched, Dropped
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from tests.support.scenarios import RefusedRollouts, aborted_generation, play, use_rollouts
 from tests.support.world import World
 
@@ -67,7 +67,7 @@ def test_a_failure_of_the_environment_is_not_held_against_the_engine() -> None:
                 1,
                 "sandbox_unavailable",
                 "503",
-                FailureSource.ENVIRONMENT,
+                Component.ENVIRONMENT,
             )
         ]
         for prompt_index in range(20)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat.controller.events import Dropped, Returned
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
 from tests.support.fakes import FakeGenerator, FakeRollouts
@@ -29,7 +29,7 @@ class OutOfService(FakeRollouts):
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, Any]:
         if self.from_s <= asyncio.get_running_loop().time() < self.until_s:
             await asyncio.sleep(0.1)
-            source = FailureSource.ENVIRONMENT
+            source = Component.ENVIRONMENT
             raise RolloutFailed(
                 self.kind,
                 task.prompt_index,
@@ -68,7 +68,7 @@ def test_trials_during_an_outage_cost_no_prompt_its_retries(name: str) -> None:
 def test_a_prompt_that_fails_by_itself_does_not_hold_up_what_follows_an_outage() -> None:
     """Others are tried before it is tried again: the first one that is answered ends the outage."""
     world = World({"rollout": {"drop_budget": 1, "data_retries": 8, "outage_failures": 2}})
-    bad = RolloutFailed(FailureKind.DATA, 0, 1, "raised", "bad", FailureSource.ENVIRONMENT)
+    bad = RolloutFailed(FailureKind.DATA, 0, 1, "raised", "bad", Component.ENVIRONMENT)
     world.rollouts.faults = {0: [bad] * 100}
     play(world)
     world.assert_books_agree()

@@ -7,7 +7,7 @@ import pytest
 from offbeat.controller.commands import Stop
 from offbeat.controller.errors import BudgetSpent, RunFailed
 from offbeat.controller.events import Dispatched, Dropped
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from tests.support.scenarios import (
     SAMPLERS,
     PoisonedRollouts,
@@ -28,7 +28,7 @@ def test_a_prompt_that_always_hangs_is_dropped_within_the_budget(name: str) -> N
     play(world)
     world.assert_books_agree()
     assert len(world.trained) == 40
-    assert [(event.prompt_index, event.reason) for event in world.events(Dropped)] == [
+    assert [(event.prompt_index, event.detail) for event in world.events(Dropped)] == [
         (6, "deadline")
     ]
 
@@ -108,10 +108,10 @@ def test_prompts_that_hang_cost_no_healthy_engine_its_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "restarts"), [(FailureSource.ENVIRONMENT, 0), (FailureSource.ENGINE, 1)]
+    ("source", "restarts"), [(Component.ENVIRONMENT, 0), (Component.ENGINE, 1)]
 )
 def test_a_late_rollout_is_held_against_the_engine_only_if_it_waited_for_it(
-    source: FailureSource, restarts: int
+    source: Component, restarts: int
 ) -> None:
     world = World({"generator": {"request_strikes": 1}}, engines=1)
     late = RolloutFailed(FailureKind.INFRASTRUCTURE, 6, 1, "deadline", "20 s", source)

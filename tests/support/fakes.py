@@ -19,6 +19,7 @@ from offbeat.messages.failures import (
     RolloutFailed,
     StaleFence,
     StepOutOfOrder,
+    TrainerCall,
     TrainStepFailed,
     WeightsUnmoved,
     WeightSyncFailed,
@@ -287,7 +288,7 @@ class FakeTrainer:
     def _maybe_fail(self, key: StepKey, where: str) -> None:
         if where in self.fail_at.get(key.step, []):
             self.fail_at[key.step].remove(where)
-            raise TrainStepFailed(0, key.step, where, "out of memory")
+            raise TrainStepFailed(0, key.step, TrainerCall(where), "out of memory")
         if self.lose_at_step == key.step and where == "finish":
             self.lose_at_step = None
             self.die()
@@ -386,7 +387,9 @@ class FakeTrainer:
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         self._admit(fence, "publish")
         if version != len(self.steps):
-            raise TrainStepFailed(0, version, "publish", f"it holds version {len(self.steps)}")
+            raise TrainStepFailed(
+                0, version, TrainerCall.PUBLISH, f"it holds version {len(self.steps)}"
+            )
         same = self.same_release_from is not None and version >= self.same_release_from
         digest = "same" if same else self._digest()
         canary = Canary((), (), (), 0.02)
@@ -398,7 +401,7 @@ class FakeTrainer:
             raise CheckpointFailed(0, version, "no space left on device")
         if version != len(self.steps):
             held = f"it holds version {len(self.steps)}"
-            raise TrainStepFailed(0, version, "checkpoint", held)
+            raise TrainStepFailed(0, version, TrainerCall.CHECKPOINT, held)
         self.checkpoints[version], self.last_of[version] = list(self.steps), self.last
         return Checkpoint(version, self._digest(), 10, 0.1)
 

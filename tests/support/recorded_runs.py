@@ -6,6 +6,7 @@ from pathlib import Path
 
 from offbeat.controller.journal import FileJournal, open_journal, recover_with_history
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.telemetry.summary import GroupCounts, Summary
 
@@ -60,9 +61,9 @@ class RecordedRun:
             "groups": GroupCounts(**ledger.counts(), dropped=dict(ledger.totals.dropped)),
             "wall_s": 1.0,
             "weights_digest": ledger.digest,
-            "restarts": history.tally.restarts.get("engine", 0),
-            "worker_restarts": history.tally.restarts.get("worker", 0),
-            "trainer_restarts": history.tally.restarts.get("trainer", 0),
+            "restarts": history.tally.restarts.get(Component.ENGINE, 0),
+            "worker_restarts": history.tally.restarts.get(Component.WORKER, 0),
+            "trainer_restarts": history.tally.restarts.get(Component.TRAINER, 0),
             "engines_retired": list(history.tally.retired),
             "rewinds": ledger.lineage,
             "controller_incarnations": ledger.incarnation,

@@ -9,6 +9,7 @@ from offbeat.controller.fleet import EngineRecord, Fleet
 from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.training import TrainPump
+from offbeat.messages.failures import Component
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from offbeat.simulation.schedule import Strike
 
@@ -58,6 +59,7 @@ class ADigestIsNotChecked(Planted):
                 ack = await state.call(
                     f"sync of version {release.version}",
                     on=name,
+                    component=Component.ENGINE,
                     deadline_s=state.config.sync.deadline_s,
                     reply=self._generators[name].load_weights(state.fence, epoch, release),
                 )

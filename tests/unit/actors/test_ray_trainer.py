@@ -16,6 +16,7 @@ from offbeat.messages.failures import (
     SchemaError,
     StartFailed,
     StepOutOfOrder,
+    TrainerCall,
     TrainStepFailed,
     UnfitGroup,
 )
@@ -25,7 +26,7 @@ from offbeat.trainers.errors import ColumnsMissing, UnfitColumns
 from offbeat.trainers.ranks.dispatch import shares
 from offbeat.trainers.ranks.peers import PeerFailed, WorldBroken
 
-OWN = TrainStepFailed(1, 3, "microbatch", "out of memory")
+OWN = TrainStepFailed(1, 3, TrainerCall.MICROBATCH, "out of memory")
 PEER = PeerFailed(0, 1, "microbatch")
 BROKEN = WorldBroken(0, "microbatch", "Connection reset by peer")
 GONE = ActorLost("trainer rank 1", "microbatch", "killed")

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from offbeat.controller.pending_waits import PendingWaits
-from offbeat.messages.failures import ActorLost, DeadlineExceeded
+from offbeat.messages.failures import ActorLost, Component, DeadlineExceeded
 from tests.support.virtual_time import run
 
 
@@ -15,7 +15,13 @@ async def after(seconds: float, value: str = "done") -> str:
 def test_a_reply_in_time_is_returned_and_no_longer_listed() -> None:
     async def main() -> None:
         awaits = PendingWaits()
-        reply = awaits.call("train pump", on="the trainer", deadline_s=5, reply=after(4, "reply"))
+        reply = awaits.call(
+            "train pump",
+            on="the trainer",
+            component=Component.TRAINER,
+            deadline_s=5,
+            reply=after(4, "reply"),
+        )
         assert await reply == "reply"
         assert awaits.oldest() == ""
 
@@ -26,7 +32,13 @@ def test_an_overdue_call_is_cancelled_and_names_who_waited_for_whom_and_how_long
     async def main() -> None:
         awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
         with pytest.raises(DeadlineExceeded) as overdue:
-            await awaits.call("sync of version 3", on="generator-1", deadline_s=2.5, reply=reply)
+            await awaits.call(
+                "sync of version 3",
+                on="generator-1",
+                component=Component.TRAINER,
+                deadline_s=2.5,
+                reply=reply,
+            )
         assert asyncio.get_running_loop().time() == 2.5
         assert str(overdue.value) == (
             "sync of version 3 waited for generator-1 longer than its deadline of 2.5 s"
@@ -44,7 +56,9 @@ def test_a_timeout_of_the_callee_is_not_ours() -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError, match="the callee's own"):
-            await PendingWaits().call("a pump", on="an actor", deadline_s=2, reply=times_out())
+            await PendingWaits().call(
+                "a pump", on="an actor", component=Component.ENGINE, deadline_s=2, reply=times_out()
+            )
 
     run(main())
 
@@ -52,7 +66,9 @@ def test_a_timeout_of_the_callee_is_not_ours() -> None:
 def test_a_cancel_from_outside_stays_a_cancel_and_reaches_the_reply() -> None:
     async def main() -> None:
         awaits, reply = PendingWaits(), asyncio.ensure_future(after(60))
-        call = asyncio.ensure_future(awaits.call("a", on="b", deadline_s=9, reply=reply))
+        call = asyncio.ensure_future(
+            awaits.call("a", on="b", component=Component.TRAINER, deadline_s=9, reply=reply)
+        )
         await asyncio.sleep(1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -71,13 +87,22 @@ def test_a_remote_call_within_its_deadline_is_a_sign_of_life_and_other_waits_are
             asyncio.ensure_future(each)
             for each in (
                 awaits.local("a pump", on="room", until=asyncio.sleep(50)),
-                awaits.call("a probe", on="b", deadline_s=99, reply=after(50), background=True),
+                awaits.call(
+                    "a probe",
+                    on="b",
+                    component=Component.TRAINER,
+                    deadline_s=99,
+                    reply=after(50),
+                    background=True,
+                ),
             )
         ]
         await asyncio.sleep(1)
         assert awaits.healthy_until == -float("inf")
         waits += [
-            asyncio.ensure_future(awaits.call("c", on="d", deadline_s=s, reply=after(50)))
+            asyncio.ensure_future(
+                awaits.call("c", on="d", component=Component.TRAINER, deadline_s=s, reply=after(50))
+            )
             for s in (70, 80)
         ]
         await asyncio.sleep(1)
@@ -95,7 +120,13 @@ def test_the_list_shows_the_oldest_waits_first_and_counts_the_others() -> None:
         for number in range(8):
             calls.append(
                 asyncio.ensure_future(
-                    awaits.call(f"pump {number}", on="x", deadline_s=99, reply=after(50))
+                    awaits.call(
+                        f"pump {number}",
+                        on="x",
+                        component=Component.TRAINER,
+                        deadline_s=99,
+                        reply=after(50),
+                    )
                 )
             )
             await asyncio.sleep(1)
@@ -123,7 +154,9 @@ def test_a_late_call_that_does_not_take_its_cancel_leaves_the_caller_uncancelled
             raise ActorLost("actor", "cleanup", "it is gone") from None
 
     async def main() -> None:
-        call = PendingWaits().call("a pump", on="an actor", deadline_s=2, reply=cleans_up())
+        call = PendingWaits().call(
+            "a pump", on="an actor", component=Component.ENGINE, deadline_s=2, reply=cleans_up()
+        )
         if answers:
             assert await call == "all the same"
         else:

@@ -52,7 +52,7 @@ from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.journal.frames import HEADER_BYTES, SEGMENT, frame, header
 from offbeat.controller.journal.reading import fold
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import OffbeatError
+from offbeat.messages.failures import Component, OffbeatError
 from offbeat.messages.groups import Receipt
 
 RECEIPT = Receipt(
@@ -71,7 +71,7 @@ RECEIPT = Receipt(
 )
 EVERY_KIND: list[AnyEvent] = [
     Opened("run-1", 1),
-    Joined("engine", "generator-0", "life-1"),
+    Joined(Component.ENGINE, "generator-0", "life-1"),
     Retired("generator-1", "it died at every start"),
     TrainerReplaced("killed", found=True),
     Spent({"compute": 1.5}, {"compute": 2.5}, 0.5, 0.25, 1),

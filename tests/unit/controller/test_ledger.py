@@ -147,7 +147,7 @@ def test_a_refused_step_costs_its_groups_and_no_version() -> None:
     ledger.claim([0, 1], 1, 1)
     ledger.refused(1, 1, "gradient_nan")
     assert ledger.trainer_version == 0
-    assert ledger.totals.dropped == {"gradient_nan": 2}
+    assert ledger.totals.dropped == {"step_not_applied": 2}
     assert not ledger.groups
 
 

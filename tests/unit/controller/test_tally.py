@@ -9,16 +9,17 @@ import pytest
 from offbeat.controller.events import AnyEvent, Event, Joined, Opened, Spent, TrainerReplaced
 from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.failures import Component
 from tests.support.virtual_time import run
 from tests.support.world import World
 
 
 def engine(index: int, life: int) -> Joined:
-    return Joined("engine", f"generator-{index}", f"life-{life}")
+    return Joined(Component.ENGINE, f"generator-{index}", f"life-{life}")
 
 
 def trainer(life: int) -> Joined:
-    return Joined("trainer", "trainer", f"life-{life}")
+    return Joined(Component.TRAINER, "trainer", f"life-{life}")
 
 
 def history_of(*events: Event) -> History:
@@ -28,7 +29,7 @@ def history_of(*events: Event) -> History:
     return history
 
 
-def restarts(*events: Event) -> dict[str, int]:
+def restarts(*events: Event) -> dict[Component, int]:
     return history_of(*events).tally.restarts
 
 
@@ -37,7 +38,7 @@ RESUMED = Opened("run", 3, "b")
 
 
 def test_a_process_that_takes_the_place_of_another_is_a_restart() -> None:
-    worker = [Joined("worker", "environment-0", name) for name in ("x", "y", "z")]
+    worker = [Joined(Component.WORKER, "environment-0", name) for name in ("x", "y", "z")]
     joined = engine(0, 1), engine(1, 1), engine(0, 2), *worker
     assert restarts(FIRST, *joined) == {"engine": 1, "worker": 2}
 

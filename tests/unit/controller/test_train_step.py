@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from offbeat.controller.failpoints import Failpoint
-from offbeat.messages.failures import TrainStepFailed
+from offbeat.messages.failures import TrainerCall, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult, LossSpec, PreparedColumns
 from tests.support.fakes import FakeTrainer
@@ -28,7 +28,7 @@ class Untimely(FakeTrainer):
 
     def reached(self, point: Failpoint) -> None:
         if point is Failpoint.COMMITTED and self.running is not None:
-            failure = TrainStepFailed(0, 1, "microbatch", "out of memory")
+            failure = TrainStepFailed(0, 1, TrainerCall.MICROBATCH, "out of memory")
             asyncio.get_running_loop().call_soon(self.running.set_exception, failure)
             self.running = None
 

@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.controller.errors import BudgetSpent
 from offbeat.controller.events import Rewound, StepIntent
-from offbeat.messages.failures import ActorLost, TrainStepFailed
+from offbeat.messages.failures import ActorLost, TrainerCall, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Chunk, ChunkResult, StepResult
 from offbeat.messages.weights import WeightRelease
@@ -180,7 +180,7 @@ def test_a_trainer_that_cannot_abort_a_step_is_replaced() -> None:
     class Spoiled(FakeTrainer):
         async def abort_train_step(self, fence: Fence, key: StepKey) -> None:
             if self.lives == 1:
-                raise TrainStepFailed(0, key.step, "abort", "an illegal memory access")
+                raise TrainStepFailed(0, key.step, TrainerCall.ABORT, "an illegal memory access")
             await super().abort_train_step(fence, key)
 
     world.trainer = Spoiled(fail_at={3: ["microbatch"]})

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.rollouts.calls import Generate
 from offbeat.rollouts.deadline import within_deadline
@@ -44,7 +44,7 @@ def late(generate: Generate, roll_out: Any) -> tuple[RolloutFailed, float]:
 def test_a_rollout_whose_engine_does_not_answer_is_held_against_the_engine() -> None:
     failure, at_s = late(never, one_turn)
     assert (failure.kind, failure.reason) == (FailureKind.INFRASTRUCTURE, "deadline")
-    assert failure.source is FailureSource.ENGINE
+    assert failure.source is Component.ENGINE
     assert "engine-0 took longer than rollout.deadline_s=20" in str(failure)
     assert at_s == 20.0
 
@@ -55,7 +55,7 @@ def test_a_rollout_whose_environment_hangs_is_not_held_against_the_engine() -> N
         await asyncio.Event().wait()
 
     failure, _ = late(one_second, hangs_after_an_answer)
-    assert failure.source is FailureSource.ENVIRONMENT
+    assert failure.source is Component.ENVIRONMENT
     assert "the environment took longer" in str(failure)
 
 
@@ -66,7 +66,7 @@ def test_a_late_rollout_of_several_episodes_waits_for_the_engine_if_one_of_them_
             episodes.create_task(asyncio.sleep(1000.0))
 
     failure, _ = late(never, two_episodes)
-    assert failure.source is FailureSource.ENGINE
+    assert failure.source is Component.ENGINE
 
 
 def test_a_rollout_within_its_deadline_is_left_as_it_is() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.protocol import Environment, EnvironmentUnavailable, SingleTurn
 from offbeat.environments.stub import StubEnvironment
-from offbeat.messages.failures import ActorLost, FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.rollouts.columns import Columns, version_of_each_token
@@ -141,7 +141,7 @@ def test_an_environment_that_is_out_of_service_blames_neither_prompt_nor_engine(
 
     told = failure(task(), answers("7", "8"), Unreachable())
     assert (told.kind, told.reason) == (FailureKind.INFRASTRUCTURE, "environment_unavailable")
-    assert told.source is FailureSource.ENVIRONMENT
+    assert told.source is Component.ENVIRONMENT
     assert "503" in told.detail
 
 

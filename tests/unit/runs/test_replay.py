@@ -21,6 +21,7 @@ from offbeat.controller.events import (
     Retired,
     ReturnKind,
 )
+from offbeat.messages.failures import Component
 from offbeat.runs.past_run import NotARun
 from offbeat.runs.replay import replay
 from tests.support.recorded_runs import RecordedRun
@@ -119,10 +120,10 @@ def test_a_summary_that_says_something_else_is_told_line_by_line(run: RecordedRu
 
 def has_lost_processes(run: RecordedRun) -> None:
     for life in "abc":
-        run.ledger.note(Joined("engine", "generator-0", life))
-        run.ledger.note(Joined("worker", "environment-0", life))
+        run.ledger.note(Joined(Component.ENGINE, "generator-0", life))
+        run.ledger.note(Joined(Component.WORKER, "environment-0", life))
     for life in "ab":
-        run.ledger.note(Joined("trainer", "trainer", life))
+        run.ledger.note(Joined(Component.TRAINER, "trainer", life))
     run.ledger.note(Retired("generator-1", "it died at every start"))
 
 
@@ -141,7 +142,7 @@ def test_a_summary_that_counts_all_lives_agrees(run: RecordedRun) -> None:
     has_lost_processes(run)
     run.close()
     again = RecordedRun(run.run_dir, incarnation=2)
-    again.ledger.note(Joined("engine", "generator-0", "d"))
+    again.ledger.note(Joined(Component.ENGINE, "generator-0", "d"))
     again.summarise()
     again.close()
     result = offbeat("replay", run.run_dir)
