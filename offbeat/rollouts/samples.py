@@ -14,7 +14,7 @@ from typing import Final, Literal, Self
 
 import msgspec
 
-from offbeat.messages.failures import FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateResult
 from offbeat.messages.groups import (
     LATE,
@@ -56,7 +56,7 @@ class SampleFailurePolicy:
         return (
             self.on_failed != "fail_group"
             and failure.kind is not FailureKind.BUG
-            and failure.source is FailureSource.ENVIRONMENT
+            and failure.source is Component.ENVIRONMENT
         )
 
 
@@ -192,7 +192,7 @@ def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
         f"{task.min_valid_samples}; sample {index} failed with {first.reason}: {first.detail}"
     )
     raise RolloutFailed(
-        first.kind, task.prompt_index, task.attempt, TOO_FEW, detail, FailureSource.ENVIRONMENT
+        first.kind, task.prompt_index, task.attempt, TOO_FEW, detail, Component.ENVIRONMENT
     ) from first
 
 

@@ -16,7 +16,7 @@ from offbeat.environments.protocol import (
     Response,
     SingleTurn,
 )
-from offbeat.messages.failures import ActorLost, FailureKind, FailureSource, RolloutFailed
+from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
 from offbeat.rollouts.calls import Generate
@@ -207,7 +207,7 @@ def test_a_group_with_too_few_valid_samples_has_failed_by_a_reason_of_its_own() 
 def test_too_few_for_want_of_infrastructure_may_be_tried_elsewhere() -> None:
     told = failure(Flaky({0: [raises], 2: [unavailable]}), MASK)
     assert (told.kind, told.reason) == (FailureKind.INFRASTRUCTURE, TOO_FEW)
-    assert told.source is FailureSource.ENVIRONMENT
+    assert told.source is Component.ENVIRONMENT
 
 
 def test_by_default_a_failed_sample_fails_its_group() -> None:
@@ -234,7 +234,7 @@ def test_a_sample_that_waits_for_its_engine_too_long_is_held_against_the_engine(
         raise AssertionError
 
     told = failure(Flaky({}), RETRY, engine=never)
-    assert (told.reason, told.source) == ("deadline", FailureSource.ENGINE)
+    assert (told.reason, told.source) == ("deadline", Component.ENGINE)
 
 
 def test_a_prompt_that_does_not_fit_is_not_tried_sample_by_sample() -> None:
