@@ -34,6 +34,7 @@ def test_a_directory_of_the_same_name_on_another_machine_is_not_taken_for_it(
     there.mkdir()
     with new_token(here) as token, new_token(there):
         assert not is_shared(there, token, Driver(here))
+        assert not is_shared(there, token, None), "nor by a process on the machine of the driver"
         (there / token.name).write_text("of a former run")
         assert not is_shared(there, token, Driver(here))
         assert not is_shared(tmp_path / "nowhere", token, Driver(here))

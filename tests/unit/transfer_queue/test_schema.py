@@ -27,6 +27,11 @@ def test_a_whole_group_passes_and_weighs_the_sum_of_its_columns() -> None:
     assert payload_bytes(columns) == 12 + 12 + 24 + 3 + 12 + 12 + 8
 
 
+def test_a_group_of_one_sample_passes() -> None:
+    columns = {**group(), "response_offsets": np.array([0, 3], np.int64)}
+    check({**columns, "rewards": np.array([1.0], np.float32)})
+
+
 @pytest.mark.parametrize(
     ("column", "values", "complaint"),
     [
