@@ -34,7 +34,7 @@ LAST_WORD: Final = (
 REASONS: Final[dict[str, tuple[str, ...]]] = {
     RAISED_AGAIN: (
         "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
-        "actors/embedded_engine_actor.py EmbeddedEngineActor._take.commit",
+        "actors/embedded_engine_actor.py EmbeddedEngineActor._take",
         "actors/environment_worker_actor.py EnvironmentActor._roll_out",
         "actors/trainer_actor.py TrainerActor._classified",
         "actors/trainer_actor.py TrainerActor._together",
@@ -52,7 +52,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/killable.py RewardPool.start",
         "environments/user_code.py load_target",
         "generators/vllm/calls.py Calls.however_long",
-        "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside.told",
+        "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside",
         "generators/vllm/transfer_engine.py ShmTransferEngine._load",
         "generators/vllm/weights.py WeightUpdates._update",
         "launch/cluster.py start_ray",
@@ -79,15 +79,15 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "actors/call_batching.py CallBatcher._carry",
         "actors/call_batching.py ReplyBatcher._answer",
         "endpoint/server.py AgentEndpoint._in_openai_form",  # as status 500; the sample fails with it
-        "generators/broadcasts.py in_thread.run",
+        "generators/broadcasts.py in_thread",
         "generators/engine_loop.py EngineLoop._obey",
-        "launch/bounded_call.py bounded.answer",
+        "launch/bounded_call.py bounded",
         "queue_service/server/request_handler.py RequestHandler._save",
         "queue_service/server/request_handler.py RequestHandler._serve",
         "queue_service/server/request_handler.py RequestHandler.take",
     ),
     USER_CODE: (
-        "environments/reward_child.py _answer_at_once.answer",
+        "environments/reward_child.py _answer_at_once",
         "environments/reward_child.py _answer_in_turn",
         "launch/checks/prompt_lengths.py _longest",  # a chat template
     ),
@@ -127,12 +127,17 @@ def is_broad(types: ast.expr | None) -> bool:
     return any(isinstance(each, ast.Name) and each.id in BROAD for each in ast.walk(types))
 
 
-def broad_handlers(node: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
-    """Yield the scope of each broad handler below ``node``, and whether the handler ends in raise."""
+def broad_handlers(
+    node: ast.AST, scope: tuple[str, ...] = (), *, in_function: bool = False
+) -> Iterator[tuple[str, bool]]:
+    """Yield the scope of each broad handler below ``node``, and whether the handler ends in raise.
+
+    The scope is a function of the module or a method; functions inside of it belong to it.
+    """
     for child in ast.iter_child_nodes(node):
-        inner = scope
+        inner, is_function = scope, isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = (*scope, child.name)
+            inner = scope if in_function else (*scope, child.name)
         elif isinstance(child, ast.ExceptHandler) and is_broad(child.type):
             yield ".".join(scope), isinstance(child.body[-1], ast.Raise)
         elif (
@@ -141,7 +146,7 @@ def broad_handlers(node: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[tuple
             and any(is_broad(each) for each in child.args)
         ):
             yield ".".join(scope), False
-        yield from broad_handlers(child, inner)
+        yield from broad_handlers(child, inner, in_function=in_function or is_function)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +178,7 @@ def test_what_is_said_to_be_raised_again_is(found: list[tuple[str, bool]]) -> No
     [
         ("def f():\n try: g()\n except Exception: pass", [("f", False)]),
         ("class A:\n def f(self):\n  try: g()\n  except: raise", [("A.f", True)]),
+        ("def f():\n def h():\n  try: g()\n  except Exception: pass", [("f", False)]),
         ("try: g()\nexcept (OSError, BaseException) as e: raise X from e", [("", True)]),
         ("with contextlib.suppress(ValueError, Exception): g()", [("", False)]),
         ("try: g()\nexcept (OSError, ValueError): pass", []),
