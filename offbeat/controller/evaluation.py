@@ -104,12 +104,15 @@ class Evaluation:
         """Return an engine that serves the requested version or a newer one, pinned to it."""
         state, fleet = self._state, self._state.fleet
 
-        def pinned() -> bool:
-            self._engine = self._engine or fleet.pin(max(asked, fleet.serving_version))
-            return self._engine is not None
-
-        await state.until(Pump.EVALUATION, f"an engine with version {asked}", pinned)
-        engine = fleet.engines[self._engine or ""]
+        await state.until(
+            Pump.EVALUATION,
+            f"an engine with version {asked}",
+            lambda: fleet.can_pin(max(asked, fleet.serving_version)),
+        )
+        self._engine = fleet.pin(max(asked, fleet.serving_version))
+        if self._engine is None:
+            raise LookupError(f"no engine serves version {asked}, and one did when it was chosen")
+        engine = fleet.engines[self._engine]
         state.engine_moved(engine.name)
         return engine
 

@@ -304,6 +304,10 @@ class Fleet:
 
     # --- evaluations and rewinds -----------------------------------------------------------------
 
+    def can_pin(self, version: int) -> bool:
+        """Return whether a HEALTHY unpinned engine serves exactly ``version``."""
+        return any(engine.version == version for engine in self._routed)
+
     def pin(self, version: int) -> str | None:
         """Hold an engine at exactly ``version``; None when no HEALTHY unpinned one serves it.
 

@@ -15,7 +15,7 @@ one, because its key is then not the next.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -40,6 +40,14 @@ Advantages = Callable[[tuple[float, ...], tuple[bool, ...]], tuple[float, ...]]
 _QUEUED_CALLS: Final = 3  # unanswered trainer calls at most: one running, the rest ready to run
 
 
+class _Due(NamedTuple):
+    """Groups that the step in progress takes now."""
+
+    prompt_indices: list[int]  # empty: the step is complete, or nothing more can come
+    is_cut_short: bool = False  # by a stop, before its batch was complete
+    is_empty_batch: bool = False  # every prompt of the step was dropped
+
+
 class TrainStep:
     """Makes attempts at a step; the caller retries, or replaces the trainer."""
 
@@ -61,11 +69,19 @@ class TrainStep:
         )
         self._whole_batches = state.config.generator.deterministic
         self._queued = 0
-        self._selected = list[int]()
-        self._is_cut_short = False
 
     async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:
         """Train one step. None: no group is left to train, or the run is to stop.
+
+        1. ``_next_chunk``: wait for enough ready groups; the sampler selects.
+        2. ``claim``: they leave the buffer for the step; the ledger records it.
+        3. ``begin_train_step``, once: the trainer opens the step.
+        4. ``_prepared``: staleness is checked again, logprobs and advantages are computed.
+        5. ``train_microbatch``: the chunk is queued behind the calls before it. Again from 1.
+        6. ``snapshot_made``: the weights of the step before are copied, so they may change.
+        7. ``intend``: the journal knows, durably, that the step is about to be applied.
+        8. ``finish_train_step``: the optimizer steps, or refuses.
+        9. ``applied`` or ``refused``, durably: version + 1, or dropped groups. Payloads are freed.
 
         A step that a stop meets before its batch is complete is still open then: its claimed groups
         are a fragment of a batch, and applying it would be an update of another size than all others.
@@ -75,8 +91,8 @@ class TrainStep:
         """
         state, trainer, begun = self._state, self._trainer_client.trainer, False
         async with asyncio.TaskGroup() as calls:
-            while prompt_indices := await self._next_chunk(measures):
-                groups = state.ledger.claim(prompt_indices, key.step, key.attempt)
+            while (due := await self._next_chunk(measures)).prompt_indices:
+                groups = state.ledger.claim(due.prompt_indices, key.step, key.attempt)
                 state.moved()
                 state.reached(Failpoint.CLAIMED)
                 if not begun:
@@ -88,7 +104,7 @@ class TrainStep:
                 call = partial(trainer.train_microbatch, state.fence, key, chunk)
                 await self._queue(calls, f"microbatch {key.seq} of step {key.step}", call)
                 state.reached(Failpoint.CHUNK_SENT)
-            if not begun or self._is_cut_short:
+            if not begun or due.is_cut_short:
                 return None
             with measures.timed("sync"):
                 await self._sync.snapshot_made()
@@ -140,46 +156,55 @@ class TrainStep:
 
     # --- chunks ----------------------------------------------------------------------------------
 
-    async def _next_chunk(self, measures: StepMetricsBuilder) -> list[int]:
-        """Prompt indices to train next; empty when the step is complete or nothing more can come."""
+    async def _next_chunk(self, measures: StepMetricsBuilder) -> "_Due":
+        """Wait for groups to train next, for the end of the step, or for the last that can come.
+
+        Raises:
+            EmptyBatch: Every prompt of the step was dropped.
+            TrainerLost: Another pump has found out.
+        """
         state = self._state
         state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
         with measures.timed("wait_groups"):
-            await state.until(Pump.TRAIN, "ready groups", self._chunk_or_end)
-        state.busy.trainer_waits(TrainerTime.CONTROLLER)
-        return self._selected
-
-    def _chunk_or_end(self) -> bool:
-        """Return whether ``_selected`` holds the next chunk, or is empty for good."""
-        state, ledger = self._state, self._state.ledger
+            await state.until(
+                Pump.TRAIN,
+                "ready groups",
+                lambda: state.trainer_lost is not None or self._due() is not None,
+            )
         state.check_trainer()
-        self._selected, self._is_cut_short = [], False
+        state.busy.trainer_waits(TrainerTime.CONTROLLER)
+        due = self._due()
+        if due is None:
+            raise AssertionError("woken before the step could go on")
+        if due.is_empty_batch:
+            raise EmptyBatch(state.step)
+        return due
+
+    def _due(self) -> "_Due | None":
+        """Return what the step takes now; None while it is to wait. Changes nothing."""
+        state, ledger = self._state, self._state.ledger
         groups_needed = state.groups_needed
         if groups_needed <= 0:
-            if not ledger.training:
-                raise EmptyBatch(state.step)
-            return True
+            return _Due([], is_empty_batch=not ledger.training)
         last = state.exhausted and not ledger.in_flight and not self._more_waits()
         if state.stopping:
             ready = state.sampler.select(state.view) if ledger.training else []
-            if len(ready) >= groups_needed or (last and ledger.training):
-                self._selected = ready  # they complete the batch, or nothing else ever can
-            else:
-                self._is_cut_short = True
-            return True
+            completes = len(ready) >= groups_needed or (last and bool(ledger.training))
+            return _Due(ready) if completes else _Due([], is_cut_short=True)
         enough = len(ledger.ready) >= groups_needed or (
             ledger.ready_tokens >= self._min_tokens and not self._whole_batches
         )
         if not (enough or last):
-            return False
-        self._selected = state.sampler.select(state.view)
+            return None
+        selected = state.sampler.select(state.view)
         left = len(ledger.ready) + ledger.admitted
-        if last and not self._selected and left and not ledger.training:
-            raise EmptyBatch(state.step)  # all of its own prompts were dropped
-        if len(self._selected) >= groups_needed or last:
-            return True
-        tokens = sum(ledger.ready[prompt_index].tokens for prompt_index in self._selected)
-        return tokens >= self._min_tokens and not self._whole_batches
+        if last and not selected and left and not ledger.training:
+            return _Due([], is_empty_batch=True)  # all of its own prompts were dropped
+        if len(selected) >= groups_needed or last:
+            return _Due(selected)
+        tokens = sum(ledger.ready[prompt_index].tokens for prompt_index in selected)
+        is_whole_chunk = tokens >= self._min_tokens and not self._whole_batches
+        return _Due(selected) if is_whole_chunk else None
 
     def _more_waits(self) -> bool:
         """A group will be rolled out again that this step may train, not only a later one."""

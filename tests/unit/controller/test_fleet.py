@@ -216,7 +216,15 @@ def test_the_only_serving_engine_takes_groups_pinned_or_not() -> None:
 
 @pytest.mark.parametrize("version", [2, 4])
 def test_no_engine_is_pinned_to_a_version_that_it_does_not_serve(version: int) -> None:
-    assert synced(3, 3).pin(version) is None
+    fleet = synced(3, 3)
+    assert not fleet.can_pin(version)
+    assert fleet.pin(version) is None
+
+
+def test_the_look_for_an_engine_to_pin_pins_none() -> None:
+    fleet = synced(3, 3)
+    assert fleet.can_pin(3)
+    assert fleet.in_sync_set() == ["generator-0", "generator-1"]
 
 
 def test_the_engine_pinned_is_the_one_with_the_least_to_do() -> None:
