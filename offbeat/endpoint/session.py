@@ -8,7 +8,7 @@ first branch that holds it.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -21,7 +21,6 @@ from offbeat.endpoint.errors import LimitExceeded, SessionFinished
 from offbeat.endpoint.template_bridge import (
     AnsweredChat,
     BranchReason,
-    ChatTemplate,
     RenderedPrompt,
     TemplateBridge,
 )
@@ -107,8 +106,7 @@ class SampleSession:
     """The turns of one sample. All methods belong to one event loop."""
 
     engine: EngineClient
-    template: ChatTemplate
-    end_texts: Mapping[int, str]
+    bridge: TemplateBridge
     sample: int = 0
     limits: SessionLimits = field(default_factory=SessionLimits)
     turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
@@ -116,13 +114,9 @@ class SampleSession:
     is_finished: bool = False
     open_requests: int = 0
     _numbers: "count[int]" = field(default_factory=count)
-    _bridge: TemplateBridge = field(init=False)
     _by_conversation: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
     _parents: set[int] = field(default_factory=set[int])  # numbers of turns that were continued
     _tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self._bridge = TemplateBridge(self.template, self.end_texts)
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -214,7 +208,7 @@ class SampleSession:
     async def _prompt(
         self, request: ChatTurn
     ) -> tuple[Turn | None, BranchReason | None, RenderedPrompt]:
-        bridge, reason = self._bridge, BranchReason.OPENING
+        bridge, reason = self.bridge, BranchReason.OPENING
         if any(message.role == "assistant" for message in request.messages):
             reason = BranchReason.HISTORY_EDITED
         for parent in self._continued_by(request.messages):
@@ -286,7 +280,7 @@ class SampleSession:
 
     def _text(self, result: GenerateResult, stop: Sequence[str]) -> str:
         reason, ids = result.finish_reasons[0], result.token_ids.tolist()
-        text = self.template.decode(ids[:-1] if reason == "stop" else ids)
+        text = self.bridge.template.decode(ids[:-1] if reason == "stop" else ids)
         return text_before_stop(text, stop) if reason == STOPPED_AT_STRING else text
 
     def _record(self, turn: Turn) -> Turn:

@@ -74,11 +74,12 @@ class AnsweredChat:
 
 
 class TemplateBridge:
-    """Prompts by a chat template; pure."""
+    """Prompts by a chat template; pure. One serves all samples of a model."""
 
     def __init__(self, template: ChatTemplate, end_texts: Mapping[int, str]) -> None:
         """``end_texts``: the tokens that end a turn, as the template writes them."""
-        self._template, self._ends = template, dict(end_texts)
+        self.template, self._ends = template, dict(end_texts)
+        self._opening: str | None = None  # what the template writes to open an answer, once known
 
     def opening(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedPrompt:
         """Return the prompt of a conversation without a history.
@@ -86,8 +87,8 @@ class TemplateBridge:
         Raises:
             TemplateRefused: The template does not take these messages.
         """
-        text = self._template.render(messages, tools, opens_answer=True)
-        token_ids = tuple(self._template.encode(text))
+        text = self.template.render(messages, tools, opens_answer=True)
+        token_ids = tuple(self.template.encode(text))
         return RenderedPrompt(text, token_ids, token_ids)
 
     def extend(
@@ -105,8 +106,7 @@ class TemplateBridge:
             return BranchReason.HISTORY_EDITED
         if tools != history.tools:
             return BranchReason.TOOLS_CHANGED
-        render = self._template.render
-        asked = render(history.messages[:-1], tools, opens_answer=False)
+        render, asked = self.template.render, self._asked(history)
         answered = render(history.messages, tools, opens_answer=False)
         following = render(messages, tools, opens_answer=True)
         answer, content = answered[len(asked) :], history.messages[-1].content.strip()
@@ -118,8 +118,18 @@ class TemplateBridge:
         ):
             return BranchReason.TEMPLATE_REWRITES_HISTORY
         behind = self._behind(answer, content, last=history.token_ids[-1])
-        new_ids = tuple(self._template.encode(behind + following[len(answered) :]))
+        new_ids = tuple(self.template.encode(behind + following[len(answered) :]))
         return RenderedPrompt(following, (*history.token_ids, *new_ids), new_ids)
+
+    def _asked(self, history: AnsweredChat) -> str:
+        """Return the text of the prompt of a turn, without the opening of the answer."""
+        text, opening = history.prompt_text, self._opening
+        if opening is not None and text.endswith(opening):
+            return text.removesuffix(opening)
+        asked = self.template.render(history.messages[:-1], history.tools, opens_answer=False)
+        if text.startswith(asked):
+            self._opening = text.removeprefix(asked)
+        return asked
 
     def _behind(self, answer: str, content: str, *, last: int) -> str:
         """Return what the template writes behind the last token that was drawn of an answer."""

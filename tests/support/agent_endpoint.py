@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from offbeat.endpoint.session import SampleSession, SessionLimits
+from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.generators.stop_strings import StopMatcher
 from offbeat.messages.generation import (
@@ -140,4 +141,5 @@ def session(
     made = template(chat_template)
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     client = EngineClient(task(seed), engine.generate, sampling, max_model_len)
-    return SampleSession(client, made, made.end_texts(end_ids), limits=limits or SessionLimits())
+    bridge = TemplateBridge(made, made.end_texts(end_ids))
+    return SampleSession(client, bridge, limits=limits or SessionLimits())
