@@ -30,7 +30,8 @@ from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
 from offbeat.rendezvous.frames import StoreAddress
 from offbeat.rendezvous.interface import AddressNotLocal, interface_of
-from offbeat.run_files.transfer import remove, send
+from offbeat.run_files.disk import DISK
+from offbeat.run_files.transfer import send
 from offbeat.trainers.backend import Advantages, TrainerBackend
 from offbeat.trainers.canaries import Canaries
 from offbeat.trainers.checkpoints.mirrored import FOLDER, MirroredCheckpoints
@@ -298,7 +299,7 @@ class TrainerActor:
         self._split.save(model)
         if files is not None:
             send(files, model, FOLDER, name)
-            remove(model)
+            DISK.remove(model)
 
     def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
         """Save the state that ``restore`` needs, completely and durably. Training waits meanwhile.
@@ -340,7 +341,7 @@ class TrainerActor:
         if self._log is not None:
             self._log.close()
         if self._place.files is not None:
-            remove(self._checkpoints)  # the run directory has copies
+            DISK.remove(self._checkpoints)  # the run directory has copies
 
     def _restored(self, at_most: int) -> TrainerState:
         found = self._store.rewind(at_most)

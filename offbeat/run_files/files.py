@@ -16,6 +16,7 @@ import structlog
 import xxhash
 
 from offbeat.messages.failures import OffbeatError
+from offbeat.run_files.disk import DISK
 from offbeat.run_files.place import RunDirToken
 
 log = structlog.stdlib.get_logger()
@@ -133,16 +134,16 @@ class RunFiles:
             return  # a repetition of the same call
         if source.is_dir() and target.exists():
             aside = self._path(f"{PurePosixPath(new).parent}/.partial_old_{target.name}")
-            _remove(aside)
+            DISK.remove(aside)
             target.rename(aside)
             source.rename(target)
-            _remove(aside)
+            DISK.remove(aside)
         else:
             source.replace(target)
-        _sync(target.parent)
+        DISK.sync(target.parent)
 
     def remove(self, name: str) -> None:
-        _remove(self._path(name))
+        DISK.remove(self._path(name))
 
     def _path(self, name: str) -> Path:
         """Return the local path of a received name.
@@ -200,20 +201,5 @@ def _opened(path: Path, flags: int) -> Generator[int]:
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         yield handle
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import secrets
-import shutil
 from pathlib import Path
 from typing import Final
 
+from offbeat.run_files.disk import DISK
 from offbeat.run_files.files import CHUNK_BYTES, Files, Fingerprint
 
 _PARTIAL: Final = ".partial_"
@@ -39,15 +39,15 @@ def fetch(files: Files, folder: str, name: str, content: Fingerprint, target: Pa
         OSError: A disk or the transfer failed.
     """
     partial = target.with_name(f"{_PARTIAL}{target.name}_{os.getpid()}")
-    remove(partial)
+    DISK.remove(partial)
     try:
         for relative, nbytes, _ in content:
             source = f"{folder}/{name}/{relative}" if relative else f"{folder}/{name}"
             _fetch_file(files, source, nbytes, partial / relative if relative else partial)
-        remove(target)
+        DISK.remove(target)
         partial.rename(target)
     finally:
-        remove(partial)
+        DISK.remove(partial)
 
 
 def _send_file(files: Files, local: Path, name: str) -> None:
@@ -73,11 +73,3 @@ def _fetch_file(files: Files, name: str, nbytes: int, target: Path) -> None:
                 raise OSError(f"{name} ends after {offset} of {nbytes} bytes")
             file.write(data)
             offset += len(data)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link, or a directory with all that is in it."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -21,7 +21,6 @@ import msgspec
 from offbeat.controller.events import Event
 from offbeat.controller.group_table import GroupTable
 from offbeat.controller.history import History
-from offbeat.controller.journal.disk import SYSTEM_DISK, JournalDisk
 from offbeat.controller.journal.errors import (
     JournalFailed,
     JournalTaken,
@@ -30,6 +29,7 @@ from offbeat.controller.journal.files import Rotation, Segments
 from offbeat.controller.journal.reading import SavedState, journalled_steps_after
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import StepsAfter
+from offbeat.run_files.disk import DISK, Disk
 
 _PER_GROUP: Final = 4  # records for each group outstanding: a snapshot costs as much as they do,
 _CHEAP: Final = 1000  # and one of so many groups, about a millisecond of the loop
@@ -45,7 +45,7 @@ def open_journal(
     run_blocking: RunBlocking,
     *,
     snapshot_records: int,
-    disk: JournalDisk = SYSTEM_DISK,
+    disk: Disk = DISK,
     unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
     """Begin a new incarnation: return the state so far, and the journal that goes on from it.

@@ -14,7 +14,6 @@ from typing import Self
 
 import structlog
 
-from offbeat.controller.journal.disk import JournalDisk
 from offbeat.controller.journal.errors import JournalFailed, JournalTaken
 from offbeat.controller.journal.frames import SEGMENT, SNAPSHOT, frame, header
 from offbeat.controller.journal.reading import (
@@ -24,6 +23,7 @@ from offbeat.controller.journal.reading import (
     segment_path,
     snapshot_path,
 )
+from offbeat.run_files.disk import Disk
 
 log = structlog.stdlib.get_logger()
 _UNFINISHED = ".tmp"
@@ -43,7 +43,7 @@ class Segments:
     order, in any thread. After a failure nothing is written any more.
     """
 
-    def __init__(self, directory: Path, disk: JournalDisk, number: int, file: int) -> None:
+    def __init__(self, directory: Path, disk: Disk, number: int, file: int) -> None:
         self.directory, self._disk = directory, disk
         self._number, self._file = number, file
         self._size = 0  # of the segment, bytes
@@ -54,7 +54,7 @@ class Segments:
         self.queue = deque[bytes | Rotation]()
 
     @classmethod
-    def begin(cls, directory: Path, disk: JournalDisk) -> tuple[Self, FoldedJournal]:
+    def begin(cls, directory: Path, disk: Disk) -> tuple[Self, FoldedJournal]:
         """Begin a new incarnation: return its own segment and the state before it.
 
         The segment is claimed first and the others are read then: from here on no barrier of a
@@ -69,7 +69,7 @@ class Segments:
         try:
             if not directory.exists():
                 directory.mkdir(parents=True)
-                disk.sync_path(directory.parent)
+                disk.sync(directory.parent)
             for left_over in directory.glob(f"*{_UNFINISHED}"):
                 disk.remove(left_over)
             number = max(numbers(directory, "events"), default=0) + 1
@@ -77,7 +77,7 @@ class Segments:
             try:
                 folded = fold(directory, before=number)
                 if folded.segment:  # a process that was killed may not have come to its fsync
-                    disk.sync_path(segment_path(directory, folded.segment))
+                    disk.sync(segment_path(directory, folded.segment))
                 segments._begin_segment(folded.segment, folded.segment_bytes)
             except BaseException:
                 segments.close()
@@ -158,8 +158,8 @@ class Segments:
         self._durable += len(records)
 
     def _append(self, data: bytes) -> None:
-        self._disk.write(self._file, data)
-        self._disk.sync(self._file)
+        self._disk.append(self._file, data)
+        self._disk.sync_appended(self._file)
         self._size += len(data)
 
     def _rotate(self, rotation: Rotation) -> None:
@@ -181,7 +181,7 @@ class Segments:
 
     def _begin_segment(self, follows: int, follows_bytes: int) -> None:
         self._append(header(SEGMENT, follows, follows_bytes))
-        self._disk.sync_path(self.directory)
+        self._disk.sync(self.directory)
 
     def _write_snapshot(self, payload: bytes) -> None:
         final = snapshot_path(self.directory, self._number)
@@ -189,8 +189,8 @@ class Segments:
         file = self._disk.create(unfinished)
         try:
             try:
-                self._disk.write(file, header(SNAPSHOT) + frame(payload))
-                self._disk.sync(file)
+                self._disk.append(file, header(SNAPSHOT) + frame(payload))
+                self._disk.sync_appended(file)
             finally:
                 self._disk.close(file)
             self._disk.rename(unfinished, final)
@@ -200,10 +200,10 @@ class Segments:
             ):  # the first error is reported; a leftover file only takes room
                 self._disk.remove(unfinished)
             raise
-        self._disk.sync_path(self.directory)
+        self._disk.sync(self.directory)
 
 
-def _claim(disk: JournalDisk, directory: Path, number: int) -> int:
+def _claim(disk: Disk, directory: Path, number: int) -> int:
     path = segment_path(directory, number)
     try:
         return disk.create(path)

@@ -24,6 +24,7 @@ from offbeat.queue_service.server.payload_memory import PayloadMemory
 from offbeat.queue_service.storage.arenas import Bytes
 from offbeat.queue_service.storage.blocks import columns_in, described
 from offbeat.queue_service.wire import WirePayload
+from offbeat.run_files.disk import DISK
 from offbeat.transfer_queue import codec
 
 FORMAT: Final = 1
@@ -134,7 +135,7 @@ def write(directory: Path, index: bytes, payloads: Sequence[tuple[WirePayload, B
         manifest = SnapshotManifest(digest_of(msgspec.json.encode(body)), body)
         _write_file(aside / _INDEX, index)
         _write_file(aside / _MANIFEST, msgspec.json.encode(manifest))
-        _sync_directory(aside)
+        DISK.sync(aside)
         _replace(directory, aside)
     except OSError as error:
         raise SnapshotFailed(str(directory), str(error)) from None
@@ -146,7 +147,7 @@ def _replace(directory: Path, aside: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         directory.rename(old)
     aside.rename(directory)
-    _sync_directory(directory.parent)
+    DISK.sync(directory.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -190,14 +191,6 @@ def _write_file(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         _finish(file)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_index(directory: Path) -> tuple[QueueSnapshot, SnapshotBody, Path]:

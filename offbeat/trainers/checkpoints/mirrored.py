@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.messages.failures import CheckpointFailed
+from offbeat.run_files.disk import DISK
 from offbeat.run_files.files import Files, fingerprints
-from offbeat.run_files.transfer import fetch, remove, send
+from offbeat.run_files.transfer import fetch, send
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
 from offbeat.trainers.checkpoints.shared_work import Write
 from offbeat.trainers.checkpoints.store import LATEST, VerifiedCheckpoint
@@ -57,7 +58,7 @@ class MirroredCheckpoints:
                 fetch(self._files, FOLDER, name, content, self._root / name)
         for name in here:
             if _is_kept(name) and name not in there:
-                remove(self._root / name)
+                DISK.remove(self._root / name)
 
     def _publish(self, gone: tuple[str, ...]) -> None:
         """Copy the local states to the run directory; remove its entries ``gone`` that are not local."""

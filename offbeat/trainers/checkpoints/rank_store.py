@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.manifest import CheckpointManifest, Identity
 from offbeat.trainers.checkpoints.shared_work import SharedWork, Write
 from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint
@@ -42,7 +42,7 @@ class RankCheckpoints:
         *,
         keep: int,
         peers: Peers,
-        disk: CheckpointDisk | None = None,
+        disk: Disk | None = None,
     ) -> None:
         """Open the store on rank 0; the arguments are those of ``CheckpointStore``."""
         self._peers, self._work = peers, SharedWork(peers)

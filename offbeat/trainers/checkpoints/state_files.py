@@ -1,6 +1,5 @@
 """Tensors by name in a safetensors file: no code runs when one is read."""
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from offbeat.run_files.disk import DISK
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -23,8 +24,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     except SafetensorError as error:
         raise OSError(f"{file}: {error}") from error
-    with file.open("rb") as written:
-        os.fsync(written)
+    DISK.sync(file)
 
 
 @contextmanager

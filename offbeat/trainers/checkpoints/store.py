@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import structlog
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.manifest import (
     MANIFEST,
     SCHEMA,
@@ -89,11 +89,11 @@ class CheckpointStore:
         keep: int,
         rank: int = 0,
         readers: CheckpointReaders | None = None,
-        disk: CheckpointDisk | None = None,
+        disk: Disk | None = None,
     ) -> None:
         """Keep the ``keep`` newest complete checkpoints, and one more while one is written."""
         self._root, self._identity, self._keep, self._rank = root, identity, keep, rank
-        self._readers, self._disk = readers or SingleReader(), disk or CheckpointDisk()
+        self._readers, self._disk = readers or SingleReader(), disk or Disk()
 
     def save(
         self, version: int, weights_digest: str, nbytes: int, write: Callable[[Path], None]

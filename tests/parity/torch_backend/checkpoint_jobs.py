@@ -11,14 +11,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch_jobs import make
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.rank_store import RankCheckpoints
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.sharded_state import load_shards, save_shards
 
 
-class RefusesToRename(CheckpointDisk):
+class RefusesToRename(Disk):
     """A disk on which everything can be written, and nothing can be given its name."""
 
     def rename(self, old: Path, new: Path) -> None:
@@ -77,7 +77,7 @@ def at_version(trainer: TorchTrainer, version: int) -> TorchTrainer:
 
 
 def store_of(
-    trainer: TorchTrainer, peers: Peers, root: Path, disk: CheckpointDisk | None = None
+    trainer: TorchTrainer, peers: Peers, root: Path, disk: Disk | None = None
 ) -> RankCheckpoints:
     return RankCheckpoints(root, trainer.identity, keep=2, peers=peers, disk=disk)
 

@@ -48,12 +48,12 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.journal.frames import HEADER_BYTES, SEGMENT, frame, header
 from offbeat.controller.journal.reading import fold
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import Component, OffbeatError
 from offbeat.messages.groups import Receipt
+from offbeat.run_files.disk import Disk
 
 RECEIPT = Receipt(
     prompt_index=0,
@@ -283,7 +283,7 @@ def test_the_older_of_two_writers_is_refused_by_name_and_its_records_do_not_coun
 
 
 def test_two_that_begin_at_the_same_moment_are_not_both_let_in(tmp_path: Path) -> None:
-    class Rival(SystemJournalDisk):
+    class Rival(Disk):
         def create(self, path: Path) -> int:
             path.touch()
             return super().create(path)
@@ -347,7 +347,7 @@ def test_a_spoiled_snapshot_is_replaced_by_more_events(
 
 
 def test_a_snapshot_that_the_disk_refuses_costs_only_the_snapshot(tmp_path: Path) -> None:
-    class Full(SystemJournalDisk):
+    class Full(Disk):
         def rename(self, old: Path, new: Path) -> None:
             raise OSError(errno.ENOSPC, "refused")
 

@@ -19,10 +19,10 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.journal.file_journal import FLUSH_BYTES
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.failures import OffbeatError
+from offbeat.run_files.disk import Disk
 
 
 async def at_once(job: Callable[[], int]) -> int:
@@ -48,7 +48,7 @@ class Threads:
             ended.set_exception(error)
 
 
-class FailingDisk(SystemJournalDisk):
+class FailingDisk(Disk):
     """A switch for each thing that a disk can refuse; counts its fsyncs."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class FailingDisk(SystemJournalDisk):
             raise OSError(self.create_error, "refused", str(path))
         return super().create(path)
 
-    def write(self, file: int, data: bytes) -> None:
+    def append(self, file: int, data: bytes) -> None:
         if self.write_error:
-            super().write(file, data[: len(data) // 2])
+            super().append(file, data[: len(data) // 2])
             raise OSError(self.write_error, "refused")
-        super().write(file, data)
+        super().append(file, data)
 
-    def sync(self, file: int) -> None:
+    def sync_appended(self, file: int) -> None:
         self.syncs += 1
         if self.sync_error:
             raise OSError(self.sync_error, "refused")
@@ -310,7 +310,7 @@ def test_the_end_does_not_wait_for_a_thread_that_the_disk_holds(tmp_path: Path) 
             self.reached, self.go_on = threading.Event(), threading.Event()
             self.go_on.set()
 
-        def sync(self, file: int) -> None:
+        def sync_appended(self, file: int) -> None:
             self.reached.set()
             assert self.go_on.wait(60)
 

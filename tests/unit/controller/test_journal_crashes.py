@@ -29,12 +29,12 @@ from offbeat.controller.journal import (
     read_journal,
     recover,
 )
-from offbeat.controller.journal.disk import SystemJournalDisk
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.steps_after import steps_after
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.groups import Receipt
 from offbeat.messages.weights import WeightsAck
+from offbeat.run_files.disk import Disk
 
 # --- legal events -------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def state_of(ledger: Ledger) -> dict[str, Any]:
 # --- a disk that forgets ------------------------------------------------------------------------
 
 
-class ForgetfulDisk(SystemJournalDisk):
+class ForgetfulDisk(Disk):
     """Keeps real files, and knows what of them a power cut may take.
 
     Bytes that were not fsynced go from the end of their file; names whose directory was not fsynced
@@ -145,20 +145,20 @@ class ForgetfulDisk(SystemJournalDisk):
         self._undo.append(path.unlink)
         return file
 
-    def write(self, file: int, data: bytes) -> None:
+    def append(self, file: int, data: bytes) -> None:
         try:
             self._call()
         except OSError:
-            super().write(file, data[: len(data) // 2])
+            super().append(file, data[: len(data) // 2])
             raise
-        super().write(file, data)
+        super().append(file, data)
 
-    def sync(self, file: int) -> None:
+    def sync_appended(self, file: int) -> None:
         self._call()
         path = self._paths[file]
         self._safe_bytes[path] = path.stat().st_size
 
-    def sync_path(self, path: Path) -> None:
+    def sync(self, path: Path) -> None:
         self._call()
         if path.is_dir():
             self._undo.clear()

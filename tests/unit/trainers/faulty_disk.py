@@ -4,10 +4,10 @@ import errno
 import shutil
 from pathlib import Path
 
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 
 
-class FaultyDisk(CheckpointDisk):
+class FaultyDisk(Disk):
     """A real disk that counts its operations and fails at a chosen one.
 
     ``for_good``: everything after it fails too, as if the process had died there. A write that fails

@@ -5,7 +5,7 @@ from pathlib import Path
 import xxhash
 from faulty_disk import FaultyDisk
 
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.checkpoints.store import CheckpointStore, VerifiedCheckpoint
 
@@ -20,13 +20,11 @@ def digest_of(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def store_on(
-    root: Path, disk: CheckpointDisk | None = None, own: Identity = OWN
-) -> CheckpointStore:
+def store_on(root: Path, disk: Disk | None = None, own: Identity = OWN) -> CheckpointStore:
     return CheckpointStore(root, own, keep=2, disk=disk or FaultyDisk())
 
 
-def save(root: Path, version: int, lineage: int = 0, disk: CheckpointDisk | None = None) -> int:
+def save(root: Path, version: int, lineage: int = 0, disk: Disk | None = None) -> int:
     """Through a disk that may fail while the backend writes, too."""
     used, content = disk or FaultyDisk(), state(version, lineage)
 

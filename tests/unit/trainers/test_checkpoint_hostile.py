@@ -7,7 +7,7 @@ import pytest
 from saved_states import digest_of, latest_is_whole, names, save, store_on, whole
 from structlog.testing import capture_logs
 
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.manifest import MANIFEST
 
 
@@ -19,12 +19,12 @@ def root(tmp_path: Path) -> Path:
 def test_a_checkpoint_that_was_moved_elsewhere_and_linked_to_is_kept_and_left_like_any_other(
     root: Path, tmp_path: Path
 ) -> None:
-    save(root, 10, disk=CheckpointDisk())
+    save(root, 10, disk=Disk())
     moved = (root / "state_10").rename(tmp_path / "large disk")
     (root / "state_10").symlink_to(moved)
     assert whole(store_on(root).newest(10)) == 10
     for version in (20, 30, 40):
-        save(root, version, disk=CheckpointDisk())
+        save(root, version, disk=Disk())
     assert names(root) == ["LATEST", "state_30", "state_40"]
     assert (moved / "weights").exists()
 

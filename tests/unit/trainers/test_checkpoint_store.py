@@ -13,7 +13,7 @@ from saved_states import OWN, digest_of, latest_is_whole, names, save, state, st
 from structlog.testing import capture_logs
 
 from offbeat.messages.failures import CheckpointFailed
-from offbeat.trainers.checkpoints.disk import CheckpointDisk
+from offbeat.run_files.disk import Disk
 from offbeat.trainers.checkpoints.manifest import MANIFEST, SCHEMA
 from offbeat.trainers.errors import CheckpointMismatch
 
@@ -108,9 +108,7 @@ class Fault(enum.Enum):
 FAULTS = pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
 
 
-def after_each_failure(
-    root: Path, work: Callable[[CheckpointDisk], object], fault: Fault
-) -> Iterator[int]:
+def after_each_failure(root: Path, work: Callable[[Disk], object], fault: Fault) -> Iterator[int]:
     """Do ``work`` with its first, second, ... operation failing, each time from the same directory."""
     before = root.with_name("before")
     shutil.copytree(root, before)

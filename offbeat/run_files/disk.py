@@ -1,0 +1,64 @@
+"""The disk as what must survive a crash uses it, behind one class: a test can make each call fail."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+
+class Disk:
+    """The disk. Nothing is durable before it is synced; every failure is an ``OSError``."""
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory and its missing parents."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def write(self, file: Path, content: bytes) -> None:
+        """Create or replace a file."""
+        file.write_bytes(content)
+
+    def sync(self, path: Path) -> None:
+        """Return once a file's content, or a directory's entries, would survive a power cut."""
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename atomically. An existing file is replaced; a directory with files is not."""
+        old.replace(new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, a link, or a directory with its content, if it is there; not atomic."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def free_bytes(self, directory: Path) -> int:
+        """Return the free space of the file system of ``directory``."""
+        return shutil.disk_usage(directory).free
+
+    # --- a file that grows -----------------------------------------------------------------------
+
+    def create(self, path: Path) -> int:
+        """Return a descriptor of a new file; ``FileExistsError`` where there is one."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return os.open(path, flags, 0o644)
+
+    def append(self, file: int, data: bytes) -> None:
+        """Write all of ``data`` at the end of the file."""
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+
+    def sync_appended(self, file: int) -> None:
+        """Make the file's content survive a power cut, once its name does."""
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+
+DISK: Final = Disk()
