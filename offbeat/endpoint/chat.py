@@ -10,7 +10,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     id: str
     name: str
-    arguments: str  # canonical where it is JSON: see ``canonical_json``
+    arguments: str  # compact where it is JSON: see ``compact_json``
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -35,16 +35,19 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 Tools = tuple[str, ...]
-"""Definitions of tools, each as canonical JSON."""
+"""Definitions of tools, each as JSON in the order in which the client wrote its fields."""
 
 
-def canonical_json(text: str) -> str:
-    """Return JSON without spaces and with sorted keys; text that is no JSON as it is."""
+def compact_json(text: str) -> str:
+    """Return JSON without spaces; text that is no JSON as it is.
+
+    The order of keys stays: a chat template shows it to the model.
+    """
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return text
-    return msgspec.json.encode(value, order="sorted").decode()
+    return msgspec.json.encode(value).decode()
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:

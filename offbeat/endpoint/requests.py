@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from offbeat.endpoint.chat import ChatMessage, ToolCall, canonical_json
+from offbeat.endpoint.chat import ChatMessage, ToolCall, compact_json
 from offbeat.endpoint.errors import RequestRefused, unsupported
 from offbeat.endpoint.session import ChatTurn, TokenTurn
 from offbeat.messages.generation import SamplingParams
@@ -74,7 +74,7 @@ class SentMessage(_Body):
             "system" if self.role == "developer" else self.role,
             _text(self.content),
             tuple(
-                ToolCall(call.id, call.function.name, canonical_json(call.function.arguments))
+                ToolCall(call.id, call.function.name, compact_json(call.function.arguments))
                 for call in self.tool_calls or ()
             ),
             self.tool_call_id or "",
@@ -82,11 +82,11 @@ class SentMessage(_Body):
         )
 
 
-class OfferedTool(_Body):
-    """A tool that the model may call; its function is shown to the model as it is."""
+class OfferedTool(_Body, kw_only=True):
+    """A tool that the model may call; the chat template shows it as it is, in this order."""
 
-    function: dict[str, Any]
     type: Literal["function"] = "function"
+    function: dict[str, Any]
 
 
 class ChosenFunction(_Body):
@@ -162,7 +162,7 @@ class ChatRequest(_Sampling, kw_only=True):
         if self.response_format not in (None, {"type": "text"}):
             raise unsupported("response_format", 'only {"type": "text"} is supported')
         limits = [each for each in (self.max_tokens, self.max_completion_tokens) if each]
-        tools = (msgspec.json.encode(tool, order="sorted").decode() for tool in self.tools or ())
+        tools = (msgspec.json.encode(tool).decode() for tool in self.tools or ())
         return ChatTurn(
             messages=tuple(message.canonical() for message in self.messages),
             tools=tuple(tools),

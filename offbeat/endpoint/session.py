@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from offbeat.endpoint.chat import ChatMessage, ToolCall, Tools, canonical_json
+from offbeat.endpoint.chat import ChatMessage, ToolCall, Tools
 from offbeat.endpoint.errors import LimitExceeded, SessionFinished
 from offbeat.endpoint.template_bridge import (
     AnsweredChat,
@@ -142,7 +142,7 @@ class SampleSession:
                 ToolCall(
                     f"call_{number}_{index}",
                     call.name,
-                    canonical_json(msgspec.json.encode(call.arguments).decode()),
+                    msgspec.json.encode(call.arguments).decode(),
                 )
                 for index, call in enumerate(calls)
             ),
@@ -209,7 +209,7 @@ class SampleSession:
         self, request: ChatTurn
     ) -> tuple[Turn | None, BranchReason | None, RenderedPrompt]:
         bridge, reason = self.bridge, BranchReason.OPENING
-        if any(message.role == "assistant" for message in request.messages):
+        if self.turns and any(message.role == "assistant" for message in request.messages):
             reason = BranchReason.HISTORY_EDITED
         for parent in self._continued_by(request.messages):
             prompt = await _apart(

@@ -158,11 +158,24 @@ def test_a_conversation_with_tools_and_contents_of_every_kind_is_one_branch() ->
         said = answer["choices"][0]["message"]
         assert said["content"] is None
         call = said["tool_calls"][0]
-        call["function"]["arguments"] = '{ "a": 1, "b": 2 }'  # as a client may write it anew
+        call["function"]["arguments"] = '{ "b": 2, "a": 1 }'  # as a client may write it anew
         messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "3"}]
         status, answer = await client.post({**asked, "messages": messages})
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "3")
         assert len(await client.endpoint.finish(client.key)) == 1
+
+    play(story, engine)
+
+
+def test_tools_are_shown_to_the_model_as_the_client_wrote_them() -> None:
+    engine = DrawnBytes()
+    function = {"name": "z", "description": "a", "parameters": {"b": 1, "a": 2}}
+
+    async def story(client: Client) -> None:
+        await client.post({**HELLO, "tools": [{"type": "function", "function": function}]})
+        (request, _, _) = engine.calls[0]
+        shown = client.session.bridge.template.decode(request.prompt_ids)
+        assert json.dumps({"type": "function", "function": function}) in shown
 
     play(story, engine)
 

@@ -97,7 +97,7 @@ def test_a_tool_call_is_not_written_anew_however_the_model_spaced_it() -> None:
         assert first.finish_reason == "tool_calls"
         assert first.answer.content == "Let me see."
         (made,) = first.answer.tool_calls
-        assert (made.name, made.arguments) == ("add", '{"a":2,"b":1}')
+        assert (made.name, made.arguments) == ("add", '{"b":1,"a":2}')
         result = ChatMessage("tool", "3", tool_call_id=made.id)
         await on.chat(ChatTurn((user("1+2"), first.answer, result), (TOOL,)))
 
@@ -137,6 +137,12 @@ def test_an_agent_that_edits_its_history_opens_a_branch() -> None:
 
     assert asyncio.run(main()) is BranchReason.HISTORY_EDITED
     assert len(on.finish()) == 2
+
+
+def test_examples_of_answers_in_a_first_request_are_no_edited_history() -> None:
+    on = session(DrawnBytes())
+    shown = (user("1+1"), ChatMessage("assistant", "2"), user("2+3"))
+    assert asyncio.run(on.chat(ChatTurn(shown))).reason is BranchReason.OPENING
 
 
 def test_other_tools_open_a_branch() -> None:
