@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class RelativeToRecipe:
@@ -61,6 +61,17 @@ Options = Annotated[
     InWords("of text, finite numbers, true, false, null, and lists or mappings of these"),
 ]
 """Free-form, and the same whether it stays in the process or crosses to another as JSON."""
+
+
+def default_choice(key: str, choice: str) -> BeforeValidator:
+    """Return a validator by which a section of several kinds is of kind ``choice`` if it has no ``key``."""
+
+    def choose(section: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
+        if isinstance(section, dict) and key not in section:
+            return {key: choice, **cast("dict[str, Any]", section)}
+        return cast("Any", section)
+
+    return BeforeValidator(choose)
 
 
 class Config(BaseModel):

@@ -34,17 +34,18 @@ def explain(key: str = "") -> str:
         raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
     if known.sections:
         docs = [" ".join((section.__doc__ or "").split()) for section in known.sections]
-        return "\n".join([f"{key}: {known.doc}", *_choices(known, docs), "", _table(key)])
-    only = f"\n    Only with {_owner(key)}={known.variants[0]}." if len(known.variants) == 1 else ""
-    return f"{key}: {known.summary}\n    {known.doc}{only}"
+        head = f"{key}: {known.doc}{_only(known)}"
+        return "\n".join([head, *_choices(known, docs), "", _table(key)])
+    return f"{key}: {known.summary}\n    {known.doc}{_only(known)}"
 
 
-def _owner(key: str) -> str:
-    return f"{key.rpartition('.')[0]}.name"
+def _only(key: schema.Key) -> str:
+    settings = schema.only_with(key)
+    return f"\n    Only with {settings}." if settings else ""
 
 
 def _choices(section: schema.Key, docs: list[str]) -> list[str]:
-    names = schema.choices_by_name(section.key)
+    names = schema.choices(section.key)
     return [f"    {name}: {doc}" for name, doc in zip(names, docs, strict=True)] if names else []
 
 
@@ -57,4 +58,4 @@ def _table(place: str) -> str:
 def _entry(key: schema.Key) -> str:
     if key.sections:
         return f"{key.doc} (section: offbeat config explain {key.key})"
-    return f"{key.summary}\n{key.doc}"
+    return f"{key.summary}\n{key.doc}{_only(key)}"

@@ -111,15 +111,17 @@ def _news(wrong: list[Problem], known: list[Problem], *, complete: bool) -> Iter
 
 
 def _key_of(detail: ErrorDetails) -> str:
-    """The dotted key pydantic complains about: without variants, and without places in a list."""
-    key, place = "", detail["loc"]
-    for part in place:
+    """The dotted key pydantic complains about: without choices, and without places in a list."""
+    key, chosen = "", ""
+    for part in detail["loc"]:
+        if key != chosen and part in schema.choices(key):
+            chosen = key  # pydantic names the choice after its section, as in ("trainer", "torch", "device")
+            continue
         longer = f"{key}.{part}" if key else str(part)
-        if longer in schema.known_keys():
-            key = longer
-        elif not schema.choices_by_name(key):
+        if longer not in schema.known_keys():
             break
-    return f"{key}.name" if schema.choices_by_name(key) else key
+        key = longer
+    return schema.chooser(key) or key
 
 
 def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
@@ -151,7 +153,9 @@ def _patched(root: Section, bad: set[str]) -> RunConfig | None:
     None if that is not enough.
     """
     for key in bad:
-        section, name = root.parent(key)
+        # What a section holds depends on its choice: with a bad one, all of it is left out.
+        above = key.rpartition(".")[0]
+        section, name = root.parent(above if schema.chooser(above) == key else key)
         if section is not None:
             section.children.pop(name, None)
     try:
@@ -161,9 +165,6 @@ def _patched(root: Section, bad: set[str]) -> RunConfig | None:
 
 
 def _with_stand_ins(values: dict[str, Any]) -> dict[str, Any]:
-    sampler = values.get("sampler", {})
-    if "sampler" in values and "name" not in sampler:
-        values = {key: value for key, value in values.items() if key != "sampler"}
     model = {**_STAND_INS["model"], **values.get("model", {})}
     return {**_STAND_INS, **values, "model": model}
 
@@ -180,8 +181,9 @@ def _cross_check(
 
 
 def _concerns(key: str, wrong: str) -> bool:
+    section = wrong.rpartition(".")[0]
     return f"{key}.".startswith(f"{wrong}.") or (
-        wrong == "sampler.name" and key.startswith("sampler.")
+        schema.chooser(section) == wrong and key.startswith(f"{section}.")
     )
 
 

@@ -15,7 +15,7 @@ SHORTHAND: Final = {"algorithm": "preset"}
 def lay_over(base: Section, top: Section) -> list[str]:
     """Change ``base`` by ``top``: mappings key by key, everything else as a whole.
 
-    Where ``top`` chooses another variant by name (``sampler.name``), the keys of ``base`` that the
+    Where ``top`` chooses another variant (``sampler.name``, ``trainer.backend``), the keys of ``base`` that the
     new variant does not have are dropped; so are the options of another environment. Where it names
     another preset, all that ``base`` says of the section is dropped.
 
@@ -52,9 +52,9 @@ def _lay(base: Section, top: Section, prefix: str, dropped: list[str]) -> None:
 
 
 def _forget_other_choice(base: Section, top: Section, section: str, dropped: list[str]) -> None:
-    choices = schema.choices_by_name(section)
-    chosen = _text(top, "name")
-    if not choices or chosen is None or chosen not in choices or chosen == _text(base, "name"):
+    choices, key = schema.choices(section), schema.chooser(section).rpartition(".")[2]
+    chosen = _text(top, key)
+    if not choices or chosen is None or chosen not in choices or chosen == _text(base, key):
         return
     valid = choices[chosen].model_fields
     gone = [name for name in base.children if name not in valid and _known(section, name)]

@@ -1,10 +1,12 @@
 """Normalises the tree as written for validation by the models: known keys, text as text."""
 
 import difflib
-from collections.abc import Iterable
-from typing import Final, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
 
 from offbeat.config import schema
+from offbeat.config.merge import SHORTHAND
+from offbeat.config.presets import PRESETS
 from offbeat.config.problems import Problem
 from offbeat.config.tree import Leaf, Node, Section
 
@@ -15,41 +17,45 @@ _MOST_PLACES: Final = 3
 def normalise(root: Section) -> list[Problem]:
     """Take out of ``root`` what no model knows, and report it.
 
-    Afterwards every key is known; an empty section is gone; a section chosen by name has one; text
-    fields hold the text as written (``name: 007`` is no 7, ``name: no`` is no false); numbers are no
+    Afterwards every key is known; an empty section is gone; a section of several kinds says which it
+    is; text fields hold the text as written (``name: 007`` is no 7, ``name: no`` is no false); numbers are no
     booleans.
     """
     problems = list[Problem]()
-    _section(root, "", problems)
+    _section(root, "", problems, root)
     return problems
 
 
-def _section(section: Section, prefix: str, problems: list[Problem]) -> None:
+def _section(section: Section, prefix: str, problems: list[Problem], root: Section) -> None:
     place = prefix.removesuffix(".")
-    _choose_by_default(section, place)
+    preset = _of_preset(root, place)
+    _choose_by_default(section, place, preset)
     valid = _valid_names(section, place)
+    if absent := sorted(preset.keys() - valid):
+        problems.append(_against_preset(section, place, absent, root))
+        del section.children[schema.chooser(place).rpartition(".")[2]]
     for name, node in list(section.children.items()):
         key = f"{prefix}{name}"
         if name not in valid:
             problems.append(_unknown(key, node, section, valid))
             del section.children[name]
-        elif (problem := _known(schema.known_keys()[key], node, section, problems)) is not None:
+        elif (problem := _known(schema.known_keys()[key], node, section)) is not None:
             problems.append(problem)
             del section.children[name]
+        elif schema.known_keys()[key].sections and isinstance(node, Section):
+            _section(node, f"{key}.", problems, root)
 
 
-def _known(key: schema.Key, node: Node, parent: Section, problems: list[Problem]) -> Problem | None:
+def _known(key: schema.Key, node: Node, parent: Section) -> Problem | None:
     name = key.leaf
-    if key.sections and isinstance(node, Section):
-        _section(node, f"{key.key}.", problems)
-    elif key.sections and isinstance(node, Leaf):
+    if key.sections and isinstance(node, Leaf):
         if node.value is None:
             del parent.children[name]
             return None
         return Problem(
             node.location, key.key, node.value, "has to be a section", _as_section(key, node)
         )
-    elif key.holds_text and isinstance(node, Section):
+    if key.holds_text and isinstance(node, Section):
         for child, leaf in node.children.items():
             if isinstance(leaf, Leaf) and leaf.text is not None:
                 node.children[child] = Leaf(leaf.text, leaf.text, leaf.location)
@@ -69,8 +75,9 @@ def value_hint(key: schema.Key, suggestion: str = "") -> str:
 
 
 def _as_section(key: schema.Key, leaf: Leaf) -> str:
-    if schema.choices_by_name(key.key):
-        return f"Choose one by its name: {key.key}.name, as in {key.key}: {{name: {leaf.value}}}."
+    if key.chosen_by:
+        written = f"{key.key}: {{{key.chosen_by}: {leaf.value}}}"
+        return f"Choose one by {key.key}.{key.chosen_by}, as in {written}."
     below = [
         other.leaf for other in schema.known_keys().values() if other.key.startswith(f"{key.key}.")
     ]
@@ -87,19 +94,40 @@ def _holds_bool(value: object) -> bool:
             return False
 
 
-def _choose_by_default(section: Section, place: str) -> None:
-    """Take the default variant where none is chosen.
+def _of_preset(root: Section, place: str) -> Mapping[str, Any]:
+    """The keys that the recipe's preset sets in a section; none where it has no preset."""
+    above, _, name = place.rpartition(".")
+    preset = root.find(f"{above}.{SHORTHAND[above]}") if above in SHORTHAND else None
+    known = isinstance(preset, Leaf) and preset.text in PRESETS
+    return PRESETS[preset.text].get(name, {}) if known and preset.text else {}
+
+
+def _against_preset(section: Section, place: str, absent: list[str], root: Section) -> Problem:
+    """A choice that lacks keys which the preset sets."""
+    key, above = schema.chooser(place), place.rpartition(".")[0]
+    preset = f"{above}.{SHORTHAND[above]}"
+    chosen, named = cast("Leaf", root.find(key)), cast("Leaf", root.find(preset))
+    message = f"{key}={chosen.value} has no `{absent[0]}`, which {preset}={named.value} sets"
+    hint = f"Take {key} out, or {preset}."
+    return Problem(
+        section.nearest_location(key.rpartition(".")[2]), key, chosen.value, message, hint
+    )
+
+
+def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) -> None:
+    """Take the default choice, the preset's if there is one, where none is made.
 
     ``sampler.max_staleness=4`` alone means that of the default sampler.
     """
-    if schema.choices_by_name(place) and "name" not in section.children:
-        name = schema.default_name(place)
-        section.children["name"] = Leaf(name, name, section.location)
+    known = schema.known_keys().get(place)
+    if known is not None and known.chosen_by and known.chosen_by not in section.children:
+        name = str(preset.get(known.chosen_by, known.default_choice))
+        section.children[known.chosen_by] = Leaf(name, name, section.location)
 
 
 def _valid_names(section: Section, place: str) -> set[str]:
-    choices = schema.choices_by_name(place)
-    chosen = section.children.get("name")
+    choices = schema.choices(place)
+    chosen = section.children.get(schema.chooser(place).rpartition(".")[2])
     if isinstance(chosen, Leaf) and chosen.text in choices:
         return set(choices[chosen.text].model_fields)
     prefix = f"{place}." if place else ""
@@ -113,12 +141,12 @@ def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Pr
     value = node.plain() if isinstance(node, Section) else node.value
     known = schema.known_keys().get(key)
     if known is not None:  # of another variant
-        place = key.rpartition(".")[0]
-        chosen = section.children["name"]
-        other = " or ".join(known.variants)
+        chooser = schema.chooser(key.rpartition(".")[0])
+        chosen = section.children[chooser.rpartition(".")[2]]
         name = chosen.value if isinstance(chosen, Leaf) else ""
-        message = f"unknown key: {place}.name={name} has no `{known.leaf}`"
-        hint = f"Only {place}.name={other} has it: take it out, or set {place}.name to {other}."
+        message = f"unknown key: {chooser}={name} has no `{known.leaf}`"
+        other = " or ".join(known.variants)
+        hint = f"Only {chooser}={other} has it: take it out, or set {chooser} to {other}."
         return Problem(node.location, key, value, message, hint)
     return Problem(node.location, key, value, "unknown key", meant(key, valid))
 

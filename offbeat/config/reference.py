@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from offbeat.config.schema import Key, choices_by_name, known_keys
+from offbeat.config.schema import Key, choices, known_keys, only_with
 
 _HEAD: Final = """\
 # Configuration
@@ -27,12 +27,13 @@ def document() -> str:
 
 
 def _chapter(section: Key) -> str:
-    """A section of recipes, with what its choices are if it is chosen by name."""
+    """A section of recipes, with what its choices are if it is chosen by a key."""
     docs = [
         f"`{name}`: {' '.join((model.__doc__ or '').split())}"
-        for name, model in choices_by_name(section.key).items()
+        for name, model in choices(section.key).items()
     ]
-    return _section(f"{section.key}.", f"`{section.key}`", [section.doc, *docs])
+    only = f"Only with `{settings}`. " if (settings := only_with(section)) else ""
+    return _section(f"{section.key}.", f"`{section.key}`", [f"{only}{section.doc}", *docs])
 
 
 def _section(prefix: str, title: str, intro: Sequence[str] = ()) -> str:
@@ -43,14 +44,10 @@ def _section(prefix: str, title: str, intro: Sequence[str] = ()) -> str:
 
 
 def _row(key: Key) -> str:
-    only = f" Only with `{_owner(key)}={key.variants[0]}`." if len(key.variants) == 1 else ""
+    only = f" Only with `{settings}`." if key.variants and (settings := only_with(key)) else ""
     default = key.default if key.required else f"`{key.default}`"
     cells = (f"`{key.key}`", key.kind, default, f"{key.doc}{only}")
     return f"| {' | '.join(cells)} |"
-
-
-def _owner(key: Key) -> str:
-    return f"{key.key.rpartition('.')[0]}.name"
 
 
 def main(path: str = "docs/configuration.md") -> None:

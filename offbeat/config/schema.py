@@ -30,17 +30,19 @@ _REQUIRED: Final = "required"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a recipe. ``sections`` are the models below it: several for a choice by name."""
+    """One key of a recipe. ``sections`` are the models below it: several for a choice by a key."""
 
     key: str  # dotted
     kind: str  # type and range in words: "integer, at least 0"
     default: str  # as a recipe would write it, or "required"
     doc: str
     sections: tuple[type[Config], ...]
-    variants: tuple[str, ...]  # the names of the choice it belongs to; empty: always there
+    variants: tuple[str, ...]  # the choices it belongs to; empty: always there
     is_text: bool  # takes text, free or out of a list, and nothing else but null
     is_path: bool
     holds_text: bool = False  # takes a mapping of text
+    chosen_by: str = ""  # of several sections: the key below that chooses, as in "backend"
+    default_choice: str = ""
 
     @property
     def leaf(self) -> str:
@@ -66,7 +68,11 @@ def known_keys() -> dict[str, Key]:
     found = dict[str, list[Key]]()
     for key in _walk(RunConfig, "", ()):
         found.setdefault(key.key, []).append(key)
-    return {name: _combined(variants) for name, variants in found.items()}
+    known = dict[str, Key]()
+    for name, variants in found.items():
+        section = known.get(name.rpartition(".")[0])
+        known[name] = _combined(variants, section)
+    return known
 
 
 def children(section: str) -> list[Key]:
@@ -77,23 +83,36 @@ def children(section: str) -> list[Key]:
     return [key for key in known_keys().values() if key.key.rpartition(".")[0] == section]
 
 
-def choices_by_name(key: str) -> dict[str, type[Config]]:
-    """The models of a section whose ``name`` decides which one it is; empty for any other key."""
+def choices(key: str) -> dict[str, type[Config]]:
+    """The models of a section that one of its keys chooses among; empty for any other key."""
     known = known_keys().get(key)
-    if known is None or len(known.sections) < 2:  # noqa: PLR2004 - a choice has two sides
+    if known is None or not known.chosen_by:
         return {}
-    return {_name_of(section): section for section in known.sections}
+    return {_choice(section, known.chosen_by): section for section in known.sections}
 
 
-def default_name(key: str) -> str:
-    """The choice a section makes when it does not give its ``name``."""
-    default = RunConfig.model_fields[key].default
-    return str(default.name)
+def chooser(section: str) -> str:
+    """The dotted key that chooses among the models of a section; empty if there is one model."""
+    known = known_keys().get(section)
+    return f"{section}.{known.chosen_by}" if known is not None and known.chosen_by else ""
+
+
+def only_with(key: Key) -> str:
+    """The settings without which a key does not exist: ``trainer.backend=torch or megatron``.
+
+    Empty for a key that its section always has.
+    """
+    section = key.key.rpartition(".")[0]
+    if not section:
+        return ""
+    if not key.variants or len(key.variants) == len(choices(section)):
+        return only_with(known_keys()[section])
+    return f"{chooser(section)}={' or '.join(key.variants)}"
 
 
 def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> Iterator[Key]:
     for name, field in section.model_fields.items():
-        below = _sections(field.annotation)
+        below, chosen_by = _sections(field.annotation), str(field.discriminator or "")
         yield Key(
             key=f"{prefix}{name}",
             kind=_kind(field.annotation, field.metadata),
@@ -104,20 +123,22 @@ def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> I
             is_text=_is_text(field.annotation),
             is_path=_has_mark(field.annotation, field.metadata),
             holds_text=field.annotation == dict[str, str],
+            chosen_by=chosen_by,
+            default_choice=str(getattr(field.default, chosen_by)) if chosen_by else "",
         )
         for model in below:
-            of = (_name_of(model),) if len(below) > 1 else ()
+            of = (_choice(model, chosen_by),) if chosen_by else ()
             yield from _walk(model, f"{prefix}{name}.", of)
 
 
-def _combined(keys: list[Key]) -> Key:
+def _combined(keys: list[Key], section: Key | None) -> Key:
     """Combine the same key of several variants into one; where they differ, all are named."""
     first = keys[0]
-    if not first.variants:
+    if section is None or not first.variants:
         return first
-    if first.leaf == "name":
+    if first.leaf == section.chosen_by:
         kind = f"one of {', '.join(key.kind for key in keys)}"
-        default = default_name(first.key.rpartition(".")[0])
+        default = section.default_choice
     else:
         kind = " or ".join(dict.fromkeys(key.kind for key in keys))
         default = _defaults(keys)
@@ -135,8 +156,8 @@ def _defaults(keys: list[Key]) -> str:
     return ", ".join(f"{default} ({', '.join(who)})" for default, who in names.items())
 
 
-def _name_of(section: type[BaseModel]) -> str:
-    names: tuple[Any, ...] = get_args(section.model_fields["name"].annotation)
+def _choice(section: type[BaseModel], chosen_by: str) -> str:
+    names: tuple[Any, ...] = get_args(section.model_fields[chosen_by].annotation)
     return str(names[0])
 
 
@@ -196,7 +217,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401 - one re
         ]
         return _kind(inner, [*metadata, *flat])
     if sections := _sections(annotation):
-        return "section" if len(sections) == 1 else "section, chosen by its name"
+        return "section" if len(sections) == 1 else "section, one of several"
     if origin in (Union, UnionType):
         kinds = [_kind(part, metadata) for part in parts if part is not NoneType]
         return " or ".join([*kinds, *(["null"] if NoneType in parts else [])])

@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config, Options
+from offbeat.config.base import Config, Options, default_choice
 
 
 class InOrderConfig(Config):
     """Train exactly the prompts of each batch, in order; reproducible."""
 
-    name: Literal["in_order"]
+    name: Literal["in_order"] = "in_order"
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
@@ -23,7 +23,7 @@ class InOrderConfig(Config):
 class ReadyFirstConfig(Config):
     """Trains ready groups in arrival order, paced so that nothing is ever discarded."""
 
-    name: Literal["ready_first"]
+    name: Literal["ready_first"] = "ready_first"
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
@@ -33,7 +33,7 @@ class ReadyFirstConfig(Config):
 class WeightFifoConfig(Config):
     """Train in order of weight version: no group is overtaken by one of newer weights."""
 
-    name: Literal["weight_fifo"]
+    name: Literal["weight_fifo"] = "weight_fifo"
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
@@ -43,7 +43,7 @@ class WeightFifoConfig(Config):
 class WindowedConfig(Config):
     """Train any ready group within the window, generate more than is needed, discard what is late."""
 
-    name: Literal["windowed"]
+    name: Literal["windowed"] = "windowed"
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
@@ -66,7 +66,7 @@ class CustomSamplerConfig(Config):
     A class with the methods of ``offbeat.sampler.policy.Sampler``.
     """
 
-    name: Literal["custom"]
+    name: Literal["custom"] = "custom"
     """Name of the policy."""
 
     target: str
@@ -83,4 +83,5 @@ class CustomSamplerConfig(Config):
 SamplerConfig = Annotated[
     InOrderConfig | ReadyFirstConfig | WeightFifoConfig | WindowedConfig | CustomSamplerConfig,
     Field(discriminator="name"),
+    default_choice("name", "ready_first"),
 ]
