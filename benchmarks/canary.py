@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
 from offbeat.messages.training import LossSpec
@@ -58,7 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = ModelConfig(path=str(MODEL))
     trainer = TorchTrainer(
-        MODEL, trainer=TrainerConfig(), model=model, total_steps=10_000, max_model_len=64
+        MODEL, trainer=TorchTrainerConfig(), model=model, total_steps=10_000, max_model_len=64
     )
     engine = EmbeddedEngine(
         load_model(MODEL, torch.float32, "cpu", trust_remote_code=False),

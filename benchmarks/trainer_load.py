@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.rendezvous.frames import SharedKey, StoreAddress
 from offbeat.rendezvous.store_server import StoreServer
 from offbeat.trainers.ranks.peers import SingleRank
@@ -111,7 +111,7 @@ def rank_main(rank: int, at: WorldRendezvous, path: Path, dtype: str, replies: C
     with watched("load", before, found):
         trainer = TorchTrainer(
             path,
-            trainer=TrainerConfig(data_parallel=at.size),
+            trainer=TorchTrainerConfig(data_parallel=at.size),
             model=ModelConfig.model_validate({"path": str(path), "dtype": dtype}),
             total_steps=1,
             max_model_len=256,

@@ -34,7 +34,7 @@ from benchmarks.trainer_cases import (
     sampled_with,
 )
 from benchmarks.trainer_sides import LOSS, Plain, Setting, Split
-from offbeat.config.sections.sync import SyncConfig
+from offbeat.config.sections.sync import ObjectStoreSyncConfig
 from offbeat.trainers.backend import LogprobColumns
 from offbeat.trainers.memory import CudaMeter, ResidentMeter
 from offbeat.weight_sync.source import ModuleSource
@@ -104,7 +104,7 @@ def _phases(side: str, case: Case, setting: Setting) -> Phases:
         ]
     split = Split(setting, shared_prompt=side == "shared")
     groups = _resampled(split, groups)
-    chunk_bytes = int(SyncConfig().chunk_mib * _MIB)
+    chunk_bytes = int(ObjectStoreSyncConfig().chunk_mib * _MIB)
     source = ModuleSource(split.trainer.module, chunk_bytes)
     return [
         ("begin", split.begin),

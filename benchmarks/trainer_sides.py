@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.trainer_cases import Advantages, Groups
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec
 from offbeat.trainers.torch import TorchTrainer
@@ -133,7 +133,7 @@ class Split:
     def __init__(self, setting: Setting, *, shared_prompt: bool) -> None:
         self.trainer = TorchTrainer(
             setting.path,
-            trainer=TrainerConfig(
+            trainer=TorchTrainerConfig(
                 device=setting.device,
                 shared_prompt=shared_prompt,
                 max_tokens_per_microbatch=setting.max_tokens,

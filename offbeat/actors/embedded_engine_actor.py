@@ -9,6 +9,8 @@ import torch
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
+from offbeat.config.base import of_kind
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
@@ -25,7 +27,7 @@ class EmbeddedEngineActor(EngineActor):
     """The embedded engine. Weights are swapped in place between two decode steps."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        config = spec.generator
+        config = of_kind(EmbeddedGeneratorConfig, spec.generator)
         prepared(spec.name, spec.run_dir, spec.sharing)
         torch.set_num_threads(config.threads)
         model = load_model(

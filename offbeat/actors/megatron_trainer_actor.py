@@ -5,6 +5,8 @@ from contextlib import ExitStack
 import torch
 
 from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.config.base import of_kind
+from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
 from offbeat.trainers.megatron.split_step import MegatronTrainer
 from offbeat.trainers.ranks.assembly import source_of, trainer_of
@@ -17,7 +19,7 @@ class MegatronTrainerActor(TrainerActor):
     """One rank of a model under tensor, pipeline, data and expert parallelism."""
 
     def __init__(self, spec: TrainerSpec) -> None:
-        trainer = spec.config.trainer
+        trainer = of_kind(MegatronTrainerConfig, spec.config.trainer)
         torch.set_num_threads(trainer.threads)
         self._stands_in = ExitStack()  # active for the lifetime of this process
         if trainer.device == "cpu":
@@ -27,5 +29,6 @@ class MegatronTrainerActor(TrainerActor):
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple[MegatronTrainer, Source]:
     """Create the trainer of a rank, and the source of its weights."""
-    trainer = trainer_of(MegatronTrainer, spec, peers)
+    config = of_kind(MegatronTrainerConfig, spec.config.trainer)
+    trainer = trainer_of(MegatronTrainer, spec, config, peers)
     return trainer, source_of(spec, trainer.metas(), trainer.named_weights)

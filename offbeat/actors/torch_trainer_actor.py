@@ -5,6 +5,8 @@ from functools import partial
 import torch
 
 from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.config.base import of_kind
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.ranks.assembly import source_of, trainer_of
 from offbeat.trainers.ranks.peers import Peers
 from offbeat.trainers.spec import TrainerSpec
@@ -16,12 +18,13 @@ class TorchTrainerActor(TrainerActor):
     """One rank of a Hugging Face model, whole or sharded over several ranks."""
 
     def __init__(self, spec: TrainerSpec) -> None:
-        torch.set_num_threads(spec.config.trainer.threads)
+        torch.set_num_threads(of_kind(TorchTrainerConfig, spec.config.trainer).threads)
         super().__init__(spec, lambda peers: make(spec, peers))
 
 
 def make(spec: TrainerSpec, peers: Peers) -> tuple[TorchTrainer, Source]:
     """Create the trainer of a rank, and the source of its weights."""
-    max_model_len = spec.config.generator.max_model_len
-    trainer = trainer_of(partial(TorchTrainer, max_model_len=max_model_len), spec, peers)
+    config = of_kind(TorchTrainerConfig, spec.config.trainer)
+    kind = partial(TorchTrainer, max_model_len=spec.config.generator.max_model_len)
+    trainer = trainer_of(kind, spec, config, peers)
     return trainer, source_of(spec, trainer.weights.metas(), trainer.named_weights)

@@ -112,7 +112,8 @@ class TrainerActor:
         self._guard.check(fence)
         from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- loads torch
 
-        device = self._spec.config.trainer.device
+        trainer = self._spec.config.trainer
+        device = "cpu" if trainer.backend == "stub" else trainer.device
         peers = join(at, self._rank, device, self._own_address())
         self._enter(at.world, peers)
 

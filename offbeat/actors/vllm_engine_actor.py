@@ -8,6 +8,8 @@ import structlog
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
+from offbeat.config.base import of_kind
+from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.generators.embedded.request import RequestLimits
 from offbeat.generators.end_tokens import end_ids_of, warn_of_end_ids
 from offbeat.generators.spec import EngineSpec
@@ -46,7 +48,8 @@ class VllmEngineActor(EngineActor):
         """``started`` is an engine that runs already, used as it is; tests share it."""
         prepared(spec.name, spec.run_dir, spec.sharing)
         library, llm = started or start(spec)
-        incarnation, config = new_incarnation(spec.name), spec.generator
+        incarnation = new_incarnation(spec.name)
+        config = of_kind(VllmGeneratorConfig, spec.generator)
         warn_of_end_ids(spec.model_path, config.sampling.stop_token_ids)
         self._vllm = VllmEngine(
             library,
@@ -110,13 +113,14 @@ def start(spec: EngineSpec) -> Started:
         EngineArgsRefused: The recipe's ``engine_args`` do not exist in this vLLM.
         RopeDiffers: It would use other rotary frequencies than the trainer.
     """
-    check_rope(spec.model_path, spec.generator.max_model_len)
-    prepare_environment(spec.generator)
+    config = of_kind(VllmGeneratorConfig, spec.generator)
+    check_rope(spec.model_path, config.max_model_len)
+    prepare_environment(config)
     own_engine_processes()  # work-around: surviving_core
     library = load_library()
     if names := untried(vllm_version()):
         log.warning("vllm.untried_version", version=vllm_version(), workarounds=names)
-    check_engine_args(spec.generator.vllm.engine_args, fields_of(library.AsyncEngineArgs))
+    check_engine_args(config.vllm.engine_args, fields_of(library.AsyncEngineArgs))
     arguments = library.AsyncEngineArgs(
         **engine_arguments(spec),
         weight_transfer_config=library.WeightTransferConfig(backend=TRANSFER_BACKEND),

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -72,6 +72,20 @@ def default_choice(key: str, choice: str) -> BeforeValidator:
         return cast("Any", section)
 
     return BeforeValidator(choose)
+
+
+Kind = TypeVar("Kind", bound="Config")
+
+
+def of_kind(kind: type[Kind], section: "Config") -> Kind:
+    """Return ``section`` as the kind that its reader was chosen for.
+
+    Raises:
+        TypeError: The section is of another kind.
+    """
+    if not isinstance(section, kind):
+        raise TypeError(f"{kind.__name__} is required, not {type(section).__name__}")
+    return section
 
 
 class Config(BaseModel):

@@ -185,7 +185,7 @@ def _a_response_leaves_room_for_its_prompt(config: RunConfig) -> Iterator[Clash]
 
 
 def _deterministic_decoding_has_one_order(config: RunConfig) -> Iterator[Clash]:
-    if not config.generator.deterministic:
+    if config.generator.backend == "vllm" or not config.generator.deterministic:
         return
     if config.generator.engines > 1:
         yield Clash(
@@ -284,37 +284,11 @@ def _eval_prompts_have_a_reader(config: RunConfig) -> Iterator[Clash]:
 # --- what this version can run -------------------------------------------------------------------
 
 
-def _torch_cuts_over_data_parallel_ranks(config: RunConfig) -> Iterator[Clash]:
-    trainer = config.trainer
-    if trainer.backend != "torch":
-        return
-    sizes = {
-        "tensor_parallel": trainer.tensor_parallel,
-        "pipeline_parallel": trainer.pipeline_parallel,
-        "expert_parallel": trainer.expert_parallel,
-    }
-    for name, size in sizes.items():
-        if size > 1:
-            yield Clash(
-                (f"trainer.{name}", "trainer.backend"),
-                f"trainer.{name}={size} is not available with trainer.backend=torch: it cuts weights, "
-                "gradients and optimizer over data-parallel ranks, and every rank computes whole layers",
-                f"Set trainer.{name} to 1, and trainer.data_parallel to the ranks to cut the model over.",
-            )
-
-
 def _tensor_parallel_ranks_share_the_tokens(config: RunConfig) -> Iterator[Clash]:
     trainer = config.trainer
-    if trainer.sequence_parallel and trainer.backend == "torch":
-        yield Clash(
-            ("trainer.sequence_parallel", "trainer.backend"),
-            "trainer.sequence_parallel is not available with trainer.backend=torch, which has no "
-            "tensor-parallel ranks",
-            "Set it to false, or use trainer.backend=megatron.",
-        )
-    elif (
-        trainer.sequence_parallel and trainer.backend == "megatron" and trainer.tensor_parallel == 1
-    ):
+    if trainer.backend != "megatron" or not trainer.sequence_parallel:
+        return
+    if trainer.tensor_parallel == 1:
         yield Clash(
             ("trainer.sequence_parallel", "trainer.tensor_parallel"),
             "trainer.sequence_parallel does nothing with trainer.tensor_parallel=1: it is "
@@ -380,7 +354,6 @@ _REAL_RUNS = (
     wire_clashes,
     _stubs_come_together,
     vllm_clashes,
-    _torch_cuts_over_data_parallel_ranks,
     _tensor_parallel_ranks_share_the_tokens,
     _devices_and_gpus_agree,
 )

@@ -9,8 +9,10 @@ from offbeat.config.run import RunConfig
 def sync_clashes(config: RunConfig) -> Iterator[Clash]:
     """A broadcast that breaks must be over, and tried again, before the sync is."""
     sync = config.sync
+    if sync.transport != "gloo":
+        return
     limit_s = sync.chunk_mib / sync.slowest_mib_s + sync.slack_s
-    if sync.transport == "gloo" and sync.deadline_s < 4 * limit_s:
+    if sync.deadline_s < 4 * limit_s:
         yield Clash(
             ("sync.deadline_s", "sync.slack_s", "sync.slowest_mib_s", "sync.chunk_mib"),
             f"sync.deadline_s={sync.deadline_s:g} would be over before a lost engine is noticed and the "

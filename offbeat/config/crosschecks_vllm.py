@@ -1,6 +1,6 @@
 """Finds settings of vLLM's engines that cannot work, and says what to set instead.
 
-VLLM itself is not needed.
+vLLM itself is not needed.
 """
 
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Final
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import VllmGeneratorConfig
 
 _ELSEWHERE: Final = {
     "model": "model.path",
@@ -27,14 +28,13 @@ _ELSEWHERE: Final = {
 def vllm_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield what cannot work when ``generator.backend`` is vllm; nothing otherwise."""
     if config.generator.backend == "vllm":
-        yield from _arguments_have_one_place(config)
-        yield from _devices_of_an_engine_are_reserved(config)
-        yield from _logprobs_are_of_the_whole_distribution(config)
-        yield from _batches_are_not_reproducible(config)
+        yield from _arguments_have_one_place(config.generator)
+        yield from _devices_of_an_engine_are_reserved(config.generator)
+        yield from _logprobs_are_of_the_whole_distribution(config.generator)
 
 
-def _arguments_have_one_place(config: RunConfig) -> Iterator[Clash]:
-    for name, value in config.generator.vllm.engine_args.items():
+def _arguments_have_one_place(generator: VllmGeneratorConfig) -> Iterator[Clash]:
+    for name, value in generator.vllm.engine_args.items():
         if name in _ELSEWHERE:
             yield Clash(
                 ("generator.vllm.engine_args", _ELSEWHERE[name]),
@@ -43,8 +43,7 @@ def _arguments_have_one_place(config: RunConfig) -> Iterator[Clash]:
             )
 
 
-def _devices_of_an_engine_are_reserved(config: RunConfig) -> Iterator[Clash]:
-    generator = config.generator
+def _devices_of_an_engine_are_reserved(generator: VllmGeneratorConfig) -> Iterator[Clash]:
     devices = generator.vllm.tensor_parallel * generator.vllm.pipeline_parallel
     shares_one = devices == 1 and 0 < generator.gpus < 1  # with another engine, or the trainer
     if generator.device != "cpu" and generator.gpus not in (0, devices) and not shares_one:
@@ -59,8 +58,8 @@ def _devices_of_an_engine_are_reserved(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _logprobs_are_of_the_whole_distribution(config: RunConfig) -> Iterator[Clash]:
-    sampling = config.generator.sampling
+def _logprobs_are_of_the_whole_distribution(generator: VllmGeneratorConfig) -> Iterator[Clash]:
+    sampling = generator.sampling
     if sampling.temperature != 1 and sampling.top_p < 1:
         yield Clash(
             ("generator.sampling.top_p", "generator.sampling.temperature", "generator.backend"),
@@ -68,14 +67,4 @@ def _logprobs_are_of_the_whole_distribution(config: RunConfig) -> Iterator[Clash
             f"{sampling.temperature:g} has no usable logprobs in vLLM: they are either of temperature "
             "1, or of the distribution that top_p has cut",
             "Set one of the two to 1.",
-        )
-
-
-def _batches_are_not_reproducible(config: RunConfig) -> Iterator[Clash]:
-    if config.generator.deterministic:
-        yield Clash(
-            ("generator.deterministic", "generator.backend"),
-            "generator.deterministic=true cannot hold with generator.backend=vllm: its logits depend on "
-            "what else is in the batch",
-            "Set generator.backend to embedded, or generator.deterministic to false.",
         )

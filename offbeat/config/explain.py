@@ -33,7 +33,10 @@ def explain(key: str = "") -> str:
         place, _, _ = key.rpartition(".")
         raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
     if known.sections:
-        docs = [" ".join((section.__doc__ or "").split()) for section in known.sections]
+        docs = [
+            " ".join((section.__doc__ or "").replace("``", "`").split())
+            for section in known.sections
+        ]
         head = f"{key}: {known.doc}{_only(known)}"
         return "\n".join([head, *_choices(known, docs), "", _table(key)])
     return f"{key}: {known.summary}\n    {known.doc}{_only(known)}"

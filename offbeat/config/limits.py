@@ -5,6 +5,7 @@ from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
 
 _ID_BYTES: Final = 4  # prompt_ids, response_ids, weight_versions: int32
 _LOGPROB_BYTES: Final = 4  # float32
@@ -53,4 +54,12 @@ def min_valid_samples(config: RunConfig) -> int:
 def trainer_ranks(config: RunConfig) -> int:
     """Return the number of trainer processes. Expert parallelism is contained in the other axes."""
     trainer = config.trainer
-    return trainer.data_parallel * trainer.tensor_parallel * trainer.pipeline_parallel
+    ranks = trainer_replicas(trainer)
+    if isinstance(trainer, MegatronTrainerConfig):
+        ranks *= trainer.tensor_parallel * trainer.pipeline_parallel
+    return ranks
+
+
+def trainer_replicas(trainer: TrainerConfig) -> int:
+    """Return the number of data-parallel ranks, among which the groups of a step are divided."""
+    return 1 if trainer.backend == "stub" else trainer.data_parallel

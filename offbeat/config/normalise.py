@@ -98,8 +98,8 @@ def _of_preset(root: Section, place: str) -> Mapping[str, Any]:
     """The keys that the recipe's preset sets in a section; none where it has no preset."""
     above, _, name = place.rpartition(".")
     preset = root.find(f"{above}.{SHORTHAND[above]}") if above in SHORTHAND else None
-    known = isinstance(preset, Leaf) and preset.text in PRESETS
-    return PRESETS[preset.text].get(name, {}) if known and preset.text else {}
+    text = preset.text if isinstance(preset, Leaf) else None
+    return PRESETS.get(text or "", {}).get(name, {})
 
 
 def _against_preset(section: Section, place: str, absent: list[str], root: Section) -> Problem:

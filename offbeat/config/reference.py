@@ -29,7 +29,7 @@ def document() -> str:
 def _chapter(section: Key) -> str:
     """A section of recipes, with what its choices are if it is chosen by a key."""
     docs = [
-        f"`{name}`: {' '.join((model.__doc__ or '').split())}"
+        f"`{name}`: {' '.join((model.__doc__ or '').replace('``', '`').split())}"
         for name, model in choices(section.key).items()
     ]
     only = f"Only with `{settings}`. " if (settings := only_with(section)) else ""

@@ -12,15 +12,15 @@ from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
 from offbeat.config.sections.filters import FilterConfig
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig, GeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.runtime import RuntimeConfig
 from offbeat.config.sections.sampler import ReadyFirstConfig, SamplerConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.config.sections.supervision import SupervisionConfig
-from offbeat.config.sections.sync import SyncConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.sync import ObjectStoreSyncConfig, SyncConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig, TrainerConfig
 from offbeat.config.sections.transfer_queue import TransferQueueConfig
 from offbeat.config.sections.wandb import WandbConfig
 
@@ -58,7 +58,7 @@ class RunConfig(Config):
     environment: EnvironmentConfig = EnvironmentConfig()
     """Environment that turns a prompt and a model into rewarded samples."""
 
-    sampler: SamplerConfig = ReadyFirstConfig(name="ready_first")
+    sampler: SamplerConfig = ReadyFirstConfig()
     """The staleness policy."""
 
     buffer: BufferConfig = BufferConfig()
@@ -70,16 +70,16 @@ class RunConfig(Config):
     rollout: RolloutConfig = RolloutConfig()
     """Dispatch and retries of groups."""
 
-    generator: GeneratorConfig = GeneratorConfig()
+    generator: GeneratorConfig = EmbeddedGeneratorConfig()
     """The engines."""
 
-    trainer: TrainerConfig = TrainerConfig()
+    trainer: TrainerConfig = TorchTrainerConfig()
     """The trainer."""
 
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Algorithm, from rewards to a gradient."""
 
-    sync: SyncConfig = SyncConfig()
+    sync: SyncConfig = ObjectStoreSyncConfig()
     """Weight sync."""
 
     filters: FilterConfig = FilterConfig()

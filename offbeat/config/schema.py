@@ -110,8 +110,11 @@ def only_with(key: Key) -> str:
     return f"{chooser(section)}={' or '.join(key.variants)}"
 
 
-def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> Iterator[Key]:
-    for name, field in section.model_fields.items():
+def _walk(
+    section: type[BaseModel], prefix: str, variants: tuple[str, ...], chooser: str = ""
+) -> Iterator[Key]:
+    """Yield the keys of a section, first the one by which it is chosen."""
+    for name, field in sorted(section.model_fields.items(), key=lambda item: item[0] != chooser):
         below, chosen_by = _sections(field.annotation), str(field.discriminator or "")
         yield Key(
             key=f"{prefix}{name}",
@@ -128,7 +131,7 @@ def _walk(section: type[BaseModel], prefix: str, variants: tuple[str, ...]) -> I
         )
         for model in below:
             of = (_choice(model, chosen_by),) if chosen_by else ()
-            yield from _walk(model, f"{prefix}{name}.", of)
+            yield from _walk(model, f"{prefix}{name}.", of, chosen_by)
 
 
 def _combined(keys: list[Key], section: Key | None) -> Key:

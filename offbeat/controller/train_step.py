@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
+from offbeat.config.limits import trainer_replicas
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.group_moves import Place
@@ -65,9 +66,10 @@ class TrainStep:
         trainer = state.config.trainer
         self._min_tokens = (
             trainer.min_tokens_per_chunk
-            or trainer.max_tokens_per_microbatch * trainer.data_parallel
+            or trainer.max_tokens_per_microbatch * trainer_replicas(trainer)
         )
-        self._whole_batches = state.config.generator.deterministic
+        generator = state.config.generator
+        self._whole_batches = generator.backend != "vllm" and generator.deterministic
         self._queued = 0
 
     async def attempt(self, key: StepKey, measures: StepMetricsBuilder) -> StepResult | None:

@@ -190,7 +190,7 @@ def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None
     Raises:
         NoRoom: A resource does not suffice; names it and the keys to change.
     """
-    ranks, engines = _ranks(config), config.generator.engines
+    ranks, engines = trainer_ranks(config), config.generator.engines
     for resource, key in (("CPU", "cpus"), ("GPU", "gpus")):
         trainer, generator = (
             (config.trainer.cpus, config.generator.cpus)
@@ -263,15 +263,11 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
     rank_cls = ray.remote(trainer_class(config.trainer.backend)).options(
         num_cpus=config.trainer.cpus, num_gpus=config.trainer.gpus, max_restarts=-1
     )
-    ranks = _ranks(config)
+    ranks = trainer_ranks(config)
     for rank in range(ranks):
         run_dir, path = str(spec.run_dir), config.model.path
         made_from = TrainerSpec(config, path, run_dir, rank, ranks, spec.sharing)
         yield rank_cls.remote(made_from)
-
-
-def _ranks(config: RunConfig) -> int:
-    return 1 if config.trainer.backend == "stub" else trainer_ranks(config)
 
 
 def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:

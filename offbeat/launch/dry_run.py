@@ -1,8 +1,12 @@
 """Changes a recipe for a dry run: stubs instead of models, few steps, little data."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+from offbeat.config.base import Config
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import StubGeneratorConfig
+from offbeat.config.sections.trainer import StubTrainerConfig
 
 STEPS: Final = 10
 ENGINES: Final = 4
@@ -27,7 +31,6 @@ def dry(config: RunConfig) -> RunConfig:
         "eval": {"path": None},
         "generator": {
             "backend": "stub",
-            "device": "cpu",
             "engines": min(config.generator.engines, ENGINES),
             "cpus": 0.0,
             "gpus": 0.0,
@@ -38,16 +41,21 @@ def dry(config: RunConfig) -> RunConfig:
         },
         "trainer": {
             "backend": "stub",
-            "device": "cpu",
             "cpus": 0.0,
             "gpus": 0.0,
-            **{f"{axis}_parallel": 1 for axis in ("data", "tensor", "pipeline", "expert")},
         },
         "wandb": {"mode": "disabled" if config.wandb.mode == "disabled" else "offline"},
     }
     values = config.model_dump()
+    values["generator"] = _kept(values["generator"], StubGeneratorConfig)
+    values["trainer"] = _kept(values["trainer"], StubTrainerConfig)
     for section, change in changes.items():
         values[section] |= change
     values["steps"] = min(config.steps, STEPS)
     values["name"] = f"{config.name}-dry"
     return RunConfig.model_validate(values)
+
+
+def _kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
+    """The keys of a section that ``kind`` has too."""
+    return {name: value for name, value in section.items() if name in kind.model_fields}

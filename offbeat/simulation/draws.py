@@ -66,6 +66,8 @@ def draw_plan(
     poison = draw_poison(random.Random(f"{seed}/poison"), profile, steps=MIN_STEPS)
     if poison and strikes is None:
         changes["rollout"]["infrastructure_retries"] = POISON_RETRIES
+    if base.generator.backend == "vllm":
+        del changes["generator"]["deterministic"]
     config = RunConfig.model_validate(_merged(base.model_dump(), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.training import ChunkResult, LossSpec, StepResult
 from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend
 from offbeat.trainers.batches.inputs import loss_tokens
@@ -58,7 +58,7 @@ class ModelTrainer(TrainerBackend):
         self,
         model_path: str | Path,
         *,
-        trainer: TrainerConfig,
+        optimizer: OptimizerConfig,
         model: ModelConfig,
         total_steps: int,
         seed: int,
@@ -68,7 +68,7 @@ class ModelTrainer(TrainerBackend):
 
         Args:
             model_path: Hugging Face directory. The KL penalty pulls towards this model.
-            trainer: Device, packing, and optimizer.
+            optimizer: The learning-rate schedule.
             model: Dtype of the weights, and whether code of the model directory may run.
             total_steps: Number of steps at which the learning-rate schedule ends.
             seed: Seed of the library's generators.
@@ -78,7 +78,7 @@ class ModelTrainer(TrainerBackend):
         self.peers = peers or SingleRank()
         self.is_first = self.peers.rank == 0
         self.model_path = Path(model_path)
-        self._config, self._total_steps, self._seed = trainer, total_steps, seed
+        self._schedule, self._total_steps, self._seed = optimizer, total_steps, seed
         self._dtype = torch_dtype(model.dtype)
         self._sums: StepSums | None = None  # of the open step
 
@@ -145,7 +145,7 @@ class ModelTrainer(TrainerBackend):
     def _finish(self) -> StepResult:
         started, sums = time.perf_counter(), self._step
         with self._undone_if_raised():
-            rate = learning_rate(self._config.optimizer, self.steps_applied, self._total_steps)
+            rate = learning_rate(self._schedule, self.steps_applied, self._total_steps)
             totals = sums.totals(self.peers, contributes=self._is_replica_leader)
             norm, reason = self._update(totals, rate)
         self._discard_gradients()

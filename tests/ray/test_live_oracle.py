@@ -7,8 +7,11 @@ import torch
 from transformers import AutoTokenizer
 
 from offbeat.algorithms.advantages import ESTIMATORS
+from offbeat.config.base import of_kind
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.controller.events import Committed, Released, StepApplied
 from offbeat.controller.rollouts import group_seed
 from offbeat.environments.factory import make_environment, make_prompts
@@ -52,7 +55,7 @@ class Synchronous:
         self._environment = make_environment(config.environment, tokenizer, ROOT)
         self._trainer = TorchTrainer(
             self._path,
-            trainer=config.trainer,
+            trainer=of_kind(TorchTrainerConfig, config.trainer),
             model=config.model,
             total_steps=config.steps,
             max_model_len=config.generator.max_model_len,
@@ -64,7 +67,7 @@ class Synchronous:
             name="generator-0",
             incarnation="the only one",
             eos_token_ids=[model.generation_config.eos_token_id],
-            max_sequences=config.generator.max_sequences,
+            max_sequences=of_kind(EmbeddedGeneratorConfig, config.generator).max_sequences,
             max_model_len=config.generator.max_model_len,
             deterministic=True,
             seed=config.seed,

@@ -7,7 +7,7 @@ import pytest
 from shared_engine import spec_in
 
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.generators.vllm.arguments import (
     check_engine_args,
     engine_arguments,
@@ -81,13 +81,13 @@ def test_logprobs_are_taken_where_they_are_of_the_recipes_temperature(
     temperature: float, mode: str
 ) -> None:
     sampling = {"temperature": temperature}
-    config = GeneratorConfig.model_validate({"backend": "vllm", "sampling": sampling})
+    config = VllmGeneratorConfig.model_validate({"backend": "vllm", "sampling": sampling})
     assert logprobs_mode(config) == mode
 
 
 def test_what_is_set_in_the_environment_stays_but_for_the_recipes_threads() -> None:
     environ = {"VLLM_HOST_IP": "10.0.0.1", "OMP_NUM_THREADS": "1"}
-    prepare_environment(GeneratorConfig(backend="vllm", threads=3), environ)
+    prepare_environment(VllmGeneratorConfig(threads=3), environ)
     assert environ["VLLM_HOST_IP"] == "10.0.0.1"
     assert environ["OMP_NUM_THREADS"] == "3"
     assert environ["VLLM_CPU_KVCACHE_SPACE"] == "1"
@@ -95,7 +95,7 @@ def test_what_is_set_in_the_environment_stays_but_for_the_recipes_threads() -> N
 
 def test_a_gpu_engine_gets_no_settings_of_the_cpu_build() -> None:
     environ: dict[str, str] = {}
-    prepare_environment(GeneratorConfig(backend="vllm", device="cuda", gpus=1), environ)
+    prepare_environment(VllmGeneratorConfig(device="cuda", gpus=1), environ)
     assert not {name for name in environ if "CPU" in name or "OMP" in name or "GLOO" in name}
 
 

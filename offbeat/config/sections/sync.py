@@ -4,55 +4,69 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, default_choice
 
 
-class SyncConfig(Config):
-    """Delivery of new weights to the generators."""
-
+class _Sync(Config):
     mode: Literal["keep", "drain", "abort_stale"] = "keep"
-    """keep: running samples go on with new weights; drain: wait for them first; abort_stale.
-
-    As keep,
-    but cancel those that will be too old by the time it is their turn."""
+    """keep: running samples go on under the new weights; drain: engines finish them first and idle meanwhile;
+    abort_stale: as keep, but samples that would be too old for their step are cancelled, which saves compute."""
 
     interval: Annotated[int, Field(ge=1)] = 1
-    """Optimizer steps between two syncs."""
-
-    transport: Literal["object_store", "gloo"] = "object_store"
-    """How the bytes travel. object_store: through Ray, in shared memory on one machine; gloo.
-
-    The trainer
-    broadcasts to all engines at once, over TCP."""
+    """Optimizer steps between two syncs. More steps spend less time on syncs, but samples are older:
+    `sampler.max_staleness` has to be at least this minus 1."""
 
     chunk_mib: Annotated[float, Field(gt=0)] = 64.0
-    """Size of one transfer chunk in MiB; one tensor larger than this is a chunk of its own."""
+    """Size of one transfer chunk in MiB; one tensor larger than this is a chunk of its own. Larger chunks cost
+    fewer calls and more memory on both sides; lower it if a rank runs out of memory while it publishes."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time an engine gets to take the weights before it is left behind as STALE."""
-
-    slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
-    """gloo: MiB/s below which a link counts as broken. A chunk may take its size over this, and
-    ``slack_s``."""
-
-    slack_s: Annotated[float, Field(gt=0)] = 5.0
-    """gloo: time that any wait for a peer may take, whatever the size."""
+    """Time an engine gets to take the weights before it is left behind as STALE. Raise it for large models on
+    slow links; a longer deadline notices a hung engine later."""
 
     wire_dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Type in which floating-point weights travel and are served; None.
-
-    As the trainer holds them.
-    """
+    """Type in which floating-point weights travel and are served; None: as the trainer holds them. 16 bits halve
+    the transfer of a float32 trainer, and engines then sample from rounded weights."""
 
     keep_float32: tuple[str, ...] = ("e_score_correction_bias",)
-    """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits."""
+    """Ends of the names of tensors that ``wire_dtype`` does not round to 16 bits. Add a tensor whose rounding
+    changes decisions, such as the routing of experts; each one travels at twice the size."""
 
     canary_interval: Annotated[int, Field(ge=0)] = 4
-    """Releases from one canary to the next.
-
-    Next-token distributions of the trainer that an engine has to
-    reproduce before it serves the release. A trainer's first release has one. 1: each; 0: none."""
+    """Releases from one canary to the next: next-token distributions of the trainer that an engine has to
+    reproduce before it serves the release; a trainer's first release has one. 1 checks each release at a forward
+    pass of trainer and engine, a larger number costs less and notices a wrong engine later; 0: none."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
-    """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the
-    weights being trained; more ends the run. None: a warning from 0.02, with 16-bit weights from 0.1."""
+    """Nats per token by which the logprobs of engine and trainer may differ on samples drawn under the weights
+    being trained; more ends the run. Set it to stop early rather than train on wrong ratios; None: a warning
+    from 0.02, with 16-bit weights from 0.1."""
+
+
+class ObjectStoreSyncConfig(_Sync):
+    """Through Ray's object store: shared memory on one machine, one copy per machine on a cluster."""
+
+    transport: Literal["object_store"] = "object_store"
+    """Path of the bytes."""
+
+
+class GlooSyncConfig(_Sync):
+    """One broadcast of the trainer to all engines, over TCP."""
+
+    transport: Literal["gloo"] = "gloo"
+    """Path of the bytes."""
+
+    slowest_mib_s: Annotated[float, Field(gt=0)] = 100.0
+    """MiB/s below which a link counts as broken: a chunk may take its size over this, and ``slack_s``. Lower it
+    for slow networks; a broken link is then noticed later."""
+
+    slack_s: Annotated[float, Field(gt=0)] = 5.0
+    """Time that any wait for a peer may take, whatever the size. Raise it for machines that stall, as it delays
+    how soon a lost engine is left out."""
+
+
+SyncConfig = Annotated[
+    ObjectStoreSyncConfig | GlooSyncConfig,
+    Field(discriminator="transport"),
+    default_choice("transport", "object_store"),
+]

@@ -4,85 +4,110 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, default_choice
 from offbeat.config.sections.optimizer import OptimizerConfig
 
 
-class TrainerConfig(Config):
-    """Trainer ranks, and how a step is divided among and within them."""
-
-    backend: Literal["torch", "megatron", "stub"] = "torch"
-    """torch: any Hugging Face causal LM; megatron: extra ``megatron``; stub: a cost model."""
-
-    device: str = "cpu"
-    """torch device of each rank."""
-
-    threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads of each rank."""
-
-    data_parallel: Annotated[int, Field(ge=1)] = 1
-    """Data-parallel ranks."""
-
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Tensor-parallel ranks."""
-
-    pipeline_parallel: Annotated[int, Field(ge=1)] = 1
-    """Pipeline stages."""
-
-    expert_parallel: Annotated[int, Field(ge=1)] = 1
-    """Expert-parallel ranks."""
-
-    sequence_parallel: bool = False
-    """megatron: tensor-parallel ranks share the tokens between their matrices, too.
-
-    Experts with tensor
-    parallelism need it."""
-
+class _Trainer(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
 
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 8192
-    """Tokens, padding included, in one forward-backward on one rank."""
+    """Tokens, padding included, in one forward-backward on one rank. More tokens use a GPU better and need more
+    activation memory; lower it when a rank runs out of memory. The gradient does not depend on it."""
+
+    min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
+    """Tokens to wait for before a chunk is sent to the trainer, unless the step ends. A small number starts to
+    train earlier and packs worse, a large one packs better and starts later; None: enough to fill every rank."""
+
+    start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
+    """Time the trainer gets to start. Raise it for models that load slowly; a hung start is noticed later."""
+
+    step_deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest healthy call of a train step. Too short replaces a trainer that is only slow, too long lets a hung
+    one hold the run up."""
+
+    step_retries: Annotated[int, Field(ge=0)] = 1
+    """Times a step is aborted and tried again after a rank reported a failure. Raise it where failures pass, as
+    of a shared GPU; each retry computes the step again."""
+
+    restart_budget: Annotated[int, Field(ge=0)] = 3
+    """Times the ranks are replaced and restored from a checkpoint, over the run; one more ends it. Raise it for
+    long runs on machines that are taken away; a fault that returns then repeats more steps before the run ends."""
+
+    max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
+    """Steps in a row that end the run if none was applied: loss or gradient not finite, or nothing to train on.
+    1 ends at the first one; a larger number passes over rare bad batches, whose samples are lost."""
+
+    cpus: Annotated[float, Field(ge=0)] = 0.0
+    """CPUs Ray reserves for each rank. Reserving keeps other actors off these cores; 0 lets any machine take the
+    rank, however busy."""
+
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs Ray reserves for each rank. A fraction shares a GPU with an engine, whose memory it then shares."""
+
+
+class _ModelTrainer(_Trainer):
+    device: str = "cpu"
+    """torch device of each rank: cpu or cuda. cuda needs `trainer.gpus`."""
+
+    threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads of each rank. More are faster while cores are free; beyond the cores, trainer and engines slow
+    each other down."""
+
+    data_parallel: Annotated[int, Field(ge=1)] = 1
+    """Data-parallel ranks. More ranks make a step shorter while there are groups for all, and exchange gradients;
+    the torch backend also cuts weights and optimizer over them."""
 
     shared_prompt: bool = True
     """Pack the samples of a group behind one copy of their prompt, if that is proved exact for the model
-    (docs/model-proofs.md); off, or if it is not: one padded row for each sample."""
+    (docs/model-proofs.md). Off, or where it is not: one padded row per sample, which computes the prompt again
+    for each."""
 
     activation_checkpointing: bool = False
-    """Keep only the input of each decoder layer for backward, and compute the layer again there.
+    """Keep only the input of each decoder layer for backward, and compute the layer again there. Much less
+    memory for up to a third more work, and the same gradient to the last bit."""
 
-    Much
-    less memory for up to a third more work, and the same gradient to the last bit."""
 
-    min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
-    """Tokens to wait for before a chunk is sent, unless the step ends. None.
+class TorchTrainerConfig(_ModelTrainer):
+    """Any Hugging Face causal LM. Data-parallel ranks cut weights, gradients and optimizer (FSDP2)."""
 
-    Fills every rank once.
-    """
+    backend: Literal["torch"] = "torch"
+    """What trains."""
 
-    start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time the trainer gets to start."""
 
-    step_deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest healthy call of a train step."""
+class MegatronTrainerConfig(_ModelTrainer):
+    """megatron-core (extra ``megatron``): models it has a mapping for, over several axes of parallelism."""
 
-    step_retries: Annotated[int, Field(ge=0)] = 1
-    """Times a step is aborted and tried again after a rank reported a failure."""
+    backend: Literal["megatron"] = "megatron"
+    """What trains."""
 
-    restart_budget: Annotated[int, Field(ge=0)] = 3
-    """Times the ranks are replaced and restored from a checkpoint, over the run.
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that each matrix is divided over. More fit wider layers and exchange activations in every layer:
+    keep them inside a machine."""
 
-    One more ends it.
-    """
+    pipeline_parallel: Annotated[int, Field(ge=1)] = 1
+    """Stages that the layers are divided into. More fit deeper models and exchange little, but stages idle at
+    both ends of a step: send several microbatches per stage."""
 
-    max_steps_not_applied: Annotated[int, Field(ge=1)] = 3
-    """Steps in a row that end the run if none was applied.
+    expert_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks, among the data-parallel ones, that experts are divided over. More fit more experts and exchange
+    tokens in every layer of experts."""
 
-    Loss or gradient not finite, or nothing to train on.
-    """
+    sequence_parallel: bool = False
+    """Tensor-parallel ranks share the tokens between their matrices, too: less activation memory at the same
+    traffic. Experts with tensor parallelism need it."""
 
-    cpus: Annotated[float, Field(ge=0)] = 0.0
-    """CPUs Ray reserves for each rank."""
 
-    gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs Ray reserves for each rank."""
+class StubTrainerConfig(_Trainer):
+    """A cost model (section `stub`) instead of a model: dry runs, without torch."""
+
+    backend: Literal["stub"] = "stub"
+    """What trains."""
+
+
+TrainerConfig = Annotated[
+    TorchTrainerConfig | MegatronTrainerConfig | StubTrainerConfig,
+    Field(discriminator="backend"),
+    default_choice("backend", "torch"),
+]

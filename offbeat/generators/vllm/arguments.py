@@ -5,7 +5,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.base import of_kind
+from offbeat.config.sections.generator import VllmGeneratorConfig
 from offbeat.generators.end_tokens import has_tokenizer
 from offbeat.generators.spec import EngineSpec
 from offbeat.generators.vllm.errors import EngineArgsRefused
@@ -18,7 +19,7 @@ _OF_THE_ACTOR: Final = ("weight_transfer_config", "worker_extension_cls")
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the keyword arguments of ``AsyncEngineArgs``, except those of the weight transfer."""
-    config = spec.generator
+    config = of_kind(VllmGeneratorConfig, spec.generator)
     vllm = config.vllm
     return {
         "model": spec.model_path,
@@ -43,12 +44,12 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _of_the_cpu_build(config: GeneratorConfig) -> dict[str, Any]:
+def _of_the_cpu_build(config: VllmGeneratorConfig) -> dict[str, Any]:
     # work-around: seeded_chunked_prefill
     return {"enable_chunked_prefill": False} if config.device == "cpu" else {}
 
 
-def logprobs_mode(config: GeneratorConfig) -> str:
+def logprobs_mode(config: VllmGeneratorConfig) -> str:
     """Return the vLLM mode whose logprobs are of ``softmax(logits / temperature)``, untruncated.
 
     vLLM's raw logprobs are of temperature 1, its processed ones are cut by ``top_p``. No mode fits

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping, MutableMapping
 
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import VllmGeneratorConfig
 
 
-def environment(config: GeneratorConfig) -> Mapping[str, str]:
+def environment(config: VllmGeneratorConfig) -> Mapping[str, str]:
     """Return the environment variables to set before vllm is imported; child processes inherit them."""
     quiet = {
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -26,7 +26,7 @@ def environment(config: GeneratorConfig) -> Mapping[str, str]:
 
 
 def prepare_environment(
-    config: GeneratorConfig, environ: MutableMapping[str, str] = os.environ
+    config: VllmGeneratorConfig, environ: MutableMapping[str, str] = os.environ
 ) -> None:
     """Set the variables that are unset: values chosen by the user have precedence."""
     for name, value in environment(config).items():

@@ -38,9 +38,8 @@ def this_machine() -> Machine:
 
 def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Check that there is a core for each thread that computes at the same time."""
-    trainer = (
-        0 if config.trainer.backend == "stub" else trainer_ranks(config) * config.trainer.threads
-    )
+    section = config.trainer
+    trainer = 0 if section.backend == "stub" else trainer_ranks(config) * section.threads
     engines = (
         0
         if config.generator.backend == "stub"

@@ -19,7 +19,7 @@ _ENDS = "end of samples"
 
 def check_model_proof(config: RunConfig) -> Iterator[Finding]:
     """Run the startup proofs of trainer and embedded engine, without weights."""
-    trains, decodes = config.trainer.backend == "torch", config.generator.backend == "embedded"
+    decodes = config.generator.backend == "embedded"
     if config.trainer.backend == "stub" and not decodes:
         return
     from offbeat.model_proof.loading import (
@@ -46,8 +46,8 @@ def check_model_proof(config: RunConfig) -> Iterator[Finding]:
         )
         yield warning("generation_config.json", f"transformers refuses it: {problem}", fix)
     yield from _stop_tokens(config, model)
-    if trains:
-        yield _rows(config, model)
+    if config.trainer.backend == "torch":
+        yield _rows(config, model, shared_prompt=config.trainer.shared_prompt)
     if decodes:
         yield _decoding(config, model)
 
@@ -74,13 +74,13 @@ def _stop_tokens(config: RunConfig, model: "PreTrainedModel") -> Iterator[Findin
         yield error(_ENDS, seen, "Take ids of the model's tokenizer.")
 
 
-def _rows(config: RunConfig, model: "PreTrainedModel") -> Finding:
+def _rows(config: RunConfig, model: "PreTrainedModel", *, shared_prompt: bool) -> Finding:
     from offbeat.trainers.errors import UntrainableModel
     from offbeat.trainers.torch.proof import prove_kind
 
-    length, asked = config.generator.max_model_len, config.trainer.shared_prompt
+    length = config.generator.max_model_len
     try:
-        proof = prove_kind(type(model), model.config, length, shared_prompt=asked)
+        proof = prove_kind(type(model), model.config, length, shared_prompt=shared_prompt)
     except UntrainableModel as refused:
         return error(_ROWS, f"{refused.model} {refused.problem}", f"{refused.fix}.")
     name = f"{type(model).__name__}, attention {proof.attention}"

@@ -4,7 +4,8 @@ Modules that need vLLM are imported on use: they import torch and transformers, 
 """
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, error, ok, warning
@@ -27,8 +28,8 @@ def check_vllm(config: RunConfig) -> Iterator[Finding]:
         yield warning("vllm", seen, "Run make test-vllm with it, or install a version that was.")
     else:
         yield ok("vllm", version)
-    if config.generator.vllm.engine_args:
-        yield _arguments(config)
+    if given := config.generator.vllm.engine_args:
+        yield _arguments(given)
 
 
 def check_vllm_positions(config: RunConfig) -> Iterator[Finding]:
@@ -45,12 +46,11 @@ def check_vllm_positions(config: RunConfig) -> Iterator[Finding]:
         yield error("vllm", message, f"{fix}.")
 
 
-def _arguments(config: RunConfig) -> Finding:
+def _arguments(given: Mapping[str, Any]) -> Finding:
     from offbeat.generators.vllm.arguments import check_engine_args, fields_of
     from offbeat.generators.vllm.errors import INSTALL, EngineArgsRefused, VllmMissing
     from offbeat.generators.vllm.lazy_import import load_library
 
-    given = config.generator.vllm.engine_args
     try:
         check_engine_args(given, fields_of(load_library().AsyncEngineArgs))
     except EngineArgsRefused as refused:

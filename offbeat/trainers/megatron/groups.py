@@ -7,13 +7,13 @@ from megatron.core import parallel_state as megatron_groups
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.trainers.megatron.errors import UnsupportedLayout
 from offbeat.trainers.megatron.layout import ParallelLayout
 from offbeat.trainers.ranks.peers import Peers
 
 
-def start_groups(config: TrainerConfig, peers: Peers) -> ParallelLayout:
+def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
     """Create the process groups of the config's layout, once per process.
 
     The default process group exists already, unless the world has one rank.

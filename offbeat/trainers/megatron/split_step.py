@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.model_proof.loading import check_files
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PackedRows, rows_of
@@ -56,7 +56,7 @@ class MegatronTrainer(ModelTrainer):
         self,
         model_path: str | Path,
         *,
-        trainer: TrainerConfig,
+        trainer: MegatronTrainerConfig,
         model: ModelConfig,
         total_steps: int,
         seed: int = 0,
@@ -82,13 +82,13 @@ class MegatronTrainer(ModelTrainer):
         """
         super().__init__(
             model_path,
-            trainer=trainer,
+            optimizer=trainer.optimizer,
             model=model,
             total_steps=total_steps,
             seed=seed,
             peers=peers,
         )
-        self._parts = parts or BackendParts()
+        self._config, self._parts = trainer, parts or BackendParts()
         self.architecture = read_architecture(model_path)
         run_on_all_ranks(self.peers, "its start", lambda: self.is_first and check_files(model_path))
         self.layout = start_groups(trainer, self.peers)

@@ -14,16 +14,18 @@ from offbeat.weight_sync.dtypes import WirePolicy
 from offbeat.weight_sync.source import GatheredSource
 
 T_co = TypeVar("T_co", covariant=True)
+Section = TypeVar("Section", bound=TrainerConfig)
+Section_contra = TypeVar("Section_contra", bound=TrainerConfig, contravariant=True)
 
 
-class MakesTrainer(Protocol[T_co]):
+class MakesTrainer(Protocol[Section_contra, T_co]):
     """Constructor signature that the trainers of all backends share."""
 
     def __call__(
         self,
         model_path: str | Path,
         *,
-        trainer: TrainerConfig,
+        trainer: Section_contra,
         model: ModelConfig,
         total_steps: int,
         seed: int,
@@ -31,12 +33,14 @@ class MakesTrainer(Protocol[T_co]):
     ) -> T_co: ...
 
 
-def trainer_of(kind: MakesTrainer[T_co], spec: TrainerSpec, peers: Peers) -> T_co:
+def trainer_of(
+    kind: MakesTrainer[Section, T_co], spec: TrainerSpec, trainer: Section, peers: Peers
+) -> T_co:
     """Build the trainer of one rank."""
     config = spec.config
     return kind(
         spec.model_path,
-        trainer=config.trainer,
+        trainer=trainer,
         model=config.model,
         total_steps=config.steps,
         seed=config.seed,

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.model_proof.plain import attend_by
 from offbeat.model_proof.rope import freeze_rope
 from offbeat.trainers.model_trainer import ModelTrainer
@@ -28,7 +28,7 @@ class LoadedModel(ModelTrainer):
         self,
         model_path: str | Path,
         *,
-        trainer: TrainerConfig,
+        trainer: TorchTrainerConfig,
         model: ModelConfig,
         total_steps: int,
         max_model_len: int,
@@ -38,14 +38,14 @@ class LoadedModel(ModelTrainer):
         """Load nothing yet; the arguments are those of ``TorchTrainer``."""
         super().__init__(
             model_path,
-            trainer=trainer,
+            optimizer=trainer.optimizer,
             model=model,
             total_steps=total_steps,
             seed=seed,
             peers=peers,
         )
         torch.manual_seed(seed)
-        self._model_config = model
+        self._config, self._model_config = trainer, model
         self._max_model_len = max_model_len
         self._attention: str | None = None  # None: chosen by transformers
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.backend import TopLogprobs
 from offbeat.trainers.batches.packing import PADDING_MICROBATCH, PackedRows
 from offbeat.trainers.batches.planner import MicrobatchPlanner
@@ -63,7 +63,7 @@ class TorchTrainer(LoadedModel):
         self,
         model_path: str | Path,
         *,
-        trainer: TrainerConfig,
+        trainer: TorchTrainerConfig,
         model: ModelConfig,
         total_steps: int,
         max_model_len: int,

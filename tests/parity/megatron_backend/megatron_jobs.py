@@ -29,7 +29,7 @@ from torch import Tensor
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import MegatronTrainerConfig
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import StepResult
 from offbeat.trainers.megatron.cpu_shim import cpu_stands_in
@@ -91,8 +91,7 @@ def make(
     forget_groups()
     trainer = kind(
         path,
-        trainer=TrainerConfig(
-            backend="megatron",
+        trainer=MegatronTrainerConfig(
             data_parallel=cut.data,
             tensor_parallel=cut.tensor,
             pipeline_parallel=cut.pipeline,

@@ -12,7 +12,7 @@ from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
 from offbeat.messages.training import LossSpec, StepResult
@@ -26,7 +26,7 @@ from offbeat.weight_sync.source import GatheredSource
 def make(peers: Peers, path: Path, cut: Cut, kind: type[TorchTrainer] = Exact) -> Any:
     return kind(
         path,
-        trainer=TrainerConfig(
+        trainer=TorchTrainerConfig(
             max_tokens_per_microbatch=cut.max_tokens,
             shared_prompt=cut.shared_prompt,
             activation_checkpointing=cut.recompute,

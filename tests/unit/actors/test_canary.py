@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
-from offbeat.config.sections.sync import SyncConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.sync import ObjectStoreSyncConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import CanaryFailed, EngineUnavailable
 from offbeat.messages.fences import Fence
@@ -59,7 +59,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer_of(path: Path, dtype: str = "float32") -> TorchTrainer:
     model = ModelConfig.model_validate({"path": str(path), "dtype": dtype})
     return TorchTrainer(
-        path, trainer=TrainerConfig(), model=model, total_steps=10, max_model_len=128
+        path, trainer=TorchTrainerConfig(), model=model, total_steps=10, max_model_len=128
     )
 
 
@@ -165,7 +165,7 @@ def play(tied: Path, tmp_path: Path) -> Callable[..., None]:
             name="generator-0",
             model_path=str(tied),
             model=ModelConfig.model_validate({"path": str(tied), "dtype": dtype}),
-            generator=GeneratorConfig(max_model_len=128),
+            generator=EmbeddedGeneratorConfig(max_model_len=128),
             stub=StubConfig(),
             seed=0,
             run_dir=str(tmp_path),
@@ -283,7 +283,9 @@ def test_the_tolerance_is_that_of_the_coarsest_type() -> None:
 @pytest.mark.parametrize("key", ["model.dtype", "sync.wire_dtype"])
 def test_every_type_that_a_recipe_can_name_has_a_tolerance(key: str) -> None:
     section, name = key.split(".")
-    allowed = {"model": ModelConfig, "sync": SyncConfig}[section].model_fields[name].annotation
+    allowed = (
+        {"model": ModelConfig, "sync": ObjectStoreSyncConfig}[section].model_fields[name].annotation
+    )
     names = [each for part in (allowed, *get_args(allowed)) for each in get_args(part)]
     dtypes = [each for each in names if isinstance(each, str)]
     assert "bfloat16" in dtypes

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from offbeat.actors.call import RemoteBug
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.actors.engine_actor import EngineActor, TakenRelease
-from offbeat.config.sections.generator import GeneratorConfig
+from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
@@ -39,7 +39,7 @@ def spec(model_path: str = "m", run_dir: str = "unused") -> EngineSpec:
         name="generator-0",
         model_path=model_path,
         model=ModelConfig(path=model_path),
-        generator=GeneratorConfig(deterministic=True),
+        generator=EmbeddedGeneratorConfig(deterministic=True),
         stub=StubConfig(),
         seed=0,
         run_dir=run_dir,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.sync import SyncConfig
+from offbeat.config.sections.sync import GlooSyncConfig
 from offbeat.generators.spec import EngineSpec
 from offbeat.messages.failures import WeightSyncFailed
 from offbeat.messages.fences import Fence
@@ -33,7 +33,7 @@ def source() -> ModuleSource:
 
 @pytest.fixture
 def sender(source: ModuleSource) -> Iterator[Sender]:
-    made = make_sender(SyncConfig(transport="gloo"), source, lambda: "127.0.0.1", "life-1")
+    made = make_sender(GlooSyncConfig(), source, lambda: "127.0.0.1", "life-1")
     yield made
     made.close()
 

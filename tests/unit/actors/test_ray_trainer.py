@@ -9,7 +9,7 @@ import pytest
 from offbeat.actors.call import ArgumentLost
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer, combined, judged, part_of
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import (
     ActorLost,
     PayloadLost,
@@ -112,7 +112,7 @@ def test_a_group_that_a_rank_cannot_train_is_named_by_its_prompt_index(rank: int
     ranks: list[Any] = [Rank(each) for each in answers]
 
     async def train() -> None:
-        trainer = RayTrainer(ranks, TrainerConfig(data_parallel=2))
+        trainer = RayTrainer(ranks, TorchTrainerConfig(data_parallel=2))
         await trainer.train_microbatch(Fence("run", 1), StepKey(1, 1, 1), chunk)
 
     with pytest.raises(UnfitGroup, match="'loss_mask' is 3 values") as refused:
@@ -154,7 +154,7 @@ def test_columns_lost_by_any_rank_are_named_by_all_groups_that_are_in_them() -> 
     ]
 
     async def train() -> None:
-        trainer = RayTrainer(ranks, TrainerConfig(data_parallel=2))
+        trainer = RayTrainer(ranks, TorchTrainerConfig(data_parallel=2))
         await trainer.train_microbatch(Fence("run", 1), StepKey(1, 1, 1), chunk)
 
     with pytest.raises(PayloadLost) as lost:

@@ -6,7 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.config.base import of_kind
 from offbeat.config.loader import load_recipe
+from offbeat.config.sections.generator import VllmGeneratorConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.environments.factory import make_prompts
 from offbeat.environments.gsm8k import row_answer
 from offbeat.launch.checks.software import gpus_wanted
@@ -19,7 +22,8 @@ GSM8K = [("grpo-gsm8k-1gpu", 1), ("grpo-gsm8k-1node", 8)]
 def test_a_recipe_asks_for_the_gpus_in_its_name(name: str, gpus: int) -> None:
     config = load_recipe(ROOT / "recipes" / f"{name}.yaml").config
     assert gpus_wanted(config) == gpus
-    assert (config.generator.device, config.trainer.device) == ("cuda", "cuda")
+    assert of_kind(VllmGeneratorConfig, config.generator).device == "cuda"
+    assert of_kind(TorchTrainerConfig, config.trainer).device == "cuda"
 
 
 @pytest.mark.parametrize(("name", "_gpus"), GSM8K)

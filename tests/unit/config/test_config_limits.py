@@ -86,4 +86,9 @@ def test_observations_between_turns_are_bounded_by_the_whole_sequence() -> None:
 @pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1), 1), ((2, 3, 4), 24)])
 def test_ranks_are_the_product_of_the_axes(sizes: tuple[int, int, int], ranks: int) -> None:
     names = ("data_parallel", "tensor_parallel", "pipeline_parallel")
-    assert trainer_ranks(config(trainer=dict(zip(names, sizes, strict=True)))) == ranks
+    axes = dict(zip(names, sizes, strict=True))
+    assert trainer_ranks(config(trainer={"backend": "megatron", **axes})) == ranks
+
+
+def test_a_stub_stands_in_for_all_ranks() -> None:
+    assert trainer_ranks(config(trainer={"backend": "stub"})) == 1

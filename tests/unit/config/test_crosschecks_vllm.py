@@ -50,13 +50,3 @@ def test_a_setting_that_cannot_work_says_what_to_set(generator: dict[str, Any], 
     (text,) = found(generator)
     assert said in text
     assert found(generator, dry_run=True) == []
-
-
-def test_reproducible_decoding_is_not_vllms() -> None:
-    assert any(
-        "depend on what else is in the batch" in text for text in found({"deterministic": True})
-    )
-
-
-def test_the_settings_of_vllm_mean_nothing_to_another_backend() -> None:
-    assert found({"backend": "embedded", "vllm": {"engine_args": {"max_num_seqs": 8}}}) == []

@@ -5,6 +5,7 @@ import pytest
 
 from offbeat.config.loader import load_recipe, resolve_run_dir
 from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
 SMALL = "steps: 2\nmodel: {path: ../models/tiny}\n"
@@ -26,7 +27,8 @@ def test_what_a_recipe_leaves_out_has_its_default(write: Write) -> None:
 
 
 def test_an_empty_section_is_one_that_was_left_out(write: Write) -> None:
-    assert load_recipe(write(f"{SMALL}trainer:\n  # threads: 2\n")).config.trainer.threads == 1
+    config = load_recipe(write(f"{SMALL}trainer:\n  # threads: 2\n")).config
+    assert config.trainer == TorchTrainerConfig(threads=1)
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ def test_a_recipe_extends_another_key_by_key(write: Write) -> None:
     write(f"{SMALL}seed: 7\ntrainer: {{threads: 2, step_retries: 3}}", "base.yaml")
     loaded = load_recipe(write("extends: base.yaml\nsteps: 9\ntrainer: {threads: 4}"))
     assert (loaded.config.steps, loaded.config.seed) == (9, 7)
-    assert (loaded.config.trainer.threads, loaded.config.trainer.step_retries) == (4, 3)
+    assert loaded.config.trainer == TorchTrainerConfig(threads=4, step_retries=3)
     assert [path.name for path in loaded.sources] == ["base.yaml", "recipe.yaml"]
 
 

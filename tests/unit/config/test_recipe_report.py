@@ -101,6 +101,40 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
     assert "Only sampler.name=in_order has it" in text
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "trainer.tensor_parallel=2",
+            "trainer.backend=torch has no `tensor_parallel` Only trainer.backend=megatron has it: take it out, or set trainer.backend to megatron.",
+        ),
+        ("trainer.sequence_parallel=true", "Only trainer.backend=megatron has it"),
+        (
+            "sync.slack_s=1",
+            "sync.transport=object_store has no `slack_s` Only sync.transport=gloo has it: take it out, or set sync.transport to gloo.",
+        ),
+        ("generator.vllm.kv=keep", "generator.backend=embedded has no `vllm`"),
+        (
+            "generator={backend: vllm, deterministic: true}",
+            "Only generator.backend=embedded or stub",
+        ),
+        ("trainer={backend: stub, threads: 2}", "Only trainer.backend=torch or megatron has it"),
+    ],
+)
+def test_a_key_of_another_backend_names_the_one_chosen_and_the_fix(
+    report: Report, override: str, said: str
+) -> None:
+    text = report(SMALL, override, dry_run=True)
+    assert said in " ".join(text.split())
+    assert text.startswith("1 problem in")
+
+
+def test_a_bad_value_below_a_choice_is_reported_at_its_key(report: Report) -> None:
+    text = report(SMALL, "generator={backend: vllm, vllm: {kv: all}, threads: 0}")
+    assert "generator.vllm.kv = 'all': has to be: one of recompute, keep" in text
+    assert "generator.threads = 0: has to be: integer, at least 1" in text
+
+
 def test_a_key_given_twice_names_both_lines(report: Report) -> None:
     text = report(f"{SMALL}seed: 1\nseed: 2\n")
     assert "recipe.yaml:4: seed = 2: given twice; first at recipe.yaml:3" in text

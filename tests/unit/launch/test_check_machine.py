@@ -107,7 +107,7 @@ def test_more_threads_than_cores_is_a_warning() -> None:
 
 
 def test_stub_backends_take_no_cores() -> None:
-    stub = {"backend": "stub", "threads": 8}
+    stub = {"backend": "stub"}
     assert one(check_cores(config(generator=stub, trainer=stub), MACHINE)).level is Level.OK
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offbeat.config.sections.model import ModelConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded import load_model
 from offbeat.model_proof.loading import (
     WeightsMismatch,
@@ -52,7 +52,7 @@ def read_headers(folder: Path) -> None:
 def start_trainer(folder: Path) -> None:
     TorchTrainer(
         folder,
-        trainer=TrainerConfig(),
+        trainer=TorchTrainerConfig(),
         model=ModelConfig(path=str(folder)),
         total_steps=1,
         max_model_len=64,

@@ -22,7 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.trainers.torch import TorchTrainer
 
 SIZES: dict[str, Any] = {
@@ -96,7 +96,7 @@ def trainer_of(qwen3: Path) -> Callable[..., TorchTrainer]:
         options = OptimizerConfig.model_validate({"learning_rate": 1e-2} | (optimizer or {}))
         trainer = TorchTrainer(
             path,
-            trainer=TrainerConfig(optimizer=options, **section),
+            trainer=TorchTrainerConfig(optimizer=options, **section),
             model=ModelConfig(path=str(path), dtype=dtype),
             total_steps=total_steps,
             max_model_len=max_model_len,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.config.sections.trainer import TrainerConfig
+from offbeat.config.sections.trainer import StubTrainerConfig
 from offbeat.messages.training import StepResult
 from offbeat.telemetry.metrics import METRICS
 from offbeat.trainers.memory import PeakMemory, ResidentMeter, meter_of, with_highest
@@ -86,7 +86,7 @@ def test_the_highest_of_all_ranks_is_reported_and_the_rest_is_the_first_ranks() 
 
 
 def test_the_stub_reports_nothing() -> None:
-    memory = PeakMemory(meter_of(TrainerConfig(backend="stub")))
+    memory = PeakMemory(meter_of(StubTrainerConfig()))
     work(memory, "microbatch", "finish")
     assert memory.report(1) == {}
 
