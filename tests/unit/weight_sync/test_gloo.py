@@ -38,7 +38,7 @@ from offbeat.weight_sync.transport import PublishedRelease
 from offbeat.weight_sync.transports.control import ControlClient, ControlServer
 from offbeat.weight_sync.transports.gloo_receiver import Received
 from offbeat.weight_sync.transports.gloo_sender import GlooSender
-from offbeat.weight_sync.transports.messages import Join, Route
+from offbeat.weight_sync.transports.messages import Join, MemberGone, Route
 
 KEY = SharedKey.random()
 
@@ -306,6 +306,20 @@ def test_a_member_that_cannot_be_accepted_is_told_why_and_the_next_one_is_served
     assert server.next(5.0) == join
     for each in (turned_away, welcome, server):
         each.close()
+
+
+def test_a_member_whose_connection_ends_is_reported_with_its_session() -> None:
+    server = ControlServer(HOST, KEY)
+    route = Route(HOST, server.port, 0, KEY, "life", 1, "digest", HASTY)
+    join = Join("1.g0", 1, ("g0",), "g0", "life", "digest")
+    member, stranger = ControlClient(route, 1), ControlClient(route, 1)
+    stranger.close()
+    member.send(join)
+    assert server.next(5.0) == join
+    member.close()
+    assert server.next(5.0) == MemberGone("1.g0", "g0")
+    assert server.next(0.02) is None, "one that never joined is nobody's member"
+    server.close()
 
 
 def test_while_nobody_can_be_accepted_the_sender_neither_ends_nor_spins() -> None:
