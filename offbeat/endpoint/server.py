@@ -57,6 +57,8 @@ class _Entry:
     def open_request(self) -> Iterator[None]:
         """Count a request from before its body is read until it is answered.
 
+        A bug in the answering of it fails the sample, as the answer says.
+
         Raises:
             RequestRefused: So many of the sample are open.
         """
@@ -67,6 +69,11 @@ class _Entry:
         self.open_requests += 1
         try:
             yield
+        except (RequestRefused, web.HTTPException, ConnectionError):
+            raise  # the agent's doing, or already the sample's failure
+        except Exception as bug:
+            self.session.failure = self.session.failure or bug
+            raise
         finally:
             self.open_requests -= 1
 
@@ -246,7 +253,7 @@ class AgentEndpoint:
             refused = RequestRefused(status, code, f"{error.reason}: {request.path:.80}")
         except RequestRefused as error:
             refused = error
-        except Exception as error:  # noqa: BLE001 -- a bug; the session has noted it and will fail
+        except Exception as error:  # noqa: BLE001 -- a bug; the session has it as its failure
             log.error("endpoint.bug", path=request.path, error=repr(error))  # noqa: TRY400
             problem = "the endpoint failed; this sample will not be trained"
             refused = RequestRefused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", problem)

@@ -110,7 +110,7 @@ class SampleSession:
     sample: int = 0
     limits: SessionLimits = field(default_factory=SessionLimits)
     turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
-    failure: Exception | None = None  # the first one of the engine
+    failure: Exception | None = None  # the first one of the engine, or of the code that answers
     is_finished: bool = False
     open_requests: int = 0
     _numbers: "count[int]" = field(default_factory=count)

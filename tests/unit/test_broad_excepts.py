@@ -43,6 +43,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/journal/files.py Segments._sync",
         "controller/journal/files.py Segments.begin",
         "controller/pending_waits.py PendingWaits.call",
+        "endpoint/server.py _Entry.open_request",
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is

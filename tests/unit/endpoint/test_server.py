@@ -5,7 +5,7 @@ import io
 import json
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from yarl import URL
 
 from offbeat.endpoint.server import AgentEndpoint
 from offbeat.endpoint.session import SampleSession, SessionLimits
+from offbeat.endpoint.template_bridge import ChatTemplate
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from tests.support.agent_endpoint import DrawnBytes, encode, session
@@ -373,6 +374,26 @@ def test_a_bug_is_an_answer_and_fails_the_sample() -> None:
         assert isinstance(client.session.failure, ZeroDivisionError)
 
     play(story, FailingEngine(ZeroDivisionError()))
+
+
+class UndecodableAnswers:
+    """A template that renders and encodes as another one, and cannot decode an answer."""
+
+    def __init__(self, inner: ChatTemplate) -> None:
+        self.render, self.encode = inner.render, inner.encode
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        raise ZeroDivisionError(len(token_ids))
+
+
+def test_a_bug_behind_the_engine_fails_the_sample_too() -> None:
+    async def story(client: Client) -> None:
+        bridge = client.session.bridge
+        bridge.template = UndecodableAnswers(bridge.template)
+        assert await client.refused(HELLO) == (500, "internal_error")
+        assert isinstance(client.session.failure, ZeroDivisionError)
+
+    play(story)
 
 
 # --- attackers ------------------------------------------------------------------------------------
