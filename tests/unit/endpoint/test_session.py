@@ -14,6 +14,7 @@ from offbeat.endpoint.session import Branch, ChatTurn, SampleSession, SessionLim
 from offbeat.endpoint.template_bridge import BranchReason
 from tests.support.agent_endpoint import (
     END,
+    KEEPS_THINKING_SINCE_THE_LAST_QUESTION,
     NO_END_TOKENS,
     STRIPS_ALL_THINKING,
     STRIPS_EARLIER_THINKING,
@@ -124,6 +125,31 @@ def test_a_template_that_drops_what_the_model_thought_opens_a_branch(rewriting: 
     assert second.reason is BranchReason.TEMPLATE_REWRITES_HISTORY
     assert sampled(first) == [encode("<think>hm</think>5<|im_end|>")]
     assert sampled(second) == [encode("6<|im_end|>")]
+    assert "<think>" not in text_of(second)
+
+
+def test_reasoning_is_kept_over_tool_turns_where_the_template_keeps_it() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    thought = "<think>\nfirst this\n</think>\n\n" + call * 2 + "<|im_end|>"
+    script = [thought, "<think>so</think>5<|im_end|>", "6<|im_end|>"]
+    on = session(DrawnBytes(script), KEEPS_THINKING_SINCE_THE_LAST_QUESTION)
+
+    async def main() -> None:
+        messages = (user("2+3?"),)
+        turn = await on.chat(ChatTurn(messages, (TOOL,)))
+        results = [
+            ChatMessage("tool", "5", tool_call_id=each.id) for each in turn.answer.tool_calls
+        ]
+        messages = (*messages, turn.answer, *results)
+        turn = await on.chat(ChatTurn(messages, (TOOL,)))
+        assert turn.reason is None
+        turn = await on.chat(ChatTurn((*messages, turn.answer, user("and 3+3?")), (TOOL,)))
+        assert turn.reason is BranchReason.TEMPLATE_REWRITES_HISTORY
+
+    asyncio.run(main())
+    first, second = on.finish()
+    tools = "\n<|im_start|>user" + "\n<tool_response>\n5\n</tool_response>" * 2 + "<|im_end|>\n"
+    assert thought + tools + "<|im_start|>assistant\n<think>so</think>5" in text_of(first)
     assert "<think>" not in text_of(second)
 
 

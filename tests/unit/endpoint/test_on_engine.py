@@ -1,0 +1,73 @@
+"""A sample on the embedded engine: what is recorded is what the model computes of the whole branch."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from offbeat.endpoint.chat import ChatMessage
+from offbeat.endpoint.session import Branch, ChatTurn
+from offbeat.endpoint.template_bridge import TemplateBridge
+from offbeat.endpoint.tokenizer_template import TokenizerTemplate
+from offbeat.generators.embedded import EmbeddedEngine, load_model
+from offbeat.generators.embedded.detokenizer import Detokenizer
+from offbeat.generators.engine_loop import EngineLoop
+from tests.support.agent_endpoint import NO_END_TOKENS, DrawnBytes, session
+
+TINY = Path(__file__).parents[3] / "models" / "tiny-addition"
+
+
+def engine() -> EmbeddedEngine:
+    return EmbeddedEngine(
+        load_model(str(TINY), torch.float32, "cpu", trust_remote_code=False),
+        name="engine-0",
+        incarnation="first",
+        eos_token_ids=(1,),
+        max_sequences=4,
+        max_model_len=256,
+        deterministic=False,
+        seed=0,
+        device="cpu",
+        decode=Detokenizer(str(TINY), trust_remote_code=False),
+    )
+
+
+async def play(on: EmbeddedEngine) -> tuple[Branch, ...]:
+    loop = EngineLoop(on)
+    tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    tokenizer.chat_template = NO_END_TOKENS
+    sample = session(DrawnBytes(), max_new_tokens=12, max_model_len=256)
+    sample = replace(
+        sample,
+        engine=replace(sample.engine, generate=loop.generate),
+        bridge=TemplateBridge(TokenizerTemplate(tokenizer), {1: "<eos>"}),
+    )
+    messages = list[ChatMessage]()
+    for question in ("12+34=", "and 5+6=", "or 7+8="):
+        messages.append(ChatMessage("user", question))
+        turn = await sample.chat(ChatTurn(tuple(messages), stop=("1", "ab")))
+        messages.append(turn.answer)
+    await loop.close()
+    return sample.finish()
+
+
+def test_the_logprobs_of_a_branch_are_those_of_a_plain_forward_pass() -> None:
+    on = engine()
+    branches = asyncio.run(play(on))
+    trained = 0
+    for branch in branches:
+        transcript, prompt = branch.transcript, len(branch.prompt_ids)
+        ids = torch.tensor([[*branch.prompt_ids, *transcript.token_ids]])
+        with torch.inference_mode():
+            scored = torch.log_softmax(on.model(input_ids=ids).logits.float(), -1)[0]
+        for at, (is_trained, token) in enumerate(
+            zip(transcript.mask, transcript.token_ids, strict=True)
+        ):
+            if is_trained:
+                trained += 1
+                want = float(scored[prompt + at - 1, token])
+                assert transcript.logprobs[at] == pytest.approx(want, abs=1e-4)
+    assert trained == on.tokens
