@@ -17,6 +17,7 @@ import ray
 from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
+from offbeat.config.limits import trainer_device
 from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
@@ -112,9 +113,7 @@ class TrainerActor:
         self._guard.check(fence)
         from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- loads torch
 
-        trainer = self._spec.config.trainer
-        device = "cpu" if trainer.backend == "stub" else trainer.device
-        peers = join(at, self._rank, device, self._own_address())
+        peers = join(at, self._rank, trainer_device(self._spec.config.trainer), self._own_address())
         self._enter(at.world, peers)
 
     def _own_address(self) -> str:

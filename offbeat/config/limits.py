@@ -63,3 +63,8 @@ def trainer_ranks(config: RunConfig) -> int:
 def trainer_replicas(trainer: TrainerConfig) -> int:
     """Return the number of data-parallel ranks, among which the groups of a step are divided."""
     return 1 if trainer.backend == "stub" else trainer.data_parallel
+
+
+def trainer_device(trainer: TrainerConfig) -> str:
+    """Return the torch device of each rank; a stub has no tensors, so its ranks meet as those on CPU."""
+    return "cpu" if trainer.backend == "stub" else trainer.device

@@ -29,25 +29,27 @@ class RunConfig(Config):
     """Complete configuration of one training run."""
 
     name: RunName = "run"
-    """Names the run in its directory and in W&B."""
+    """Name of the run in its directory and in W&B."""
 
     seed: int = 0
-    """Seed from which everything random is derived."""
+    """Seed from which everything random is derived. It repeats a run bit for bit only with
+    `generator.deterministic`."""
 
     steps: Annotated[int, Field(ge=1)]
-    """Optimizer steps to take."""
+    """Optimizer steps to take. Schedules of the learning rate end at the last one, so a run that is
+    made longer afterwards has had another schedule."""
 
     groups_per_step: Annotated[int, Field(ge=1)] = 16
-    """Prompt groups in one optimizer step, over all ranks."""
+    """Prompt groups in one optimizer step, over all ranks. More make the gradient less noisy and the
+    step longer; the buffer has to hold them."""
 
     samples_per_group: Annotated[int, Field(ge=1)] = 8
-    """Samples of one prompt."""
+    """Samples of one prompt. More estimate the advantage better and find rare successes, at a
+    proportional cost of generation; fewer leave room for more prompts."""
 
     run_dir: str = "runs/{name}"
-    """Directory of everything the run writes; ``{name}`` is filled in.
-
-    Relative to the working directory.
-    """
+    """Directory of everything the run writes, relative to the working directory; ``{name}`` is
+    filled in."""
 
     model: ModelConfig
     """The language model."""

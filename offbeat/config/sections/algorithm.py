@@ -13,16 +13,17 @@ class AlgorithmConfig(Config):
     """Algorithm, from rewards to a gradient."""
 
     preset: PresetName | None = None
-    """A published algorithm by its name: it fills in the keys of this section that are not given.
-
-    A recipe
-    or override that names another preset starts the section afresh."""
+    """A published algorithm by its name: it fills in the keys of this section that are not
+    given. A recipe or override that names another preset starts the section afresh."""
 
     advantage: Literal["grpo", "grpo_no_std", "dr_grpo", "rloo", "pass_at_k"] = "grpo"
-    """Comparison of a sample's reward with its group's."""
+    """Comparison of a sample's reward with its group's. grpo divides by the group's standard
+    deviation, which gives easy and hard prompts more weight; grpo_no_std, dr_grpo and rloo do
+    not; pass_at_k rewards the best of several tries."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
-    """advantage=pass_at_k: how many samples may try, the best of which counts."""
+    """advantage=pass_at_k: how many samples may try, the best of which counts. More reward
+    variety over reliability."""
 
     loss: LossConfig = LossConfig()
     """The policy-gradient loss."""

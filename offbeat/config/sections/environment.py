@@ -11,10 +11,8 @@ class EnvironmentConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
     name: Literal["arithmetic", "gsm8k", "function", "custom", "stub"] = "arithmetic"
-    """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file.
-
-    Function: a Python function as reward; custom: ``target`` is an Environment class.
-    """
+    """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file;
+    function: a Python function as reward; custom: ``target`` is an Environment class."""
 
     target: str | None = None
     """``module:name`` of the reward function or Environment class, importable from the working directory."""
@@ -23,19 +21,25 @@ class EnvironmentConfig(Config):
     """Keyword arguments of the environment."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Longest one call of user reward code may take before its process is killed."""
+    """Longest one call of user reward code may take before its process is killed. Raise it for
+    slow graders; code that hangs then blocks a process longer."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
-    """Longest a reward process may take to start and import ``target``; past it the run ends."""
+    """Longest a reward process may take to start and import ``target``; past it the run ends.
+    Raise it for heavy imports."""
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
-    """Killable child processes that run user reward code, for each environment worker."""
+    """Killable child processes that run user reward code, for each environment worker. More
+    grade in parallel, at a core and the memory of their imports each."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
-    """Address space a reward process may use before the operating system refuses it more."""
+    """Address space in MiB that a reward process may use before the operating system refuses it
+    more. Raise it for graders that load much; a leak then takes more from the machine."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
-    """Model calls in one episode at most."""
+    """Model calls in one episode at most. More let an episode finish longer tasks and make its
+    rollout longer; one that needs more ends as it stands."""
 
     workers: Annotated[int, Field(ge=1)] = 1
-    """Environment worker actors; each runs many episodes at once."""
+    """Environment worker actors; each runs many episodes at once. More spread the work of
+    environments and graders over cores; one is enough while its core is not busy."""

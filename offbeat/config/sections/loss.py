@@ -16,76 +16,74 @@ class LossConfig(Config):
     """
 
     name: Literal["clipped_pg", "gspo", "cispo", "sft"] = "clipped_pg"
-    """clipped_pg: PPO's surrogate without a value head, a ratio a token; gspo.
-
-    The same with one ratio a
-    sequence; cispo: a bounded importance weight that never takes a gradient away; sft: imitate every
-    sample, whatever its reward."""
+    """clipped_pg: PPO's surrogate without a value head, one ratio per token; gspo: the same
+    with one ratio per sequence; cispo: a bounded importance weight that never takes a gradient
+    away; sft: imitate every sample, whatever its reward. gspo is steadier for mixtures of
+    experts and long samples, cispo keeps the gradient of rare tokens."""
 
     old_logprobs: Literal["generation", "policy", "current"] = "generation"
-    """Denominator of the ratio.
-
-    The engine's logprobs, or the trainer's own at the weights the step begins
-    with. policy recomputes those in a pass before the step; current reads them off the training pass
-    itself, which costs nothing and makes the ratio exactly 1."""
+    """Denominator of the ratio: generation takes the engine's logprobs, policy recomputes the
+    trainer's in a pass before the step, current reads them off the training pass. generation
+    costs nothing but counts differences between engine and trainer as policy change; policy
+    costs a forward pass; current is free and makes the ratio exactly 1."""
 
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
+    """The ratio is clipped below at 1 - clip_low. A larger range learns more from each step and
+    is less stable."""
 
     clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """The ratio is clipped above at 1 + clip_high."""
+    """The ratio is clipped above at 1 + clip_high. A larger range lets unlikely tokens grow
+    faster, which keeps exploration up and is less stable."""
 
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """A token of negative advantage pulls no further once its ratio is above this.
-
-    3 is a usual choice.
-    """
+    """A token of negative advantage pulls no further once its ratio is above this; 3 is a usual
+    choice. Lower limits the harm of very off-policy tokens, and ignores more of them."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the truncated importance weight exp(old - generation).
-
-    Needs ``old_logprobs`` other than
-    generation, as the two bands below."""
+    """Cap of the truncated importance weight exp(old - generation); needs ``old_logprobs``
+    other than generation, as the two bands below. A higher cap corrects more and is noisier."""
 
     icepop_band: tuple[Ratio, Ratio] | None = None
-    """A token's weight is exp(old - generation) inside this band, as in [0.5, 5], and 0 outside it."""
+    """A token's weight is exp(old - generation) inside this band, as in [0.5, 5], and 0 outside
+    it. A narrow band trains only where engine and trainer agree, and drops more tokens."""
 
     sequence_band: tuple[Ratio, Ratio] | None = None
-    """A sequence is dropped from the step if its exp(old - generation) leaves this band."""
+    """A sequence is dropped from the step if its exp(old - generation) leaves this band. A
+    narrow band keeps the step on-policy and drops more samples, long ones first."""
 
     sequence_statistic: Literal["geometric", "product"] = "geometric"
-    """What stands for a sequence in ``sequence_band``.
-
-    The geometric mean of its tokens or their product.
-    """
+    """What stands for a sequence in ``sequence_band``: the geometric mean of its tokens, or
+    their product. The product is the exact importance weight and varies more the longer the
+    sequence; the mean needs a far narrower band."""
 
     sequence_weights: bool = False
-    """A sequence that ``sequence_band`` keeps weighs its exp(old - generation) instead of 1. Needs
-    ``sequence_statistic`` product: the geometric mean is no importance weight."""
+    """A sequence that ``sequence_band`` keeps weighs its exp(old - generation) instead of 1;
+    needs ``sequence_statistic`` product. On removes bias, and a few sequences may then dominate
+    the step."""
 
     count_dropped: bool = True
-    """What a band dropped still counts in what the loss is divided by; off.
-
-    The loss is the mean over what
-    was kept, KL penalty included."""
+    """What a band dropped still counts in what the loss is divided by; off: the loss is the
+    mean over what was kept, KL penalty included. On makes steps with many drops smaller, off
+    keeps their size."""
 
     normalize: Literal["tokens", "sequences", "constant"] = "tokens"
-    """Divide the summed loss by the step's valid tokens; or average each sequence first.
-
-    Or divide by
-    ``constant_tokens`` for each sequence, so that a step's weight does not depend on its lengths."""
+    """Divide the summed loss by the step's valid tokens; or average each sequence first; or
+    divide by ``constant_tokens`` for each sequence. tokens gives long sequences more weight,
+    sequences gives their tokens less, constant does neither but depends on the constant."""
 
     constant_tokens: Annotated[int, Field(ge=1)] | None = None
-    """normalize=constant: what each sequence counts for. None.
-
-    Generator.sampling.max_new_tokens.
-    """
+    """normalize=constant: what each sequence counts for; None:
+    `generator.sampling.max_new_tokens`. A larger one makes all steps smaller, as a lower
+    learning rate would."""
 
     step_std: bool = False
-    """Divide the step's advantages by their standard deviation over its samples."""
+    """Divide the step's advantages by their standard deviation over its samples. On makes the
+    size of steps independent of the scale of rewards, and enlarges steps with little signal."""
 
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL penalty to the frozen initial model. 0 loads no reference."""
+    """Weight of the KL penalty to the frozen initial model. More keeps the policy close to it
+    and learns less; above 0 a reference is loaded, and runs a forward pass per step."""
 
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that KL."""
+    """Estimator of that KL. k1 is unbiased and noisy, k2 and k3 are never negative; k3 is the
+    usual one."""

@@ -12,7 +12,9 @@ class ModelConfig(Config):
     """Hugging Face directory with config, weights and tokenizer; relative to the recipe."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Type of the weights in trainer and generators."""
+    """Type of the weights in trainer and generators. bfloat16 halves memory and is faster on
+    GPUs, but small updates are rounded; float64 is for comparisons."""
 
     trust_remote_code: bool = False
-    """Run Python code that comes with the model."""
+    """Run Python code that comes with the model. Some models need it; it runs with your rights
+    on every machine."""

@@ -11,68 +11,75 @@ class RolloutConfig(Config):
     """Dispatch of prompt groups, and the handling of failed ones."""
 
     max_in_flight: Annotated[int, Field(ge=1)] | None = None
-    """Prompt groups generating at once. None: what the sampler admits."""
+    """Prompt groups generating at once; None: what the sampler admits. Fewer queue less on the
+    engines and give fresher samples, more keep large fleets busy."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest healthy rollout of one prompt group.
-
-    One that waits for its engine then counts against
-    the engine (``generator.request_strikes``), one that waits for its environment does not."""
+    """Longest healthy rollout of one prompt group; one that waits for its engine then counts
+    against the engine (`generator.request_strikes`), one that waits for its environment does
+    not. Raise it for long responses and slow environments, at the price of noticing a hung
+    rollout later."""
 
     infrastructure_retries: Annotated[int, Field(ge=0)] = 8
-    """Further attempts of a group whose engine or worker was lost or late."""
+    """Further attempts of a group whose engine or worker was lost or late. More save prompts on
+    machines that are taken away, fewer end sooner on a prompt that itself kills engines."""
 
     consecutive_failures: Annotated[int, Field(ge=1)] = 64
-    """Infrastructure failures in a row, over all groups, that end the run.
-
-    Those of groups that were in
-    flight together count as one: a process that dies takes all of its groups with it."""
+    """Infrastructure failures in a row, over all groups, that end the run; those of groups that
+    were in flight together count as one. A smaller number ends a run whose fleet is broken
+    sooner, a larger one sits longer outages out."""
 
     outage_failures: Annotated[int, Field(ge=1)] = 4
-    """Failures of the environment in a row, over all groups, that are taken for an outage of it.
-
-    From then on one group at a time is tried, with growing waits, until a rollout is answered. A trial
-    costs its prompt no retry."""
+    """Failures of the environment in a row, over all groups, that are taken for an outage: from
+    then on one group at a time is tried, with growing waits and at no cost in retries, until a
+    rollout is answered. Fewer spare the retries of more prompts, more keep the fleet at work
+    through chance failures."""
 
     data_retries: Annotated[int, Field(ge=0)] = 1
-    """Further attempts of a group whose environment or reward failed."""
+    """Further attempts of a group whose environment or reward failed. More save prompts from
+    failures that pass, and compute the ones that always fail again as often."""
 
     on_failed_sample: Literal["fail_group", "retry", "mask"] = "fail_group"
-    """What is done where environment or reward fail at one sample. fail_group: its group has failed;
-    retry: that sample alone is drawn again, up to ``sample_retries`` times, and masked after that;
-    mask: it is masked at once. A masked sample keeps its place and counts nowhere."""
+    """Where environment or reward fail at one sample, fail_group fails its group; retry draws
+    that sample again up to ``sample_retries`` times and masks it after that; mask masks it at
+    once. Retries and masks save the other samples of the group; a masked sample counts nowhere,
+    so its group compares fewer."""
 
     sample_retries: Annotated[int, Field(ge=0)] = 1
-    """on_failed_sample=retry: further tries of a failed sample, within the deadline of its group."""
+    """on_failed_sample=retry: further tries of a failed sample, within the deadline of its
+    group. More tries leave fewer samples masked, and hold their groups up longer."""
 
     min_valid_samples: Annotated[int, Field(ge=1)] | None = None
-    """A group with fewer samples that are not masked has failed. None: two; one in groups of one."""
+    """A group with fewer samples that are not masked has failed; None: two, or one in groups of
+    one. More keep advantages well estimated, fewer throw less work away."""
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
-    """Groups that may be dropped over the run for data failures; one more ends it."""
+    """Groups that may be dropped over the run for data failures; one more ends it. Each drop is
+    a prompt that is not trained: raise it only as far as the data may be incomplete."""
 
     infrastructure_drop_budget: Annotated[int, Field(ge=0)] | None = None
-    """Groups that may be dropped over the run after ``infrastructure_retries``, because each attempt
-    hung or lost its engine or worker; one more ends it. None: as many as ``drop_budget``, counted
-    apart."""
+    """Groups that may be dropped over the run after ``infrastructure_retries``, because each
+    attempt hung or lost its engine or worker; one more ends it. Raise it where single prompts
+    may kill engines; None: as many as ``drop_budget``, counted apart."""
 
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
-    """replace: draw a fresh prompt so that the batch stays whole; shrink.
-
-    Train the smaller batch.
-    """
+    """replace: draw a fresh prompt, so that the batch stays whole and the step waits for it;
+    shrink: train the smaller batch at once, whose gradient is noisier."""
 
     min_step_batch_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Smallest batch that ``on_dropped_prompt.
-
-    Shrink`` may leave, as a share of ``groups_per_step``;
-    further dropped prompts of the step are replaced."""
+    """Smallest batch that ``on_dropped_prompt=shrink`` may leave, as a share of
+    ``groups_per_step``; further dropped prompts of the step are replaced. A larger share bounds
+    the noise of a step, a smaller one waits less."""
 
     log: bool = True
-    """Keep every finished group in ``rollouts/*.parquet``."""
+    """Keep every finished group in ``rollouts/*.parquet``. It lets you read what was sampled,
+    and costs disk in proportion to the tokens."""
 
     backoff_s: Annotated[float, Field(gt=0)] = 0.25
-    """First wait after a failed rollout; doubles with each failure of the group, with jitter."""
+    """First wait after a failed rollout; doubles with each failure of the group, with jitter.
+    Longer waits spare a service that is overloaded, shorter ones lose less time to failures
+    that pass."""
 
     backoff_max_s: Annotated[float, Field(gt=0)] = 10.0
-    """Longest such wait."""
+    """Longest such wait. A small bound notices sooner that an outage is over, a large one asks
+    a broken service less often."""

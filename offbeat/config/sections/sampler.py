@@ -14,10 +14,12 @@ class InOrderConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+    """Most weight versions between a sample's oldest token and training on it; 0 is
+    synchronous. More let generators run further ahead, and samples are more off-policy."""
 
     max_lookahead: Annotated[int, Field(ge=0)] | None = None
-    """Batches generated ahead of the one in training. None: ``max_staleness``."""
+    """Batches generated ahead of the one in training; None: ``max_staleness``. Fewer give
+    fresher samples, more hide longer rollouts."""
 
 
 class ReadyFirstConfig(Config):
@@ -27,7 +29,9 @@ class ReadyFirstConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+    """Most weight versions between a sample's oldest token and training on it; 0 is
+    synchronous. More let generators run further ahead, and samples are more off-policy: 1
+    usually hides generation behind training."""
 
 
 class WeightFifoConfig(Config):
@@ -37,7 +41,8 @@ class WeightFifoConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it. 0 is synchronous."""
+    """Most weight versions between a sample's oldest token and training on it; 0 is
+    synchronous. More let generators run further ahead, and samples are more off-policy."""
 
 
 class WindowedConfig(Config):
@@ -47,17 +52,21 @@ class WindowedConfig(Config):
     """Name of the policy."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it: the window."""
+    """Most weight versions between a sample's oldest token and training on it: the window. A
+    wider one discards fewer long rollouts, and samples are more off-policy."""
 
     over_sampling_ratio: Annotated[float, Field(ge=1)] = 1.0
-    """Groups admitted at once, as a multiple of those the window can train."""
+    """Groups admitted at once, as a multiple of those the window can train. More keep a step
+    from waiting for slow rollouts, and generate more that is discarded."""
 
     freshest_first: bool = False
-    """Train the newest weight versions first; off: arrival order."""
+    """Train the newest weight versions first; off: arrival order. On is less off-policy and
+    evicts more of the long rollouts."""
 
     on_evicted: Literal["readmit", "drop"] = "readmit"
-    """A group that grew too old, ready or in flight: roll its prompt out again, or drop it as
-    ``stale``. Rollouts longer than the window cost time when they are rolled out again."""
+    """A group that grew too old, ready or in flight: readmit rolls its prompt out again, drop
+    drops it as ``stale``. readmit trains every prompt at the price of a second rollout; drop
+    saves that, and trains fewer of the prompts with long responses."""
 
 
 class CustomSamplerConfig(Config):
@@ -74,7 +83,8 @@ class CustomSamplerConfig(Config):
     ``max_staleness`` and ``options`` as keyword arguments."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """Most weight versions between a sample's oldest token and training on it; enforced at use."""
+    """Most weight versions between a sample's oldest token and training on it; enforced at use.
+    More let generators run further ahead, and samples are more off-policy."""
 
     options: Options = {}
     """Further keyword arguments of the class."""

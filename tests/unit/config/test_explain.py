@@ -7,9 +7,9 @@ from offbeat.config.schema import known_keys
 
 
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
-    assert explain("generator.sampling.top_p") == (
+    assert explain("generator.sampling.top_p").startswith(
         "generator.sampling.top_p: number, above 0, at most 1; default 1.0\n"
-        "    Nucleus mass to draw from. Logprobs are of the untruncated distribution."
+        "    Nucleus mass to draw from; logprobs are of the untruncated distribution. "
     )
 
 

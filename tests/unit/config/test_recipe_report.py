@@ -143,7 +143,8 @@ def test_a_key_given_twice_names_both_lines(report: Report) -> None:
 def test_a_missing_key_says_what_it_is(report: Report) -> None:
     text = report("seed: 1")
     assert "steps: required and missing: integer, at least 1" in text
-    assert "Optimizer steps to take. Add it, or pass steps=..." in text
+    assert "Optimizer steps to take. " in text
+    assert "Add it, or pass steps=..." in text
     assert "model: required and missing: section" in text
 
 
