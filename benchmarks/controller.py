@@ -115,7 +115,7 @@ async def _run(case: Case, journal: Journal, ledger: Ledger) -> Measured:
             payloads=NoPayloads(),
         ),
         sampler=policy,
-        advantages=lambda rewards: rewards,
+        advantages=lambda rewards, _valid: rewards,
         loss=LossSpec(),
         max_group_bytes=1,
         rng=random.Random(0),

@@ -144,7 +144,7 @@ async def run(
             payloads=NoPayloads(),
         ),
         sampler=build_sampler(config.sampler, config.groups_per_step),
-        advantages=lambda rewards: rewards,
+        advantages=lambda rewards, _valid: rewards,
         loss=LossSpec(),
         max_group_bytes=1,
         rng=random.Random(0),

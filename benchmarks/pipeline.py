@@ -138,7 +138,7 @@ async def _run(case: Case, seed: int) -> Measured:
             payloads=NoPayloads(),
         ),
         sampler=build_sampler(config.sampler, GROUPS),
-        advantages=lambda rewards: rewards,
+        advantages=lambda rewards, _valid: rewards,
         loss=LossSpec(),
         max_group_bytes=1,
         rng=random.Random(seed),

@@ -46,7 +46,7 @@ def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
     config = AlgorithmConfig.model_validate({"preset": name})
     spec = replace(LossSpec(**config.loss.model_dump()), constant_tokens=b.budget)
     advantage = estimator(config.advantage, pass_k=config.pass_k)
-    groups = [advantage(tuple(each.tolist())) for each in b.rewards]
+    groups = [advantage(tuple(each.tolist()), (True,) * len(each)) for each in b.rewards]
     rows = torch.tensor(groups, dtype=torch.float64).flatten()
     loss, parts = torch.zeros((), dtype=torch.float64), list[list[float]]()
     for own in torch.arange(len(rows)).chunk(calls):
