@@ -184,7 +184,7 @@ def gloo(
 ) -> tuple[Rounds, float]:
     """Rounds of ``(publish, receive, commit)``, and the seconds of a bare broadcast."""
     source = ModuleSource(model(mib, tensors), chunk_mib * MIB)
-    sender = GlooSender(source, host=HOST, life="bench", limits=LIMITS)
+    sender = GlooSender(source, host=HOST, incarnation="bench", limits=LIMITS)
     group = Processes(receivers, mib, tensors)
     timings: Rounds = []
     for epoch in range(1, rounds + 1):

@@ -51,7 +51,7 @@ class CallBatcher(Generic[Q, A]):
         self._exchange = exchange
         self._next_id = 0
         self._open: dict[int, asyncio.Future[A]] = {}
-        self._asked = list[tuple[int, Q]]()
+        self._requests = list[tuple[int, Q]]()
         self._cancelled = list[int]()
         self._exchanges = set[asyncio.Task[None]]()
         self._newest: asyncio.Task[None] | None = None
@@ -66,7 +66,7 @@ class CallBatcher(Generic[Q, A]):
         """
         id_, self._next_id = self._next_id, self._next_id + 1
         answer = self._open[id_] = asyncio.get_running_loop().create_future()
-        self._asked.append((id_, question))
+        self._requests.append((id_, question))
         self._flush_soon()
         try:
             return await answer
@@ -91,17 +91,19 @@ class CallBatcher(Generic[Q, A]):
     def _flush(self) -> None:
         """Start an exchange with all requests since the last one."""
         self._flush_is_due = False
-        asked, self._asked = self._asked, []
+        requests, self._requests = self._requests, []
         cancelled, self._cancelled = self._cancelled, []
-        if asked or cancelled or self._owed(self._next_id):
+        if requests or cancelled or self._owed(self._next_id):
             alone = all(exchange.done() for exchange in self._exchanges)
-            task = asyncio.ensure_future(self._carry(asked, cancelled, self._next_id, alone=alone))
+            task = asyncio.ensure_future(
+                self._carry(requests, cancelled, self._next_id, alone=alone)
+            )
             self._exchanges.add(task)
             task.add_done_callback(self._exchanges.discard)
             self._newest = task
 
     async def _carry(
-        self, asked: list[tuple[int, Q]], cancelled: list[int], before: int, *, alone: bool
+        self, requests: list[tuple[int, Q]], cancelled: list[int], before: int, *, alone: bool
     ) -> None:
         """Carry out one exchange; calls with ids from ``before`` on do not belong to it.
 
@@ -109,7 +111,7 @@ class CallBatcher(Generic[Q, A]):
         each other, so only one that was alone all the time knows that it was not superseded.
         """
         try:
-            answers = await self._exchange(asked, cancelled)
+            answers = await self._exchange(requests, cancelled)
         except Exception as failure:  # noqa: BLE001 - not handled here: the calls raise it
             self._fail(before, failure)
             return
@@ -195,7 +197,11 @@ class ReplyBatcher(Generic[Q, A]):
         self._clients: dict[str, _Client[A]] = {}
 
     async def exchange(
-        self, name: str, incarnation: str, asked: Sequence[tuple[int, Q]], cancelled: Sequence[int]
+        self,
+        name: str,
+        incarnation: str,
+        requests: Sequence[tuple[int, Q]],
+        cancelled: Sequence[int],
     ) -> list[BatchedReply[A]]:
         """Accept requests; return the replies that are ready.
 
@@ -206,7 +212,7 @@ class ReplyBatcher(Generic[Q, A]):
         for id_ in cancelled:
             if task := client.tasks.get(id_):
                 task.cancel()
-        for id_, question in asked:
+        for id_, question in requests:
             task = client.tasks[id_] = asyncio.ensure_future(self._answer(client, id_, question))
             # Not at the end of ``_answer``: a task cancelled before its first step never reaches
             # it.
@@ -216,7 +222,7 @@ class ReplyBatcher(Generic[Q, A]):
         if client.tasks and not client.answers:
             await waiter
             await asyncio.sleep(0)  # other replies finished in this turn of the loop are included
-        return self._taken(client)
+        return self._ready(client)
 
     def cancel_all(self) -> None:
         """Cancel all work; its callers receive an error."""
@@ -246,10 +252,10 @@ class ReplyBatcher(Generic[Q, A]):
             answer = BatchedReply[A](id_, None, self._failed(error))
         client.answers.append(answer)
 
-    def _taken(self, client: _Client[A]) -> list[BatchedReply[A]]:
-        taken, weight = list[BatchedReply[A]](), 0
-        while client.answers and (not taken or weight < self._limit):
+    def _ready(self, client: _Client[A]) -> list[BatchedReply[A]]:
+        ready, weight = list[BatchedReply[A]](), 0
+        while client.answers and (not ready or weight < self._limit):
             answer = client.answers.popleft()
             weight += 0 if answer.value is None else self._weigh(answer.value)
-            taken.append(answer)
-        return taken
+            ready.append(answer)
+        return ready

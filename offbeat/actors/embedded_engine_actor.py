@@ -88,7 +88,7 @@ class EmbeddedEngineActor(EngineActor):
             return TakenRelease(time.perf_counter() - started_s, gap)
 
         try:
-            taken = await self._loop.between_steps(commit)
+            release = await self._loop.between_steps(commit)
         except asyncio.CancelledError:
             given_up.set()
             raise
@@ -97,4 +97,4 @@ class EmbeddedEngineActor(EngineActor):
             self._version = self._digest = None  # the old weights are overwritten
             raise
         self._receiver = receiver
-        return taken
+        return release

@@ -68,11 +68,11 @@ class EngineActor:
         self,
         worker: str,
         incarnation: str,
-        asked: Sequence[tuple[int, GenerateRequest]],
+        requests: Sequence[tuple[int, GenerateRequest]],
         cancelled: Sequence[int],
     ) -> list[BatchedReply[GenerateResult]]:
         """Generate for an environment worker; see ``offbeat.actors.call_batching``."""
-        return await self._requests.exchange(worker, incarnation, asked, cancelled)
+        return await self._requests.exchange(worker, incarnation, requests, cancelled)
 
     async def state(self, fence: Fence) -> EngineState:
         """Return the engine's state.

@@ -97,7 +97,7 @@ class EnvironmentActor:
     async def exchange(
         self,
         fence: Fence,
-        asked: Sequence[tuple[int, RolloutTask]],
+        requests: Sequence[tuple[int, RolloutTask]],
         cancelled: Sequence[int],
     ) -> tuple[tuple[str, list[BatchedReply[Receipt]]], list[Columns]]:
         """Roll groups out; see ``offbeat.actors.call_batching``.
@@ -112,7 +112,7 @@ class EnvironmentActor:
         incarnation = f"{fence.run_id}/{fence.incarnation}"
         if self._spooling is not None:
             self._spooling.begin(incarnation)
-        answers = await self._groups.exchange("controller", incarnation, asked, cancelled)
+        answers = await self._groups.exchange("controller", incarnation, requests, cancelled)
         receipts = [
             BatchedReply(each.id, each.value[0] if each.value else None, each.failure)
             for each in answers
@@ -203,9 +203,9 @@ def _exchange_with(
     engine: str, handle: Handle, worker: str, incarnation: str
 ) -> Exchange[GenerateRequest, GenerateResult]:
     async def exchange(
-        asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+        requests: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
     ) -> Sequence[BatchedReply[GenerateResult]]:
-        ref = handle.exchange.remote(worker, incarnation, asked, cancelled)
+        ref = handle.exchange.remote(worker, incarnation, requests, cancelled)
         return await reply_of(ref, engine, "generate")
 
     return exchange

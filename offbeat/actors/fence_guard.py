@@ -9,7 +9,7 @@ class FenceGuard:
 
     def __init__(self, actor: str) -> None:
         self._actor = actor
-        self._held: Fence | None = None
+        self._highest: Fence | None = None
 
     def check(self, fence: Fence) -> None:
         """Check the fence of a call.
@@ -17,12 +17,12 @@ class FenceGuard:
         Raises:
             StaleFence: The caller is of another run or of an older incarnation.
         """
-        held = self._held
-        if held is not None and (
-            fence.run_id != held.run_id or fence.incarnation < held.incarnation
+        highest = self._highest
+        if highest is not None and (
+            fence.run_id != highest.run_id or fence.incarnation < highest.incarnation
         ):
-            raise StaleFence(self._actor, _text(fence), _text(held))
-        self._held = fence
+            raise StaleFence(self._actor, _text(fence), _text(highest))
+        self._highest = fence
 
 
 def _text(fence: Fence) -> str:

@@ -29,20 +29,20 @@ class BroadcastBarrier:
     """Collects the engines that take part in the same transfer."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, list[str]] = {}
+        self._joined: dict[int, list[str]] = {}
         self._closed: dict[int, asyncio.Future[tuple[str, ...]]] = {}
 
     async def members(self, epoch: int, name: str) -> tuple[str, ...]:
         """Return all engines that join this epoch in this turn of the event loop, in that order."""
-        if epoch not in self._asked:
+        if epoch not in self._joined:
             loop = asyncio.get_running_loop()
-            self._asked[epoch], self._closed[epoch] = [], loop.create_future()
+            self._joined[epoch], self._closed[epoch] = [], loop.create_future()
             loop.call_soon(self._close, epoch)
-        self._asked[epoch].append(name)
+        self._joined[epoch].append(name)
         return await asyncio.shield(self._closed[epoch])
 
     def _close(self, epoch: int) -> None:
-        self._closed.pop(epoch).set_result(tuple(self._asked.pop(epoch)))
+        self._closed.pop(epoch).set_result(tuple(self._joined.pop(epoch)))
 
 
 class BroadcastGenerator(RayGenerator):

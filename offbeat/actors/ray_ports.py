@@ -107,9 +107,9 @@ class RayRollouts:
         self, worker: RayWorker
     ) -> Exchange[RolloutTask, tuple[Receipt, PayloadHandle]]:
         async def exchange(
-            asked: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
+            requests: Sequence[tuple[int, RolloutTask]], cancelled: Sequence[int]
         ) -> list[BatchedReply[tuple[Receipt, PayloadHandle]]]:
-            answers, payload = worker.handle.exchange.remote(self._fence, asked, cancelled)
+            answers, payload = worker.handle.exchange.remote(self._fence, requests, cancelled)
             places = itertools.count()
 
             def packed(receipt: Receipt) -> tuple[Receipt, PayloadHandle]:

@@ -103,21 +103,21 @@ class RayTrainer:
     # --- a step ----------------------------------------------------------------------------------
 
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
-        dealt = self._dealt(chunk)
-        asked = list[tuple[Any, Any]]()
+        shares = self._shares(chunk)
+        replies = list[tuple[Any, Any]]()
         sent = list[_Sent]()
         for rank, handle in enumerate(self._ranks):
-            places, columns = self._send(rank, fence, dealt, chunk, sent)
-            asked.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *columns)))
-        written = [meta for meta, _ in asked]
-        answers = await self._of_groups(chunk, dealt, written, sent, "prepare_logprobs")
+            places, columns = self._send(rank, fence, shares, chunk, sent)
+            replies.append(tuple(handle.prepare_logprobs.remote(fence, loss, places, *columns)))
+        written = [meta for meta, _ in replies]
+        answers = await self._of_groups(chunk, shares, written, sent, "prepare_logprobs")
         made: dict[int, tuple[int, PayloadHandle]] = {}
         names = tuple[str, ...]()
         for share, rank in enumerate(self._replicas.leaders):
             own, sizes = answers[rank]
             names = names or own
-            for index, (place, size) in enumerate(zip(dealt[share], sizes, strict=True)):
-                made[place] = size, PayloadHandle(asked[rank][1], index)
+            for index, (place, size) in enumerate(zip(shares[share], sizes, strict=True)):
+                made[place] = size, PayloadHandle(replies[rank][1], index)
         sizes, payloads = zip(*(made[place] for place in sorted(made)), strict=True)
         return PreparedColumns(names, sizes, payloads)
 
@@ -125,17 +125,17 @@ class RayTrainer:
         await self._all(lambda rank: rank.begin_train_step.remote(fence, key, loss), "begin")
 
     async def train_microbatch(self, fence: Fence, key: StepKey, chunk: Chunk) -> ChunkResult:
-        dealt = self._dealt(chunk)
+        shares = self._shares(chunk)
         calls, sent = list[Any](), list[_Sent]()
         for rank, handle in enumerate(self._ranks):
-            part = part_of(chunk, dealt[self._replicas.share_of(rank)])
-            places, columns = self._send(rank, fence, dealt, chunk, sent)
+            part = part_of(chunk, shares[self._replicas.share_of(rank)])
+            places, columns = self._send(rank, fence, shares, chunk, sent)
             calls.append(
                 handle.train_microbatch.remote(
                     fence, key, chunk.prompt_indices, part.advantages, places, *columns
                 )
             )
-        answers = await self._of_groups(chunk, dealt, calls, sent, "microbatch")
+        answers = await self._of_groups(chunk, shares, calls, sent, "microbatch")
         return combined([answers[rank] for rank in self._replicas.leaders])
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
@@ -171,7 +171,7 @@ class RayTrainer:
 
     # --- all ranks at once -----------------------------------------------------------------------
 
-    def _dealt(self, chunk: Chunk) -> tuple[tuple[int, ...], ...]:
+    def _shares(self, chunk: Chunk) -> tuple[tuple[int, ...], ...]:
         """Return the indices of each share's groups in the chunk; one rank gets the whole chunk."""
         places = range(len(chunk.prompt_indices))
         if self._replicas.data == 1:
@@ -188,7 +188,7 @@ class RayTrainer:
         self,
         rank: int,
         fence: Fence,
-        dealt: Sequence[Sequence[int]],
+        shares: Sequence[Sequence[int]],
         chunk: Chunk,
         sent: list["_Sent"],
     ) -> tuple[Places, list[Any]]:
@@ -197,7 +197,7 @@ class RayTrainer:
         One rank gets them with the call. Several ranks compute together: a rank whose columns are
         lost must report it inside the call, so they are sent ahead of it.
         """
-        places, refs = flat(part_of(chunk, dealt[self._replicas.share_of(rank)]))
+        places, refs = flat(part_of(chunk, shares[self._replicas.share_of(rank)]))
         if len(self._ranks) == 1 or not refs:
             return places, [0, *refs]
         number = next(self._numbers)
@@ -207,7 +207,7 @@ class RayTrainer:
     async def _of_groups(
         self,
         chunk: Chunk,
-        dealt: Sequence[Sequence[int]],
+        shares: Sequence[Sequence[int]],
         refs: Sequence[Any],
         sent: Sequence["_Sent"],
         during: str,
@@ -222,7 +222,7 @@ class RayTrainer:
         try:
             return await self._gathered(refs, during)
         except UnfitColumns as unfit:
-            place = dealt[self._replicas.share_of(unfit.rank)][unfit.place]
+            place = shares[self._replicas.share_of(unfit.rank)][unfit.place]
             raise UnfitGroup(unfit.rank, chunk.prompt_indices[place], str(unfit)) from unfit
         except ArgumentLost as lost:
             raise payload_lost(chunk, [lost]) from lost
@@ -235,7 +235,7 @@ class RayTrainer:
         Raises:
             OffbeatError: They did not arrive for another reason.
         """
-        calls = [self._reply(each.rank, each.held, "hold") for each in sent]
+        calls = [self._reply(each.rank, each.reply, "hold") for each in sent]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         failures = [each for each in answers if isinstance(each, BaseException)]
         losses = [each for each in failures if isinstance(each, ArgumentLost)]
@@ -289,7 +289,7 @@ class _Sent:
     """Columns that were sent to a rank ahead of a call."""
 
     rank: int
-    held: Any  # reference of that call's reply
+    reply: Any  # reference of that call's reply
 
 
 def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:

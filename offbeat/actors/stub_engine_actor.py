@@ -26,8 +26,8 @@ class StubEngineActor(EngineActor):
         del digest
         started_s, gap = time.perf_counter(), None
         if manifest.canary is not None:
-            held = bytes(chunks[0]).hex()  # all of a stub's weights
-            answers = invented_answers(held)
+            digest = bytes(chunks[0]).hex()  # all of a stub's weights
+            answers = invented_answers(digest)
             gap = check(manifest.canary, answers, engine=self._name, epoch=epoch, version=version)
         await self._stub.set_version(version)
         return TakenRelease(time.perf_counter() - started_s, gap)

@@ -76,7 +76,7 @@ class TrainerActor:
         self._log = None if spec.rank else trained_log(place)
         # By call: a repeated one counts once
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
-        self._held, self._canaries = HeldColumns(), Canaries(spec.config)
+        self._columns, self._canaries = HeldColumns(), Canaries(spec.config)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._incarnation = new_incarnation(name)
         self._world = ""  # name of the process group; empty before it is formed
@@ -190,16 +190,15 @@ class TrainerActor:
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
         """Receive the columns of the next call with groups, which refers to them by ``number``.
 
-        With several ranks they are sent separately from the call: if an object is lost, this call
-        is not executed, and the rank reports that inside the next one, together with the other
-        ranks, which would otherwise wait for it in vain.
+        With several ranks, a lost object prevents this call only. The rank then reports the loss
+        inside the next call, for which the other ranks would otherwise wait in vain.
         """
         self._guard.check(fence)
-        self._held.put(number, payloads)
+        self._columns.put(number, payloads)
 
     @ray.method(num_returns=2)
     def prepare_logprobs(
-        self, fence: Fence, loss: LossSpec, places: Places, held: int, *payloads: Sequence[Columns]
+        self, fence: Fence, loss: LossSpec, places: Places, sent: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
         """Return ``(column names, bytes of each group)``, and the columns written, per group.
 
@@ -209,7 +208,7 @@ class TrainerActor:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = self._groups("prepare_logprobs", places, held, payloads)
+        groups = self._groups("prepare_logprobs", places, sent, payloads)
         written = self._classified(
             "prepare_logprobs",
             self._split.steps_applied + 1,
@@ -231,8 +230,8 @@ class TrainerActor:
         """
         self._admit(fence)
         if key.step != self._split.steps_applied + 1:
-            held = f"the step after version {self._split.steps_applied}, which this rank holds"
-            raise StepOutOfOrder(f"begin of step {key.step}", held)
+            found = f"the step after version {self._split.steps_applied}, which this rank holds"
+            raise StepOutOfOrder(f"begin of step {key.step}", found)
         self._classified("begin", key.step, lambda: self._split.begin_train_step(key, loss))
         self._prompt_indices = {
             k: v for k, v in self._prompt_indices.items() if k.attempt_id == key.attempt_id
@@ -245,7 +244,7 @@ class TrainerActor:
         prompt_indices: Sequence[int],
         advantages: Advantages,
         places: Places,
-        held: int,
+        sent: int,
         *payloads: Sequence[Columns],
     ) -> ChunkResult:
         """Train this rank's share of a chunk.
@@ -256,14 +255,14 @@ class TrainerActor:
             prompt_indices: Those of the whole chunk, not of the share.
             advantages: Those of the share's groups.
             places: Location of each group's columns in the payloads.
-            held: Number of the ``hold`` that sent the payloads; 0: they are arguments of this call.
+            sent: Number of the ``hold`` that sent the payloads; 0: they are arguments of this call.
             payloads: Lists of columns.
 
         Raises:
             ColumnsMissing: The columns sent with ``hold`` did not arrive.
         """
         self._admit(fence)
-        groups = self._groups("train_microbatch", places, held, payloads)
+        groups = self._groups("train_microbatch", places, sent, payloads)
         result = self._classified(
             "microbatch", key.step, lambda: self._split.train_microbatch(key, groups, advantages)
         )
@@ -360,13 +359,13 @@ class TrainerActor:
             raise CheckpointFailed(self._rank, stored.version, problem)
 
     def _groups(
-        self, during: str, places: Places, held: int, payloads: Sequence[Sequence[Columns]]
+        self, during: str, places: Places, sent: int, payloads: Sequence[Sequence[Columns]]
     ) -> Sequence[Columns]:
         """Return the columns of each group.
 
         Missing ones raise when they are read, inside the call of all ranks.
         """
-        brought = self._held.take(held) if held else payloads
+        brought = self._columns.take(sent) if sent else payloads
         if brought is None:
             return MissingColumns(self._rank, during)
         return merged(places, brought)

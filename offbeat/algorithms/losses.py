@@ -133,7 +133,10 @@ def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, PartialMet
         "train/ratio_mean": token_mean(surrogate.ratio_N, mask_N),
         "train/ratio_min": smallest(surrogate.ratio_N, mask_N),
         "train/ratio_max": largest(surrogate.ratio_N, mask_N),
-        **{f"train/{name}": token_mean(held, mask_N) for name, held in surrogate.bounded_N.items()},
+        **{
+            f"train/{name}": token_mean(is_clipped, mask_N)
+            for name, is_clipped in surrogate.bounded_N.items()
+        },
     }
 
 

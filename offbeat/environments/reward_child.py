@@ -80,10 +80,10 @@ def _of_this_process(send: _Send) -> _Send:
 
     The fork inherits the socket, and would return from user code as if it were this process.
     """
-    asked = os.getpid()
+    own_pid = os.getpid()
 
     def sent(message: msgspec.Struct) -> None:
-        if os.getpid() != asked:
+        if os.getpid() != own_pid:
             os._exit(0)
         send(message)
 

@@ -38,7 +38,7 @@ class Broadcasts:
 
         if self._receiver is None:
             self._receiver = GlooReceiver(self._member)
-        receiver, collected, given_up = (
+        receiver, collected, cancelled = (
             self._receiver,
             Collected(epoch, manifest),
             threading.Event(),
@@ -46,10 +46,12 @@ class Broadcasts:
         try:
             await in_thread(
                 f"broadcast {epoch}",
-                lambda: receiver.receive(route, epoch, members, manifest, collected.take, given_up),
+                lambda: receiver.receive(
+                    route, epoch, members, manifest, collected.take, cancelled
+                ),
             )
         except asyncio.CancelledError:
-            given_up.set()
+            cancelled.set()
             raise
         return tuple(collected.chunks)
 

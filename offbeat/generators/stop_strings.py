@@ -27,21 +27,21 @@ class TextStream:
         self._decode = decode
         self._context: list[int] = []
         self._context_text = ""
-        self._held: list[int] = []
+        self._pending: list[int] = []
 
     def push(self, token: int) -> str:
         """Return the text that is whole now and was not before."""
-        self._held.append(token)
-        text = self._decode([*self._context, *self._held])
+        self._pending.append(token)
+        text = self._decode([*self._context, *self._pending])
         is_unfinished = text.endswith(_UNFINISHED)
-        if is_unfinished and len(self._held) < _LONGEST_HELD:
+        if is_unfinished and len(self._pending) < _LONGEST_HELD:
             return ""
         piece = text[len(self._context_text) :]
         if is_unfinished:  # its bytes must not join those of what follows
             self._context, self._context_text = [], ""
         elif piece:  # a special token has no text, and is no context
-            self._context, self._context_text = self._held, self._decode(self._held)
-        self._held = []
+            self._context, self._context_text = self._pending, self._decode(self._pending)
+        self._pending = []
         return piece
 
 

@@ -43,14 +43,16 @@ _FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thr
 class NoRoom(OffbeatError):
     """An actor needs more than any machine of the cluster has."""
 
-    def __init__(self, actor: str, resource: str, asked: float, largest: float, key: str) -> None:
-        super().__init__(actor, resource, asked, largest, key)
-        self.actor, self.resource, self.asked = actor, resource, asked
+    def __init__(
+        self, actor: str, resource: str, requested: float, largest: float, key: str
+    ) -> None:
+        super().__init__(actor, resource, requested, largest, key)
+        self.actor, self.resource, self.requested = actor, resource, requested
         self.largest, self.key = largest, key
 
     def __str__(self) -> str:
         return (
-            f"{self.actor} can never be scheduled: it asks for {self.asked:g} {self.resource}, the "
+            f"{self.actor} can never be scheduled: it asks for {self.requested:g} {self.resource}, the "
             f"largest machine of the cluster has {self.largest:g}. Lower {self.key}, or add a machine"
         )
 
@@ -176,10 +178,13 @@ def check_room(spec: RunSpec) -> None:
     nodes = _alive()
     for section in ("trainer", "generator"):
         config = spec.config.trainer if section == "trainer" else spec.config.generator
-        for resource, asked, key in (("CPU", config.cpus, "cpus"), ("GPU", config.gpus, "gpus")):
+        for resource, requested, key in (
+            ("CPU", config.cpus, "cpus"),
+            ("GPU", config.gpus, "gpus"),
+        ):
             largest = max((node.get(resource, 0.0) for node in nodes), default=0.0)
-            if asked > largest:
-                raise NoRoom(section, resource, asked, largest, f"{section}.{key}")
+            if requested > largest:
+                raise NoRoom(section, resource, requested, largest, f"{section}.{key}")
     if not os.environ.get("RAY_ADDRESS"):
         check_total(spec.config, nodes)
 
@@ -197,11 +202,11 @@ def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None
             if key == "cpus"
             else (config.trainer.gpus, config.generator.gpus)
         )
-        asked = ranks * trainer + engines * generator
+        requested = ranks * trainer + engines * generator
         there = sum(node.get(resource, 0.0) for node in nodes)
-        if asked > there:
-            who = f"the run of {ranks} trainer ranks and {engines} engines"
-            raise NoRoom(who, resource, asked, there, f"trainer.{key} or generator.{key}")
+        if requested > there:
+            actors = f"the run of {ranks} trainer ranks and {engines} engines"
+            raise NoRoom(actors, resource, requested, there, f"trainer.{key} or generator.{key}")
 
 
 def check_alive() -> None:

@@ -71,7 +71,7 @@ def was_taken(command: Path, *, within_s: float) -> bool:
     return True
 
 
-def taken(run_dir: Path) -> list[bytes]:
+def take_commands(run_dir: Path) -> list[bytes]:
     """Remove and return the commands written since the last call, oldest first.
 
     Errors of the file system do not end the run: remaining commands are found by a later call.
@@ -100,9 +100,9 @@ class CommandInbox:
         self._run_dir, self._limit_s, self._clock = run_dir, limit_s, clock
         self._stop_at = math.inf if limit_s is None else clock() + limit_s
 
-    def taken(self) -> list[bytes]:
+    def take_commands(self) -> list[bytes]:
         """Return the commands since the last call, oldest first."""
-        orders = taken(self._run_dir)
+        orders = take_commands(self._run_dir)
         if self._clock() >= self._stop_at:
             log.info("run.time_is_up", wall_clock_limit_s=self._limit_s)
             orders.append(msgspec.json.encode(Stop()))

@@ -106,6 +106,6 @@ class ControllerHost:
 
 def segments_needed(ledger: Ledger) -> set[str]:
     """Return the spool segments with groups that the next controller may train unchanged."""
-    held = (*ledger.ready.values(), *ledger.training.values())
-    spooled = (group.receipt.spooled for group in held if group.receipt is not None)
+    groups = (*ledger.ready.values(), *ledger.training.values())
+    spooled = (group.receipt.spooled for group in groups if group.receipt is not None)
     return {place.segment for place in spooled if place is not None}

@@ -42,7 +42,7 @@ from offbeat.launch.cluster import (
     watch_gcs,
 )
 from offbeat.launch.composition import Actors, RunSpec
-from offbeat.launch.control import CommandInbox, taken
+from offbeat.launch.control import CommandInbox, take_commands
 from offbeat.launch.dry_run import dry
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
@@ -55,7 +55,7 @@ from offbeat.runs.directory import (
     JOURNAL,
     SUMMARY,
     RunDirUnusable,
-    held,
+    locked,
     make_run_dir,
     reopen_run_dir,
 )
@@ -98,7 +98,7 @@ class Signals:
         self.received: signal.Signals | None = None
         self.watched = False  # a watcher polls it regularly
         self.begun = False  # whether there is a run that can be ended in order
-        self._again = self._held = False
+        self._again = self._held_back = False
 
     @property
     def at_once(self) -> bool:
@@ -120,11 +120,11 @@ class Signals:
     @contextmanager
     def held_back(self) -> Generator[None, None, None]:
         """Delay ``Interrupted`` for the first signal to the end of the block."""
-        self._held = True
+        self._held_back = True
         try:
             yield
         finally:
-            self._held = False
+            self._held_back = False
             if self.received is not None:
                 raise Interrupted(self)
 
@@ -132,7 +132,7 @@ class Signals:
         del frame
         self._again = self.received is not None
         self.received = self.received or signal.Signals(number)
-        if not self.watched and (self._again or not self._held):
+        if not self.watched and (self._again or not self._held_back):
             raise Interrupted(self)
 
 
@@ -178,11 +178,11 @@ def _opened(
     new_id = f"{config.name}-{secrets.token_hex(4)}"
     if resume is None:
         directory = make_run_dir(config, run_dir)
-        ours.enter_context(held(directory))
+        ours.enter_context(locked(directory))
         return new_id, directory
-    ours.enter_context(held(resume.absolute()))
+    ours.enter_context(locked(resume.absolute()))
     directory = reopen_run_dir(config, resume, changed_code=changed_code)
-    taken(directory)  # discard commands for an earlier driver
+    take_commands(directory)  # discard commands for an earlier driver
     return recover(directory / JOURNAL).run_id or new_id, directory
 
 
@@ -197,10 +197,10 @@ def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) 
         with signals.installed(), new_token(directory) as token:
             summary = _run(spec, token, console, signals)
     except Interrupted as interrupted:
-        summary = _unfinished(spec, "aborted", f"{interrupted} before an orderly end")
+        summary = _lost_controller_summary(spec, "aborted", f"{interrupted} before an orderly end")
     except (OffbeatError, RayError, RuntimeError, OSError) as error:
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
-        summary = _unfinished(spec, *_outcome(signals, problem))
+        summary = _lost_controller_summary(spec, *_outcome(signals, problem))
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
     console.print(render_summary(summary, _written(directory)))
     if summary.outcome == "failed":
@@ -313,8 +313,8 @@ def _watch(
         if signals.at_once:
             raise Interrupted(signals)
         if give_up_at is not None and time.monotonic() > give_up_at:
-            return _unfinished(spec, "aborted", "the controller did not end in time")
-        for order in orders.taken():
+            return _lost_controller_summary(spec, "aborted", "the controller did not end in time")
+        for order in orders.take_commands():
             controller.control.remote(order)
         _check_there(controller, display, signals, gcs, silence)
     try:
@@ -372,7 +372,7 @@ def _show(
     return True
 
 
-def _unfinished(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
+def _lost_controller_summary(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
     """Return the summary of a run whose controller is lost, preferring its own records."""
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
 

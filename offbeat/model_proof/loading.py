@@ -48,8 +48,8 @@ class WeightsMismatch(OffbeatError):
             (self.unexpected, "hold {} that the model has no place for ({})"),
             (self.reshaped, "hold {} in another shape than the model ({})"),
         )
-        told = [said.format(_count(names), _some(names)) for names, said in parts if names]
-        return f"the weight files {' and '.join(told)}"
+        problems = [said.format(_count(names), _some(names)) for names, said in parts if names]
+        return f"the weight files {' and '.join(problems)}"
 
     @property
     def fix(self) -> str:

@@ -164,9 +164,9 @@ def _cuts(
 def _divisors(config: PreTrainedConfig) -> Iterator[int]:
     """Yield powers of two, the largest that leaves heads of some dimensions first."""
     text = config.get_text_config(decoder=True)
-    held = text.to_dict()  # some configs refuse an attribute that differs between layers
+    values = text.to_dict()  # some configs refuse an attribute that differs between layers
     heads, width = getattr(text, "num_attention_heads", 0), getattr(text, "hidden_size", 0)
-    head = held.get("head_dim") or (width // heads if heads else 0)
+    head = values.get("head_dim") or (width // heads if heads else 0)
     largest = int(math.log2(max(1, head // _HEAD))) if head else 3
     yield from (2**power for power in range(largest, -1, -1))
 

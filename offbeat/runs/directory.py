@@ -42,21 +42,21 @@ class RunDirUnusable(OffbeatError):
         return f"run directory {self.path}: {self.problem}. {self.fix}"
 
 
-def make_run_dir(config: RunConfig, asked: Path | None) -> Path:
+def make_run_dir(config: RunConfig, requested: Path | None) -> Path:
     """Create the run's directory and write the resolved config into it.
 
-    A directory passed as ``asked`` must be free. The recipe's own ``run_dir`` gets the first free
+    A directory passed as ``requested`` must be free. The recipe's own ``run_dir`` gets the first free
     number as suffix, so that a recipe can be run again unchanged.
 
     Raises:
         RunDirUnusable: It contains a run already, cannot be written, or is a URI.
     """
-    if asked is not None and is_uri(str(asked)):
+    if requested is not None and is_uri(str(requested)):
         fix = "Name a directory; copy it afterwards, or mount the storage"
-        raise RunDirUnusable(str(asked), "it is a URI, and a run writes into a directory", fix)
-    wanted = Path(str(asked or config.run_dir).replace("{name}", config.name)).absolute()
+        raise RunDirUnusable(str(requested), "it is a URI, and a run writes into a directory", fix)
+    wanted = Path(str(requested or config.run_dir).replace("{name}", config.name)).absolute()
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    candidates = itertools.chain([wanted], () if asked else numbered)
+    candidates = itertools.chain([wanted], () if requested else numbered)
     for candidate in candidates:
         ours: Path | None = None
         try:
@@ -146,7 +146,7 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 
 
 @contextmanager
-def held(directory: Path) -> Generator[None]:
+def locked(directory: Path) -> Generator[None]:
     """Lock the directory during the block, or until the process ends.
 
     On a file system without locks no process is refused. Of two controllers there, the journal lets

@@ -168,5 +168,5 @@ def past_bound_in_flight(view: View, max_staleness: int) -> list[int]:
 
 
 def _older_than(groups_at: Mapping[int, Groups], version: int) -> list[int]:
-    late: Iterable[int] = (held for held in groups_at if held < version)
-    return [prompt_index for held in sorted(late) for prompt_index in groups_at[held]]
+    late: Iterable[int] = (each for each in groups_at if each < version)
+    return [prompt_index for each in sorted(late) for prompt_index in groups_at[each]]

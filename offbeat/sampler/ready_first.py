@@ -18,12 +18,14 @@ class ReadyFirst(Paced):
 
     def select(self, view: View) -> list[int]:
         versions = sorted(
-            held for held in view.versions if held + self.max_staleness >= view.trainer_version
+            version
+            for version in view.versions
+            if version + self.max_staleness >= view.trainer_version
         )
         kept = self._kept(view, versions)
         first = list(range(len(kept)))  # by version: where its first place may still be
         last = _last_place(kept)
-        taken = list[int]()
+        batch = list[int]()
 
         def offers(index: int) -> Iterator[tuple[int, int, int]]:
             for group in view.ready_at.get(versions[index], {}).values():
@@ -37,12 +39,12 @@ class ReadyFirst(Paced):
             while not kept[first[index]]:
                 first[index] += 1
             kept[first[index]] -= 1
-            taken.append(prompt_index)
+            batch.append(prompt_index)
             while last >= 0 and not kept[last]:
                 last -= 1
             if last < 0:
                 break
-        return taken
+        return batch
 
     def _kept(self, view: View, versions: list[int]) -> list[int]:
         """The places of the open step, each for groups of one of these versions or an older one.

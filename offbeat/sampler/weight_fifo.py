@@ -18,11 +18,13 @@ class WeightFifo(Paced):
 
     def select(self, view: View) -> list[int]:
         oldest = view.trainer_version - self.max_staleness
-        in_flight = min((held for held in view.in_flight_at if held >= oldest), default=None)
-        versions = (
-            held
-            for held in sorted(view.ready_at)
-            if held >= oldest and (in_flight is None or held <= in_flight)
+        in_flight = min(
+            (version for version in view.in_flight_at if version >= oldest), default=None
         )
-        in_order = (prompt_index for held in versions for prompt_index in view.ready_at[held])
+        versions = (
+            version
+            for version in sorted(view.ready_at)
+            if version >= oldest and (in_flight is None or version <= in_flight)
+        )
+        in_order = (prompt_index for version in versions for prompt_index in view.ready_at[version])
         return list(islice(in_order, max(0, view.groups_needed)))

@@ -43,8 +43,10 @@ class Windowed:
     def select(self, view: View) -> list[int]:
         oldest = view.trainer_version - self.max_staleness
         if self.freshest_first:
-            versions = (held for held in sorted(view.ready_at, reverse=True) if held >= oldest)
-            turn = (prompt_index for held in versions for prompt_index in view.ready_at[held])
+            versions = (
+                version for version in sorted(view.ready_at, reverse=True) if version >= oldest
+            )
+            turn = (prompt_index for version in versions for prompt_index in view.ready_at[version])
         else:
             ready = view.ready.values()
             turn = (group.prompt_index for group in ready if group.oldest_version >= oldest)
@@ -63,13 +65,13 @@ class Windowed:
         if not predictive:
             return late
         ready, too_late = 0, list[int]()
-        for held in sorted(view.versions, reverse=True):
-            if held + self.max_staleness < view.trainer_version:
+        for version in sorted(view.versions, reverse=True):
+            if version + self.max_staleness < view.trainer_version:
                 break
-            ready += len(view.ready_at.get(held, ()))
-            places = places_until(view, held + self.max_staleness, self.groups_per_step)
+            ready += len(view.ready_at.get(version, ()))
+            places = places_until(view, version + self.max_staleness, self.groups_per_step)
             if ready >= places:
-                too_late += view.in_flight_at.get(held, ())
+                too_late += view.in_flight_at.get(version, ())
         return late + too_late
 
     def _has_room(self, view: View, groups: int) -> bool:

@@ -25,15 +25,15 @@ class Actor:
 
     def __init__(self, name: str, around: SimulationContext) -> None:
         self.name, self.around = name, around
-        self.life, self.is_retired = 0, False
+        self.incarnation_number, self.is_retired = 0, False
         self._begin_life()
 
     def _begin_life(self) -> None:
-        is_there = self.life > 0 and self.process.alive
+        is_there = self.incarnation_number > 0 and self.process.alive
         if self.is_retired or is_there:  # decided while this process was starting
             return
-        self.life += 1
-        self.process = Process(f"{self.name} life {self.life}")
+        self.incarnation_number += 1
+        self.process = Process(f"{self.name} life {self.incarnation_number}")
         self._guard = FenceGuard(self.name)
         self._highest = 0  # highest incarnation seen, counted separately from the guard
         self.born()

@@ -64,9 +64,9 @@ class End:
     def check(self) -> None:
         """Run all checks of the end."""
         ended = self._world.ended
-        for life in self._world.lives:
-            self._findings.current = life
-            self._check_error(life)
+        for end in self._world.controller_ends:
+            self._findings.current = end
+            self._check_error(end)
         if ended is None:
             self._findings.current = None
             self._findings.add("I9", "the episode has no end")
@@ -78,28 +78,28 @@ class End:
         if finished:
             self._check_sums()
 
-    def _check_error(self, life: ControllerEnd) -> None:
-        add, cause = self._findings.add, life.cause
-        if life.outcome != "failed":
+    def _check_error(self, end: ControllerEnd) -> None:
+        add, cause = self._findings.add, end.cause
+        if end.outcome != "failed":
             return
         if not cause or cause in OWN_MISTAKES or hasattr(builtins, cause):
-            add("I9", f"the run failed by its own mistake: {cause or 'no cause'}: {life.error}")
-        elif cause == "RunStalled" and not self._excused_stall(life):
-            add("I9", f"the run stalled although no fault delayed it: {life.error}")
+            add("I9", f"the run failed by its own mistake: {cause or 'no cause'}: {end.error}")
+        elif cause == "RunStalled" and not self._excused_stall(end):
+            add("I9", f"the run stalled although no fault delayed it: {end.error}")
         elif cause == "EmptyBatch" and not self._groups.counts[DROPPED]:
-            add("I9", f"no group was left to train although none was dropped: {life.error}")
-        if not (_STEP.search(life.error) and _VERSION.search(life.error) and cause in life.error):
-            add("I16", f"the error does not name step, version and cause {cause!r}: {life.error!r}")
+            add("I9", f"no group was left to train although none was dropped: {end.error}")
+        if not (_STEP.search(end.error) and _VERSION.search(end.error) and cause in end.error):
+            add("I16", f"the error does not name step, version and cause {cause!r}: {end.error!r}")
 
-    def _excused_stall(self, life: ControllerEnd) -> bool:
+    def _excused_stall(self, end: ControllerEnd) -> bool:
         """Return whether the stall took its configured time, and a fault fired within twice that.
 
         A shorter silence is a deadlock: the controller found that nobody could ever act.
         """
         last, patience_s = self._world.last_fault_at, self._config.supervision.stall_timeout_s
-        quiet = _QUIET.search(life.error)
+        quiet = _QUIET.search(end.error)
         waited = quiet is not None and float(quiet[1]) >= patience_s
-        return waited and last is not None and life.at - last <= 2 * patience_s
+        return waited and last is not None and end.at - last <= 2 * patience_s
 
     def _check_outcome(self, ended: Ended) -> None:
         add = self._findings.add
@@ -109,7 +109,7 @@ class End:
             add("I8", f"{ended.running} rollouts still run after the end")
         # A controller that adopts a step, or loses the trainer right after it, has no metrics of
         # the step.
-        excused = max(0, len(self._world.lives) - 1) + self._steps.rewinds
+        excused = max(0, len(self._world.controller_ends) - 1) + self._steps.rewinds
         if ended.telemetry_lost > excused:
             add("I14", f"the metrics of {ended.telemetry_lost} steps are lost")
         if ended.unclosed:

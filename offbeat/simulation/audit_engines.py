@@ -20,7 +20,7 @@ class Engines:
     def __init__(self, groups: AuditedGroups, world: World, findings: Findings) -> None:
         self._groups, self._world, self._findings = groups, world, findings
         self._served: dict[str, Served] = {}  # last ack by engine
-        self._lives: set[tuple[str, str]] = set()  # engine incarnations that acked
+        self._acked: set[tuple[str, str]] = set()  # engine incarnations that acked
         self._released: dict[int, str] = {}  # digest by version
         self._retired: set[str] = set()
 
@@ -46,7 +46,7 @@ class Engines:
     def _forget(self) -> None:
         """Forget what every engine served: it has to ack again before it is given work."""
         self._served.clear()
-        self._lives.clear()
+        self._acked.clear()
 
     def released(self, event: Released) -> None:
         if (event.version, event.digest) not in self._world.published:
@@ -85,7 +85,7 @@ class Engines:
                 "I5", f"{event.engine} went from version {before.version} back to {event.version}"
             )
         self._served[event.engine] = event
-        self._lives.add((event.engine, event.incarnation))
+        self._acked.add((event.engine, event.incarnation))
 
     def dispatched(self, event: Dispatched) -> None:
         served = self._served.get(event.engine)
@@ -105,14 +105,16 @@ class Engines:
     def committed(self, event: Committed, row: AuditedGroup) -> None:
         receipt, add = event.receipt, self._findings.add
         name = f"group {receipt.prompt_index} attempt {receipt.attempt}"
-        life = receipt.engine, receipt.engine_incarnation
-        answers = self._world.answers.get((receipt.prompt_index, receipt.attempt, *life), ())
+        engine_process = receipt.engine, receipt.engine_incarnation
+        answers = self._world.answers.get(
+            (receipt.prompt_index, receipt.attempt, *engine_process), ()
+        )
         if all(answer.spans != receipt.version_spans for answer in answers):
             add("I6", f"{name} is committed with {receipt.version_spans}; no worker sent that")
         if receipt.engine != row.engine:
             add("I6", f"{name} was dispatched to {row.engine} and comes from {receipt.engine}")
-        elif life not in self._lives:
-            add("I6", f"{name} comes from {life}, which acked no weights")
+        elif engine_process not in self._acked:
+            add("I6", f"{name} comes from {engine_process}, which acked no weights")
         if row.oldest < row.version:
             add("I6", f"{name} has tokens of version {row.oldest}; its engine had {row.version}")
         if row.newest > self._groups.version:

@@ -86,7 +86,7 @@ class AuditedGroup:
     attempt: int = 0  # attempt of the last dispatch
     engine: str = ""
     version: int = -1  # version of its engine at the dispatch
-    life: int = 0  # controller incarnation that dispatched it
+    controller: int = 0  # controller incarnation that dispatched it
     receipt: Receipt | None = None
     oldest: int = -1  # version of its oldest token
     newest: int = -1
@@ -108,7 +108,7 @@ class AuditedGroups:
         self.failed = 0  # prompts dropped for a failure of their data
         self.failed_infrastructure = 0  # prompts dropped for failures of the infrastructure
         # Number of controller incarnations; number of the last one
-        self._life = self._incarnation = 0
+        self._controllers = self._incarnation = 0
         custom = isinstance(config.sampler, CustomSamplerConfig)
         # A custom policy may admit more, and may evict for its own reasons.
         self._reach = ENDLESS if custom else max_outstanding_groups(config)
@@ -164,7 +164,7 @@ class AuditedGroups:
                 "I13",
                 f"incarnation {event.incarnation} opens after incarnation {self._incarnation}",
             )
-        self._life += 1
+        self._controllers += 1
         self._incarnation = event.incarnation
 
     def admitted(self, event: Admitted) -> None:
@@ -197,7 +197,7 @@ class AuditedGroups:
             )
         self.move(event.prompt_index, IN_FLIGHT)
         row.attempt, row.engine, row.version = event.attempt, event.engine, event.version
-        row.life, row.receipt, row.brought_back = self._life, None, False
+        row.controller, row.receipt, row.brought_back = self._controllers, None, False
         self._check_permits()
 
     def _check_permits(self) -> None:
@@ -230,11 +230,11 @@ class AuditedGroups:
     def committed(self, event: Committed) -> AuditedGroup:
         receipt = event.receipt
         row = self.expect("a commit", receipt.prompt_index, IN_FLIGHT)
-        if receipt.attempt != row.attempt or row.life != self._life:
+        if receipt.attempt != row.attempt or row.controller != self._controllers:
             self._findings.add(
                 "I1",
                 f"attempt {receipt.attempt} of group {receipt.prompt_index} was committed; attempt "
-                f"{row.attempt} of controller incarnation {row.life} was out, and this is incarnation {self._life}",
+                f"{row.attempt} of controller incarnation {row.controller} was out, and this is incarnation {self._controllers}",
             )
         if receipt.samples != self._config.samples_per_group or not all(
             map(math.isfinite, receipt.rewards)

@@ -24,10 +24,10 @@ class Poison:
 
         Attempts that were cancelled, or lost with their controller, do not count.
         """
-        lives = len(self._world.lives)  # each may have lost its last records
+        controllers = len(self._world.controller_ends)  # each may have lost its last records
         for prompt_index, attempts in self._world.poisoned.items():
             allowed = self._config.rollout.infrastructure_retries + 1
-            allowed += self._not_its_fault[prompt_index] + lives
+            allowed += self._not_its_fault[prompt_index] + controllers
             if len(attempts) > allowed:
                 self._findings.add(
                     "I3",

@@ -69,7 +69,7 @@ class World:
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         self._config, self._findings = config, findings
         self.ended: Ended | None = None
-        self.lives: list[ControllerEnd] = []
+        self.controller_ends: list[ControllerEnd] = []
         self.last_fault_at: float | None = None
         self.fault_kinds: set[str] = set()
         self.answers: dict[tuple[int, int, str, str], list[SentGroup]] = {}
@@ -116,7 +116,7 @@ class World:
         handlers: dict[type[WorldRecord], Callable[[Any], None]] = {
             Fault: self._fault,
             ControllerStarted: self._controller_life,
-            ControllerEnd: self.lives.append,
+            ControllerEnd: self.controller_ends.append,
             Closed: self._close,
             Generated: self._generated,
             MachineLost: self._machine_lost,
@@ -162,14 +162,14 @@ class World:
     # --- engines ---------------------------------------------------------------------------------
 
     def _takes_other(self, record: EngineComputesOther) -> None:
-        life = record.engine, record.life
-        self.computes_other.add((*life, record.epoch))
-        self._other[*life, record.version] = record.epoch
+        process = record.engine, record.incarnation
+        self.computes_other.add((*process, record.epoch))
+        self._other[*process, record.version] = record.epoch
 
     def _serves(self, record: EngineServes) -> None:
-        life = record.engine, record.life
-        if self._other.get((*life, record.version), record.epoch) != record.epoch:
-            del self._other[*life, record.version]  # another transfer of it was correct
+        process = record.engine, record.incarnation
+        if self._other.get((*process, record.version), record.epoch) != record.epoch:
+            del self._other[*process, record.version]  # another transfer of it was correct
         lineage = self.published.get((record.version, record.digest))
         if lineage is None:
             self._findings.add(
@@ -177,35 +177,35 @@ class World:
                 f"{record.engine} serves version {record.version} with digest {record.digest}, "
                 "which the trainer never published",
             )
-        version, of_lineage = self._newest.get(life, (-1, 0))
+        version, of_lineage = self._newest.get(process, (-1, 0))
         if record.version < version and lineage == of_lineage:
             self._findings.add(
                 "I5", f"{record.engine} went from version {version} back to {record.version}"
             )
-        self._newest[life] = record.version, lineage or 0
-        self._served.setdefault(life, {})[record.version] = record.digest
-        self.serves.add((*life, record.epoch, record.version, record.digest))
+        self._newest[process] = record.version, lineage or 0
+        self._served.setdefault(process, {})[record.version] = record.digest
+        self.serves.add((*process, record.epoch, record.version, record.digest))
 
     def _generated(self, record: Generated) -> None:
-        served = self._served.get((record.engine, record.life), {})
+        served = self._served.get((record.engine, record.incarnation), {})
         digests = {version: served.get(version, "") for version in set(_versions(record.spans))}
         if not record.poison and "" in digests.values():
             self._findings.add(
                 "I6",
                 f"group {record.prompt_index} has tokens of versions {sorted(digests)}; "
-                f"{record.engine} incarnation {record.life} had served {sorted(served)}",
+                f"{record.engine} incarnation {record.incarnation} had served {sorted(served)}",
             )
         if not record.spooled:
             held = self._only_on.setdefault(record.machine, set())
             held.add((record.prompt_index, record.attempt))
-        wrong = [v for v in digests if (record.engine, record.life, v) in self._other]
+        wrong = [v for v in digests if (record.engine, record.incarnation, v) in self._other]
         if wrong:
             self._findings.add(
                 "I6",
                 f"group {record.prompt_index} has tokens of versions {wrong}, of which {record.engine} "
-                f"incarnation {record.life} computes other weights than it took",
+                f"incarnation {record.incarnation} computes other weights than it took",
             )
-        key = record.prompt_index, record.attempt, record.engine, record.life
+        key = record.prompt_index, record.attempt, record.engine, record.incarnation
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
 
     def _scored(self, record: Scored) -> None:
@@ -229,7 +229,7 @@ class World:
         After the end of the run this affects the next controller only.
         """
         self._gone = True
-        if record.life > 1 and not (self._trainer_was_struck or self._closed):
+        if record.incarnation > 1 and not (self._trainer_was_struck or self._closed):
             self._findings.add("I17", "the trainer was replaced although no fault had struck it")
         if not self._closed:
             self._begin_empty()

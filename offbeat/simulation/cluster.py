@@ -98,61 +98,61 @@ class Cluster:
         actors: list[Actor] = [self.trainer, *self.engines.values(), *self.workers]
         self.actors = {actor.name: actor for actor in actors}
         self.events: list[msgspec.Struct] = []  # events of the journal that survived
-        self.lives: list[SimulatedController] = []
+        self.controllers: list[SimulatedController] = []
         self._drivers = 1
         self.over: asyncio.Future[ControllerEnd] = self._loop.create_future()
         around.faults.strike = self.strike
 
     @property
-    def life(self) -> SimulatedController:
+    def latest(self) -> SimulatedController:
         """The running, or last, controller."""
-        return self.lives[-1]
+        return self.controllers[-1]
 
     # --- controllers -----------------------------------------------------------------------------
 
     def start_controller(self) -> None:
         """Start a new incarnation that continues from the journal."""
-        life = SimulatedController(self._around, len(self.lives) + 1, self.events)
-        self.lives.append(life)
-        self._around.record(ControllerStarted(self._loop.time(), life.incarnation))
-        context = life.process.context
-        self._loop.create_task(self._live(life), name="controller", context=context)
+        simulated = SimulatedController(self._around, len(self.controllers) + 1, self.events)
+        self.controllers.append(simulated)
+        self._around.record(ControllerStarted(self._loop.time(), simulated.incarnation))
+        context = simulated.process.context
+        self._loop.create_task(self._live(simulated), name="controller", context=context)
 
-    async def _live(self, life: SimulatedController) -> None:
+    async def _live(self, simulated: SimulatedController) -> None:
         outcome, error, cause = "finished", "", ""
         try:
-            await self._controller(life).run()
+            await self._controller(simulated).run()
         except RunFailed as failure:
             first = failure.causes[0]
             outcome = "aborted" if isinstance(first, RunAborted) else "failed"
             error, cause = str(failure), type(first).__name__
         except Exception as bug:  # noqa: BLE001 - whatever it is, the auditor wants to know
             outcome, error, cause = "failed", str(bug), type(bug).__name__
-        if life.process.alive:
-            end = ControllerEnd(self._loop.time(), life.incarnation, outcome, error, cause)
+        if simulated.process.alive:
+            end = ControllerEnd(self._loop.time(), simulated.incarnation, outcome, error, cause)
             self._around.record(end)
             if not self.over.done():
                 self.over.set_result(end)
 
-    def _controller(self, life: SimulatedController) -> Controller:
-        around, caller, config = self._around, life.caller, self._plan.config
-        life.rollouts = SimulatedRollouts(caller, self.workers, life.held)
+    def _controller(self, simulated: SimulatedController) -> Controller:
+        around, caller, config = self._around, simulated.caller, self._plan.config
+        simulated.rollouts = SimulatedRollouts(caller, self.workers, simulated.held)
         prompts = SimulatedPrompts(self._plan.prompts)
         ports = Ports(
             prompts=prompts,
-            rollouts=life.rollouts,
+            rollouts=simulated.rollouts,
             generators={
                 name: SimulatedGenerator(caller, engine) for name, engine in self.engines.items()
             },
             trainer=SimulatedTrainer(caller, self.trainer),
-            journal=life.journal,
-            telemetry=life.telemetry,
+            journal=simulated.journal,
+            telemetry=simulated.telemetry,
             trace=NoTrace(),
             payloads=SpooledPayloads(caller),
-            failpoints=SimulatedFailpoints(around, life.process),
+            failpoints=SimulatedFailpoints(around, simulated.process),
             evaluation=SimulatedPrompts(config.eval.prompts) if config.eval.interval else None,
         )
-        life.controller = self._controller_cls(
+        simulated.controller = self._controller_cls(
             config,
             caller.fence,
             ports,
@@ -160,23 +160,23 @@ class Cluster:
             advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
             loss=LossSpec(old_logprobs=config.algorithm.loss.old_logprobs),
             max_group_bytes=max_group_bytes(config),
-            rng=random.Random(f"{config.seed}/{life.incarnation}"),
+            rng=random.Random(f"{config.seed}/{simulated.incarnation}"),
             ledger=Ledger.fold(self.events) if self.events else None,  # type: ignore[arg-type]
             groups_per_turn=self._plan.groups_per_turn,
             driver=self._driver,
         )
         if self.events:
-            life.controller.progress.go_on_from(self._history(life))
-        return life.controller
+            simulated.controller.progress.go_on_from(self._history(simulated))
+        return simulated.controller
 
     @property
     def _driver(self) -> str:
         return f"driver {self._drivers}"
 
-    def _history(self, life: SimulatedController) -> History:
+    def _history(self, simulated: SimulatedController) -> History:
         """Return the journal's history of the incarnations before this one."""
         past = History()
-        for event in (*self.events, Opened(RUN_ID, life.incarnation, self._driver)):
+        for event in (*self.events, Opened(RUN_ID, simulated.incarnation, self._driver)):
             past.take(event)  # type: ignore[arg-type]
         return past
 
@@ -189,13 +189,13 @@ class Cluster:
         return True
 
     def _end_controller(self) -> bool:
-        life = self.life
-        if not life.process.alive or self.over.done():
+        latest = self.latest
+        if not latest.process.alive or self.over.done():
             return False
-        self._loop.kill(life.process)
-        life.journal.cut(self._rng)
-        self._around.lost_controllers.add(life.incarnation)
-        self._around.record(ControllerEnd(self._loop.time(), life.incarnation, "killed"))
+        self._loop.kill(latest.process)
+        latest.journal.cut(self._rng)
+        self._around.lost_controllers.add(latest.incarnation)
+        self._around.record(ControllerEnd(self._loop.time(), latest.incarnation, "killed"))
         return True
 
     # --- strikes ---------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Cluster:
         self._loop.at(thawed_at, OUTSIDE, self._loop.thaw, process)
 
     def _freeze_controller(self) -> bool:
-        process = self.life.process
+        process = self.latest.process
         if not process.alive:
             return False
         self._loop.freeze(process)
@@ -276,7 +276,7 @@ class Cluster:
         return True
 
     def _kill_if_alive(self, process: Process) -> None:
-        if process is self.life.process:
+        if process is self.latest.process:
             self._kill_controller()
 
     def _lose_cluster(self) -> bool:
@@ -330,7 +330,7 @@ class Cluster:
 
     def unclosed(self) -> tuple[str, ...]:
         """Return the live actors that the ended controller did not close."""
-        closed = self.life.caller.told_to_close
+        closed = self.latest.caller.told_to_close
         return tuple(
             name
             for name, actor in self.actors.items()
@@ -338,5 +338,5 @@ class Cluster:
         )
 
     def describe(self, error: Exception | Deadlock) -> str:
-        state = self.life.controller.state if self.life.controller else None
+        state = self.latest.controller.state if self.latest.controller else None
         return f"{error}; {state.ledger if state else 'no controller'}"

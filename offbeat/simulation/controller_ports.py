@@ -257,11 +257,13 @@ class SpooledPayloads:
         self._caller = caller
 
     def readable(self, receipt: Receipt) -> object | None:
-        around, life = self._caller.around, self._caller.fence.incarnation
+        around, incarnation = self._caller.around, self._caller.fence.incarnation
         copy = around.disk.spool.get(receipt)
         if copy is None:
             return None
-        return replace(copy, incarnation=life, memory=around.machines.memory_of("controller"))
+        return replace(
+            copy, incarnation=incarnation, memory=around.machines.memory_of("controller")
+        )
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
         """Return lost payloads.

@@ -62,7 +62,7 @@ class FakeEngine(Actor):
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}-life-{self.life}"
+        return f"{self.name}-life-{self.incarnation_number}"
 
     def ended(self) -> None:
         loop = self.around.loop

@@ -113,7 +113,7 @@ def _run(loop: VirtualLoop, cluster: Cluster, faults: Faults) -> tuple[str, str]
 
 
 def _ended(loop: VirtualLoop, cluster: Cluster, outcome: str) -> Ended:
-    rollouts = cluster.life.rollouts
+    rollouts = cluster.latest.rollouts
     return Ended(
         at=loop.time(),
         outcome=outcome,
@@ -138,11 +138,11 @@ def _telemetry_lost(cluster: Cluster) -> int:
         elif isinstance(event, StepApplied) and intended_by == incarnation:
             applied.setdefault(incarnation, []).append(event.version)
     lost = 0
-    for life in cluster.lives:
-        versions = applied.get(life.incarnation, [])
-        if life is not cluster.life or cluster.over.result().outcome != "finished":
+    for simulated in cluster.controllers:
+        versions = applied.get(simulated.incarnation, [])
+        if simulated is not cluster.latest or cluster.over.result().outcome != "finished":
             versions = versions[:-1]
-        lost += sum(version not in life.telemetry.emitted for version in versions)
+        lost += sum(version not in simulated.telemetry.emitted for version in versions)
     return lost
 
 

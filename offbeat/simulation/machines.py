@@ -18,7 +18,7 @@ class MachineMemory(NamedTuple):
     """Memory of one incarnation of a machine, which stores a payload or a release."""
 
     machine: str
-    life: int
+    incarnation: int
 
 
 FIRST_MEMORY: Final = MachineMemory(FIRST, 1)
@@ -29,7 +29,7 @@ class Machines:
 
     def __init__(self, loop: VirtualLoop, placement: Mapping[str, str]) -> None:
         self._loop, self._placement = loop, placement
-        self._lives: dict[str, int] = {}
+        self._incarnations: dict[str, int] = {}
         # Time until which the loss is not known
         self._unreachable: dict[MachineMemory, float] = {}
 
@@ -51,7 +51,7 @@ class Machines:
 
     def replace(self, machine: str) -> None:
         """Put a new machine in its place; processes that start there from now on use its memory."""
-        self._lives[machine] = self._lives.get(machine, 1) + 1
+        self._incarnations[machine] = self._incarnations.get(machine, 1) + 1
 
     def noticed_in_s(self, memory: MachineMemory | None) -> float:
         """Return the seconds until a reader of this memory learns that it is gone."""
@@ -63,4 +63,4 @@ class Machines:
         return memory in self._unreachable
 
     def _now(self, machine: str) -> MachineMemory:
-        return MachineMemory(machine, self._lives.get(machine, 1))
+        return MachineMemory(machine, self._incarnations.get(machine, 1))

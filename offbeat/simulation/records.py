@@ -43,7 +43,7 @@ class Generated(WorldRecord, frozen=True):
     prompt_index: int
     attempt: int
     engine: str
-    life: str
+    incarnation: str
     spans: tuple[VersionSpans, ...]  # one entry per sample, as stamped by the engine
     poison: str = ""  # its error; empty for a correct group
     machine: str = ""  # machine that stores its payload
@@ -56,7 +56,7 @@ class Scored(WorldRecord, frozen=True):
     prompt_index: int  # in the evaluation's own source
     attempt: int
     engine: str
-    life: str
+    incarnation: str
     spans: tuple[VersionSpans, ...]
     poison: str = ""
 
@@ -65,7 +65,7 @@ class EngineServes(WorldRecord, frozen=True):
     """An engine has verified weights and decodes with them from now on."""
 
     engine: str
-    life: str
+    incarnation: str
     epoch: int
     version: int
     digest: str
@@ -85,7 +85,7 @@ class EngineComputesOther(WorldRecord, frozen=True):
     """An engine received a release intact, but computes with other weights."""
 
     engine: str
-    life: str
+    incarnation: str
     epoch: int
     version: int
 
@@ -94,19 +94,19 @@ class EngineDied(WorldRecord, frozen=True):
     """An engine incarnation ended."""
 
     engine: str
-    life: str
+    incarnation: str
 
 
 class TrainerLife(WorldRecord, frozen=True):
     """The trainer ranks started, with the initial model."""
 
-    life: int
+    incarnation: int
 
 
 class TrainerRestored(WorldRecord, frozen=True):
     """The trainer ranks restored this version."""
 
-    life: int
+    incarnation: int
     version: int
     digest: str
 
@@ -114,7 +114,7 @@ class TrainerRestored(WorldRecord, frozen=True):
 class TrainerApplied(WorldRecord, frozen=True):
     """The optimizer applied a step: the trainer's own account of what it trained."""
 
-    life: int
+    incarnation: int
     step: int
     attempt: int
     version: int  # version after the step
@@ -129,7 +129,7 @@ class TrainerApplied(WorldRecord, frozen=True):
 class ReleasePublished(WorldRecord, frozen=True):
     """The trainer published a release of its weights."""
 
-    life: int
+    incarnation: int
     version: int
     digest: str
 

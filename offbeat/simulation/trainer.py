@@ -77,7 +77,7 @@ class FakeTrainer(Actor):
         self._last_step = self._last_attempt = 0
         self._open: list[SimulatedPayload] = []
         self._chunks = 0
-        self.around.record(TrainerLife(self.around.loop.time(), self.life))
+        self.around.record(TrainerLife(self.around.loop.time(), self.incarnation_number))
 
     # --- one call at a time ----------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class FakeTrainer(Actor):
             last_attempt=self._last_attempt,
             parameters=10,
             digest=self._digest,
-            incarnation=f"trainer-{self.life}",
+            incarnation=f"trainer-{self.incarnation_number}",
             initial_digest=INITIAL_DIGEST,
         )
 
@@ -226,7 +226,7 @@ class FakeTrainer(Actor):
         self.around.record(
             TrainerApplied(
                 at=self.around.loop.time(),
-                life=self.life,
+                incarnation=self.incarnation_number,
                 step=key.step,
                 attempt=key.attempt,
                 version=self._version,
@@ -252,7 +252,9 @@ class FakeTrainer(Actor):
             detail = f"it holds version {self._version}"
             raise TrainStepFailed(0, version, TrainerCall.PUBLISH, detail)
         self.around.record(
-            ReleasePublished(self.around.loop.time(), self.life, version, self._digest)
+            ReleasePublished(
+                self.around.loop.time(), self.incarnation_number, version, self._digest
+            )
         )
         memory = self.around.machines.memory_of(self.name)
         return WeightRelease(version, self._digest, None, (memory,), _NBYTES, self._canary(version))
@@ -289,7 +291,9 @@ class FakeTrainer(Actor):
         self._last_step, self._last_attempt = model.step, model.attempt
         self._steps.close()
         self._open, self._chunks = [], 0
-        self.around.record(TrainerRestored(now, self.life, model.version, model.digest))
+        self.around.record(
+            TrainerRestored(now, self.incarnation_number, model.version, model.digest)
+        )
         return self._state()
 
 

@@ -151,8 +151,8 @@ class StepTimes:
         owed = [name for name in self._together if name in lap]
         excess = -sum(min(0.0, lap[name]) for name in owed)
         for name in owed:
-            taken = min(max(0.0, lap[name]), excess)
-            lap[name], excess = max(0.0, lap[name]) - taken, excess - taken
+            moved = min(max(0.0, lap[name]), excess)
+            lap[name], excess = max(0.0, lap[name]) - moved, excess - moved
         self._given |= {name: self._given.get(name, 0.0) + value for name, value in lap.items()}
         return lap
 

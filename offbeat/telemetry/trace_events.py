@@ -59,15 +59,15 @@ class TraceEvents:
         if kind == GROUPS:
             yield from self._group_span(lane_name, name, start_us, end_us, facts)
             return
-        held = self._lane(kind, lane_name)
-        row = held.row_of(start_us, end_us)
-        yield from self._named_lane(kind, lane_name, held, row or 0)
+        rows = self._lane(kind, lane_name)
+        row = rows.row_of(start_us, end_us)
+        yield from self._named_lane(kind, lane_name, rows, row or 0)
         if row is None:
             # Under the name of the lane, so that all these are displayed together.
             facts = {"name": name, **facts}
             yield from self._stray(kind, f"{lane_name} more", start_us, end_us, facts)
             return
-        thread = _thread(held, row)
+        thread = _thread(rows, row)
         yield self._event("X", kind, thread, name, start_us, facts) | {"dur": end_us - start_us}
 
     def mark(
@@ -80,9 +80,9 @@ class TraceEvents:
             yield from self._named_process(kind)
             yield self._event("n", kind, 0, name, at_us, facts) | _identity(lane_name)
             return
-        held = self._lane(kind, lane_name)
-        yield from self._named_lane(kind, lane_name, held, 0)
-        yield self._event("i", kind, _thread(held, 0), name, at_us, facts) | {"s": "t"}
+        rows = self._lane(kind, lane_name)
+        yield from self._named_lane(kind, lane_name, rows, 0)
+        yield self._event("i", kind, _thread(rows, 0), name, at_us, facts) | {"s": "t"}
 
     # --- lanes -----------------------------------------------------------------------------------
 
@@ -98,16 +98,16 @@ class TraceEvents:
         self, group: str, name: str, start_us: int, end_us: int, facts: Mapping[str, Any]
     ) -> Iterator[Event]:
         yield from self._named_process(GROUPS)
-        held = self._groups.pop(group, None)
-        if held is None and start_us < self._forgotten_us:  # it may belong to a discarded group
+        rows = self._groups.pop(group, None)
+        if rows is None and start_us < self._forgotten_us:  # it may belong to a discarded group
             yield from self._stray(GROUPS, name, start_us, end_us, facts)
             return
-        held = held or Lane(0, nests=True, gap_us=1)
-        self._groups[group] = held
+        rows = rows or Lane(0, nests=True, gap_us=1)
+        self._groups[group] = rows
         if len(self._groups) > _GROUPS_KEPT:
             oldest = self._groups.pop(next(iter(self._groups)))
             self._forgotten_us = max(self._forgotten_us, oldest.last_us)
-        row = held.row_of(start_us, end_us)
+        row = rows.row_of(start_us, end_us)
         if row is None:
             yield from self._stray(GROUPS, name, start_us, end_us, facts)
         else:

@@ -26,7 +26,7 @@ class Canaries:
         self._releases += 1
         if not is_due:
             return published
-        asked = prompts(split.vocabulary)
-        canary = Canary(asked, *split.top_logprobs(asked, KEPT), self._tolerance)
+        canary_prompts = prompts(split.vocabulary)
+        canary = Canary(canary_prompts, *split.top_logprobs(canary_prompts, KEPT), self._tolerance)
         manifest = msgspec.structs.replace(published.manifest, canary=canary)
         return published._replace(manifest=manifest)

@@ -65,15 +65,15 @@ def named_together(named: Iterable[Named]) -> Iterator[Named]:
         if not experts:
             yield from group
             continue
-        held = {_place(name): tensor for name, tensor in group}
-        count, is_gated = _form(experts, held)
+        matrices = {_place(name): tensor for name, tensor in group}
+        count, is_gated = _form(experts, matrices)
         numbers = range(count)
         if is_gated:
-            halves = [torch.cat([held["gate", each], held["up", each]]) for each in numbers]
+            halves = [torch.cat([matrices["gate", each], matrices["up", each]]) for each in numbers]
             yield f"{experts}.gate_up_proj", torch.stack(halves)
         else:
-            yield f"{experts}.up_proj", torch.stack([held["up", each] for each in numbers])
-        yield f"{experts}.down_proj", torch.stack([held["down", each] for each in numbers])
+            yield f"{experts}.up_proj", torch.stack([matrices["up", each] for each in numbers])
+        yield f"{experts}.down_proj", torch.stack([matrices["down", each] for each in numbers])
 
 
 def metas_apart(metas: Iterable[Meta]) -> Iterator[Meta]:
@@ -118,17 +118,17 @@ TOGETHER: Final = ExpertNames(metas_together, named_together)
 _KINDS: Final = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 
 
-def _form(experts: str, held: Collection[tuple[str, int]]) -> tuple[int, bool]:
+def _form(experts: str, matrices: Collection[tuple[str, int]]) -> tuple[int, bool]:
     """Return the number of experts, and whether they have a gate.
 
     Raises:
         UnjoinedExperts: A matrix exists for some of them only.
     """
-    count = 1 + max(number for _, number in held)
-    is_gated = any(kind == "gate" for kind, _ in held)
+    count = 1 + max(number for _, number in matrices)
+    is_gated = any(kind == "gate" for kind, _ in matrices)
     for number in range(count):
         for kind in ("gate", "up", "down") if is_gated else ("up", "down"):
-            if (kind, number) not in held:
+            if (kind, number) not in matrices:
                 raise UnjoinedExperts(experts, f"{number}.{kind}_proj")
     return count, is_gated
 

@@ -89,12 +89,12 @@ class ModelTrainer(TrainerBackend):
 
         Gradients of an open step stay. The reference is loaded when it is first needed.
         """
-        asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        requested = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
         batch, microbatches = self._prepared_on_all_ranks(
             "prepare_logprobs", lambda: self._planner.cut(groups, only_trained=False)
         )
         columns: list[LogprobColumns] = [{} for _ in groups]
-        for name in (name for name, wanted in asked if wanted):
+        for name in (name for name, wanted in requested if wanted):
             count = 0 if batch is None else len(batch.tokens)
             with torch.no_grad():
                 values = self._logprobs(name, count, microbatches, temperature)

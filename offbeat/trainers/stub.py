@@ -80,8 +80,8 @@ class StubTrainer(TrainerBackend):
     ) -> list[LogprobColumns]:
         """Return the engine's own logprobs under the requested names, as if both agreed exactly."""
         del temperature
-        asked = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
-        names = [name for name, wanted in asked if wanted]
+        requested = ((POLICY_LOGPROBS, policy), (REFERENCE_LOGPROBS, reference))
+        names = [name for name, wanted in requested if wanted]
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
             for group in groups

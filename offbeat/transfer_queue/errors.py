@@ -6,10 +6,10 @@ from offbeat.messages.failures import OffbeatError
 class StaleHandle(OffbeatError):
     """An outdated handle: the queue has a newer attempt, another form of this one, or nothing."""
 
-    def __init__(self, group: int | str, attempt: int, held: int | None) -> None:
-        super().__init__(group, attempt, held)
-        self.group, self.attempt, self.held = group, attempt, held
+    def __init__(self, group: int | str, attempt: int, present: int | None) -> None:
+        super().__init__(group, attempt, present)
+        self.group, self.attempt, self.present = group, attempt, present
 
     def __str__(self) -> str:
-        now = "nothing" if self.held is None else f"attempt {self.held}"
+        now = "nothing" if self.present is None else f"attempt {self.present}"
         return f"group {self.group} attempt {self.attempt} is gone: the queue holds {now} of it"

@@ -55,9 +55,9 @@ class QueueIndex:
         Raises:
             StaleHandle: This attempt or a newer one is in the index already.
         """
-        held = self._entries.get(prompt_index)
-        if held is not None and held.attempt >= attempt:
-            raise StaleHandle(prompt_index, attempt, held.attempt)
+        entry = self._entries.get(prompt_index)
+        if entry is not None and entry.attempt >= attempt:
+            raise StaleHandle(prompt_index, attempt, entry.attempt)
         first = _Part(frozenset(columns), payload_bytes, payload)
         self.clear((prompt_index,))
         self._entries[prompt_index] = _Entry(attempt, [first])

@@ -46,22 +46,27 @@ class NotInSpool(OffbeatError):
         return f"{self.segment} at byte {self.offset}: {self.problem}"
 
 
-def segment_name(producer: str, life: str, number: int) -> str:
+def segment_name(producer: str, incarnation: str, number: int) -> str:
     """Return the file name of segment ``number`` of one incarnation of a producer."""
-    return f"{producer}.{life}.{number:06d}{_SUFFIX}"
+    return f"{producer}.{incarnation}.{number:06d}{_SUFFIX}"
 
 
 def parts(segment: str) -> tuple[str, str, int]:
     """Parse a segment's name into producer, incarnation and number."""
-    producer, life, number, _ = segment.split(".")
-    return producer, life, int(number)
+    producer, incarnation, number, _ = segment.split(".")
+    return producer, incarnation, int(number)
 
 
 class SpoolWriter:
     """Only writer of its segments. Calls must not overlap, but may come from any thread."""
 
     def __init__(
-        self, directory: Path, producer: str, life: str, *, segment_bytes: int = SEGMENT_BYTES
+        self,
+        directory: Path,
+        producer: str,
+        incarnation: str,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """Create the writer; no file is touched before the first ``write``.
 
@@ -71,7 +76,7 @@ class SpoolWriter:
             life: Incarnation of the process, unique for this producer. Must not contain a dot.
             segment_bytes: Size from which on a new segment is started.
         """
-        self._directory, self._producer, self._life = directory, producer, life
+        self._directory, self._producer, self._incarnation = directory, producer, incarnation
         self._segment_bytes = segment_bytes
         self._number = 0
         self._segment = ""
@@ -118,7 +123,7 @@ class SpoolWriter:
     def _opened(self) -> int:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._number += 1
-        self._segment = segment_name(self._producer, self._life, self._number)
+        self._segment = segment_name(self._producer, self._incarnation, self._number)
         self._written = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         return os.open(self._directory / self._segment, flags, 0o644)

@@ -34,17 +34,19 @@ class PassedOver:
     """Removable segments of a producer: unreferenced, with a later segment. Thread-safe."""
 
     producer: str
-    life: str
+    incarnation: str
     number: int  # number of the producer's newest known segment
-    former_lives: frozenset[str]
+    former_incarnations: frozenset[str]
     needed: frozenset[str]
 
     def includes(self, segment: str) -> bool:
         """Return whether a file of this name can be removed."""
         if segment in self.needed or segment.count(".") != _DOTS:
             return False
-        producer, life, number = parts(segment)
-        is_former = life in self.former_lives or (life == self.life and number < self.number)
+        producer, incarnation, number = parts(segment)
+        is_former = incarnation in self.former_incarnations or (
+            incarnation == self.incarnation and number < self.number
+        )
         return producer == self.producer and is_former
 
 
@@ -53,15 +55,17 @@ class Holds:
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
         """``needed`` lists segments that a former controller referenced; they stay."""
-        self._held, self._needed = Counter[str](), frozenset(needed)
-        self._lives = dict[str, set[str]]()  # incarnations by producer that have named a segment
+        self._counts, self._needed = Counter[str](), frozenset(needed)
+        self._incarnations = dict[
+            str, set[str]
+        ]()  # incarnations by producer that have named a segment
         self._moved = set[str]()  # producers with a new segment since the last call
         self._open: dict[str, str] = {}  # newest segment by producer
         self._let_go = deque[str]()  # segments of dropped references that are not counted yet
 
     def inherit(self, place: Spooled) -> Hold:
         """Reference a group that a former controller received."""
-        self._held[place.segment] += 1
+        self._counts[place.segment] += 1
         return Hold(place.segment, self._let_go)
 
     def hold(self, place: Spooled) -> Hold:
@@ -70,10 +74,10 @@ class Holds:
         before = self._open.get(producer)
         if _is_newer(place.segment, before):
             self._open[producer] = place.segment
-            self._lives.setdefault(producer, set()).add(parts(place.segment)[1])
+            self._incarnations.setdefault(producer, set()).add(parts(place.segment)[1])
             self._moved.add(producer)
             if before is not None:
-                self._held[before] += 1
+                self._counts[before] += 1
                 # It may have no references: check it like a released one
                 self._let_go.append(before)
         return self.inherit(place)
@@ -83,21 +87,23 @@ class Holds:
         free = list[str]()
         while self._let_go:
             segment = self._let_go.popleft()
-            self._held[segment] -= 1
-            if not self._held[segment] and segment not in self._open.values():
-                del self._held[segment]
+            self._counts[segment] -= 1
+            if not self._counts[segment] and segment not in self._open.values():
+                del self._counts[segment]
                 free.append(segment)
         return free
 
     def passed_over(self) -> list[PassedOver]:
         """Return the removable segments of each producer with a new segment since the last call."""
         moved, self._moved = self._moved, set[str]()
-        held = frozenset(name for name, count in self._held.items() if count > 0)
+        referenced = frozenset(name for name, count in self._counts.items() if count > 0)
         left = list[PassedOver]()
         for producer in sorted(moved):
-            _, life, number = parts(self._open[producer])
-            former = frozenset(self._lives[producer] - {life})
-            left.append(PassedOver(producer, life, number, former, held | self._needed))
+            _, incarnation, number = parts(self._open[producer])
+            former = frozenset(self._incarnations[producer] - {incarnation})
+            left.append(
+                PassedOver(producer, incarnation, number, former, referenced | self._needed)
+            )
         return left
 
 
@@ -105,5 +111,5 @@ def _is_newer(segment: str, than: str | None) -> bool:
     """Return whether a segment is newer than another of its producer; a new incarnation is newer."""
     if than is None:
         return True
-    (_, life, number), (_, former_life, former_number) = parts(segment), parts(than)
-    return life != former_life or number > former_number
+    (_, incarnation, number), (_, former_incarnation, former_number) = parts(segment), parts(than)
+    return incarnation != former_incarnation or number > former_number

@@ -50,8 +50,8 @@ def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
     not keep counts as its last one.
     """
     tokens, logprobs = canary.tokens[place], canary.logprobs[place]
-    held = dict(zip(tokens, logprobs, strict=True)).get(answer.token, logprobs[-1])
-    distance = max(abs(answer.logprob - held), (logprobs[0] - held) / 2)
+    logprob = dict(zip(tokens, logprobs, strict=True)).get(answer.token, logprobs[-1])
+    distance = max(abs(answer.logprob - logprob), (logprobs[0] - logprob) / 2)
     return distance if math.isfinite(distance) and math.isfinite(answer.logprob) else math.inf
 
 

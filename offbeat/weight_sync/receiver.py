@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from offbeat.weight_sync.chunks import Bytes, WeightChunk, digest_of, tensor_views, walk
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.source import dtype_name, named_weights
-from offbeat.weight_sync.transaction import Held, Transaction
+from offbeat.weight_sync.transaction import TensorSpecs, Transaction
 
 Named = Sequence[tuple[str, Tensor]]
 
@@ -30,7 +30,7 @@ class Target(Protocol):
         """Return whether ``load`` overwrites the served weights, which then are a mixture of versions."""
         ...
 
-    def held(self) -> Held:
+    def specs(self) -> TensorSpecs:
         """Return shape and wire dtype of every tensor that a transfer has to contain, by name."""
         ...
 
@@ -81,7 +81,7 @@ class Receiver:
         """
         if epoch > self.transaction.epoch:
             self.abort()
-        self.transaction.begin(epoch, manifest, self._target.held())
+        self.transaction.begin(epoch, manifest, self._target.specs())
         if self._manifest is None or not self._manifest.describes_as(manifest):
             self._manifest, self._chunks = manifest, list(walk(manifest))
         self._target.prepare(manifest)
@@ -126,14 +126,14 @@ class ModuleTarget:
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: Mapping[str, Tensor] = dict(named_weights(module))
-        self._held: Held = {
+        self._specs: TensorSpecs = {
             name: (tuple(tensor.shape), dtype_name(tensor))
             for name, tensor in self._tensors.items()
         }
         self._staged: list[tuple[str, Tensor]] = []
 
-    def held(self) -> Held:
-        return self._held
+    def specs(self) -> TensorSpecs:
+        return self._specs
 
     def prepare(self, manifest: Manifest) -> None:
         del manifest
@@ -166,12 +166,12 @@ class Collected:
     def __init__(self, epoch: int, manifest: Manifest) -> None:
         self.chunks: list[Bytes] = []
         self._epoch, self._transaction = epoch, Transaction("this process", in_place=False)
-        held = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
-        self._transaction.begin(epoch, manifest, held)
+        specs = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
+        self._transaction.begin(epoch, manifest, specs)
 
     def take(self, index: int, data: Bytes) -> bool:
         """Check and keep a chunk, like ``Receiver.apply``."""
-        taken = self._transaction.arrived(self._epoch, index, data.nbytes, digest_of(data))
-        if taken:
+        is_next = self._transaction.arrived(self._epoch, index, data.nbytes, digest_of(data))
+        if is_next:
             self.chunks.append(data)
-        return taken
+        return is_next

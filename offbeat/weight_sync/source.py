@@ -64,7 +64,7 @@ class GatheredSource:
         """
         wire, self._named = policy or WirePolicy(), named
         self.manifest: Manifest = plan(
-            (TensorMeta(name, shape, wire(name, held), held) for name, shape, held in metas),
+            (TensorMeta(name, shape, wire(name, dtype), dtype) for name, shape, dtype in metas),
             chunk_bytes,
         )
         self._chunks = list(walk(self.manifest))

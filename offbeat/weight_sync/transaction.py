@@ -21,7 +21,7 @@ from typing import Final
 from offbeat.weight_sync.errors import CoverageRefused, IllegalTransactionMove, TransferRefused
 from offbeat.weight_sync.manifest import Manifest, release_digest
 
-Held = Mapping[str, tuple[tuple[int, ...], str]]
+TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of every tensor of a replica, by name."""
 
 
@@ -59,7 +59,7 @@ class Transaction:
         self.dropped_twice = 0  # duplicate chunks
         self._manifest: Manifest | None = None
         # Pair that was found to match, not compared again
-        self._fitting: tuple[Manifest, Held] | None = None
+        self._fitting: tuple[Manifest, TensorSpecs] | None = None
         self._got: list[str] = []  # digests of the chunks received
         self._release = ""  # digest of the verified release
         self._torn = False  # whether the weights are a mixture, until a commit
@@ -74,7 +74,7 @@ class Transaction:
         """Return the index of the next chunk."""
         return len(self._got)
 
-    def begin(self, epoch: int, manifest: Manifest, held: Held) -> None:
+    def begin(self, epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:
         """Open a transfer, whose tensors must be exactly those of the replica.
 
         Raises:
@@ -89,9 +89,9 @@ class Transaction:
         )
         self.epoch = epoch
         known = self._fitting
-        if known is None or known[1] is not held or not known[0].describes_as(manifest):
-            _check_coverage(epoch, manifest, held)
-            self._fitting = manifest, held
+        if known is None or known[1] is not specs or not known[0].describes_as(manifest):
+            _check_coverage(epoch, manifest, specs)
+            self._fitting = manifest, specs
         self._manifest, self._got, self._release = manifest, [], ""
         self.phase = TransactionPhase.PREPARED
 
@@ -209,15 +209,15 @@ class Transaction:
             raise IllegalTransactionMove(self.replica, call, self.phase, problem)
 
 
-def _check_coverage(epoch: int, manifest: Manifest, held: Held) -> None:
+def _check_coverage(epoch: int, manifest: Manifest, specs: TensorSpecs) -> None:
     names = {spec.name for spec in manifest.tensors}
     if len(names) != len(manifest.tensors):
         raise TransferRefused(epoch, "tensors", str(len(manifest.tensors)), f"{len(names)} names")
-    missing, unknown = held.keys() - names, names - held.keys()
+    missing, unknown = specs.keys() - names, names - specs.keys()
     if missing or unknown:
         raise CoverageRefused(epoch, tuple(sorted(missing)), tuple(sorted(unknown)))
     for spec in manifest.tensors:
-        got, want = (spec.shape, spec.dtype), held[spec.name]
+        got, want = (spec.shape, spec.dtype), specs[spec.name]
         if got != want:
             raise TransferRefused(epoch, f"tensor {spec.name!r}", str(got), str(want))
 

@@ -203,7 +203,7 @@ class History:
         self.records.append(
             TrainerApplied(
                 at=0.0,
-                life=1,
+                incarnation=1,
                 step=made,
                 attempt=self.attempts,
                 version=made,

@@ -30,11 +30,11 @@ def check_not_a_uri(run_dir: Path | None) -> Iterator[Finding]:
 
 
 def check_run_dir(
-    run_dir: Path, model: ModelFiles | None, *, asked: bool, checkpoints: int = 1
+    run_dir: Path, model: ModelFiles | None, *, requested: bool, checkpoints: int = 1
 ) -> Iterator[Finding]:
     """Check that the directory can be written and has enough free space.
 
-    A directory given on the command line (``asked``) must also be empty. ``checkpoints`` is the
+    A directory given on the command line (``requested``) must also be empty. ``checkpoints`` is the
     maximum number of the trainer's states on disk at once.
     """
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
@@ -45,7 +45,7 @@ def check_run_dir(
         yield error(
             "run directory", f"{there} cannot be written", "Choose another with run_dir=..."
         )
-    elif signs and asked:
+    elif signs and requested:
         seen = f"{run_dir} holds another run ({', '.join(signs)})"
         fix = f"Choose another with --run-dir, or go on with it: offbeat train --resume {run_dir}"
         yield error("run directory", seen, fix)

@@ -45,12 +45,12 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
         if config.generator.backend == "stub"
         else config.generator.engines * config.generator.threads
     )
-    asked = f"{trainer} trainer and {engines} generator threads on {machine.cores} cores"
+    summary = f"{trainer} trainer and {engines} generator threads on {machine.cores} cores"
     if trainer + engines > machine.cores:
         fix = f"Lower trainer.threads, generator.threads or generator.engines to {machine.cores} in all."
-        yield warning("cores", f"{asked}: they will take turns", fix)
+        yield warning("cores", f"{summary}: they will take turns", fix)
     else:
-        yield ok("cores", asked)
+        yield ok("cores", summary)
 
 
 def memory_needed_bytes(config: RunConfig, model: ModelFiles) -> int:

@@ -162,14 +162,14 @@ def _parameters(file: Path) -> int:
 
 def check_lengths(config: RunConfig, model: ModelFiles) -> Iterator[Finding]:
     """Check that sequences are not longer than the model's maximum position."""
-    asked, has = config.generator.max_model_len, model.max_positions
+    length, has = config.generator.max_model_len, model.max_positions
     if has is None:
-        yield ok("sequence length", f"generator.max_model_len={asked}; the model names no bound")
-    elif asked > has:
+        yield ok("sequence length", f"generator.max_model_len={length}; the model names no bound")
+    elif length > has:
         yield error(
             "sequence length",
-            f"generator.max_model_len={asked} is more than the model's {model.positions_key}={has}",
+            f"generator.max_model_len={length} is more than the model's {model.positions_key}={has}",
             f"Set generator.max_model_len to {has} or less.",
         )
     else:
-        yield ok("sequence length", f"generator.max_model_len={asked} of {has} positions")
+        yield ok("sequence length", f"generator.max_model_len={length} of {has} positions")

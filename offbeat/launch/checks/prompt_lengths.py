@@ -53,12 +53,12 @@ def _longest(
             return warning("prompts", seen, "Fix the row, or the model's chat template.")
         looked_at, longest = looked_at + 1, max(longest, tokens)
         too_long += [prompt.row] if tokens >= limit else []
-    told = f"the {looked_at} longest of {prompts.rows} rows in {key} were tokenised"
+    summary = f"the {looked_at} longest of {prompts.rows} rows in {key} were tokenised"
     if too_long:
         seen = (
-            f"{told}: {len(too_long)} leave no room in generator.max_model_len={limit}, the longest "
+            f"{summary}: {len(too_long)} leave no room in generator.max_model_len={limit}, the longest "
             f"has {longest} tokens (row {too_long[0]}, counted from 0)"
         )
         fix = "Take them out, or raise generator.max_model_len: as prompt_too_long they fail their group."
         return warning("prompts", seen, fix)
-    return ok("prompts", f"{told}: {longest} tokens at most")
+    return ok("prompts", f"{summary}: {longest} tokens at most")

@@ -80,7 +80,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_run_dir(
             folder,
             model,
-            asked=run_dir is not None,
+            requested=run_dir is not None,
             checkpoints=_states_on_disk(config),
         ),
         check_wandb(config, os.environ),

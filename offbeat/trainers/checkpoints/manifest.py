@@ -151,13 +151,13 @@ def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity)
     Raises:
         CheckpointMismatch: Naming the difference and the fix.
     """
-    held = manifest.identity
-    if held.backend != own.backend:
-        fix = f"Set trainer.backend to {held.backend}, or start a new run"
-        raise CheckpointMismatch(str(directory), "backend", held.backend, own.backend, fix)
-    if held.fingerprint != own.fingerprint:
+    stored = manifest.identity
+    if stored.backend != own.backend:
+        fix = f"Set trainer.backend to {stored.backend}, or start a new run"
+        raise CheckpointMismatch(str(directory), "backend", stored.backend, own.backend, fix)
+    if stored.fingerprint != own.fingerprint:
         fix = "Set model.path and model.dtype to what the run began with, or start a new run"
-        got, want = (f"{each.model} ({each.fingerprint[:8]})" for each in (held, own))
+        got, want = (f"{each.model} ({each.fingerprint[:8]})" for each in (stored, own))
         raise CheckpointMismatch(str(directory), "model", got, want, fix)
 
 

@@ -61,21 +61,21 @@ def _write(
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
     """Write one file, or several and an index."""
-    files, held, nbytes, total = dict[str, str](), dict[str, Tensor](), 0, 0
+    files, pending, nbytes, total = dict[str, str](), dict[str, Tensor](), 0, 0
     count = 0
 
     def flush() -> None:
-        nonlocal held, nbytes, count
+        nonlocal pending, nbytes, count
         count += 1
         name = f"model-{count:05}.safetensors"
-        save_tensors(held, directory / name)
-        files.update(dict.fromkeys(held, name))
-        held, nbytes = {}, 0
+        save_tensors(pending, directory / name)
+        files.update(dict.fromkeys(pending, name))
+        pending, nbytes = {}, 0
 
     for name, tensor in weights:
-        if held and nbytes + tensor.nbytes > FILE_BYTES:
+        if pending and nbytes + tensor.nbytes > FILE_BYTES:
             flush()
-        held[name] = tensor.cpu()
+        pending[name] = tensor.cpu()
         nbytes, total = nbytes + tensor.nbytes, total + tensor.nbytes
     flush()
     if count == 1:

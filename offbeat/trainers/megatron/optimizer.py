@@ -164,8 +164,8 @@ class MainGradAdamW(RankOptimizer):
 
     @property
     def steps(self) -> int:
-        taken = [int(each["step"]) for each in self._adamw.state.values()]
-        return max(taken, default=0)
+        steps = [int(each["step"]) for each in self._adamw.state.values()]
+        return max(steps, default=0)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         kinds = {

@@ -145,8 +145,8 @@ class ShardedAdamW(RankOptimizer):
         """Gather one parameter's master or moment from all data-parallel ranks, on the CPU."""
         whole = torch.zeros_like(place.parameter, dtype=torch.float32).view(-1)
         if place.main is not None:
-            held = place.optimizer.optimizer.state[place.main]
-            whole[place.part] = place.main if kind == MASTER else held[kind]
+            moments = place.optimizer.optimizer.state[place.main]
+            whole[place.part] = place.main if kind == MASTER else moments[kind]
         dist.all_reduce(whole, group=place.optimizer.data_parallel_group)
         return whole.view(place.parameter.shape).cpu()
 

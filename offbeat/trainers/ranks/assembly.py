@@ -61,14 +61,14 @@ def source_of(
     Raises:
         UntrainableModel: The engines need names that no known naming yields.
     """
-    config, sync, held = spec.config, spec.config.sync, list(metas)
+    config, sync, weight_metas = spec.config, spec.config.sync, list(metas)
     if config.generator.backend == "vllm":
-        names = names_for_files(spec.model_path, held)
+        names = names_for_files(spec.model_path, weight_metas)
     else:
         remote_code = config.model.trust_remote_code
-        names = names_for_module(spec.model_path, held, remote_code=remote_code)
+        names = names_for_module(spec.model_path, weight_metas, remote_code=remote_code)
     return GatheredSource(
-        names.metas(held),
+        names.metas(weight_metas),
         lambda: names.named(named()),
         int(sync.chunk_mib * 2**20),
         WirePolicy(sync.wire_dtype, sync.keep_float32),

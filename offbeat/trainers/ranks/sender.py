@@ -33,8 +33,10 @@ class NullSender:
         """Do nothing: no thread was started."""
 
 
-def sender_of(spec: TrainerSpec, source: Source, host: Callable[[], str], life: str) -> Sender:
+def sender_of(
+    spec: TrainerSpec, source: Source, host: Callable[[], str], incarnation: str
+) -> Sender:
     """Create the sender of a rank. With several ranks ``source`` is a ``SharedSource``."""
     if spec.rank:
         return NullSender(cast("SharedSource", source))
-    return make_sender(spec.config.sync, source, host, life)
+    return make_sender(spec.config.sync, source, host, incarnation)

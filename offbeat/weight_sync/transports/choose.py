@@ -9,7 +9,9 @@ from offbeat.weight_sync.transports.object_store import ObjectStoreSender
 _MIB = 2**20
 
 
-def make_sender(config: SyncConfig, source: Source, host: Callable[[], str], life: str) -> Sender:
+def make_sender(
+    config: SyncConfig, source: Source, host: Callable[[], str], incarnation: str
+) -> Sender:
     """Create the sender of a trainer's rank 0.
 
     Args:
@@ -24,4 +26,4 @@ def make_sender(config: SyncConfig, source: Source, host: Callable[[], str], lif
     from offbeat.weight_sync.transports.messages import TransferLimits  # noqa: PLC0415 -- see above
 
     limits = TransferLimits(config.slowest_mib_s * _MIB, config.slack_s)
-    return GlooSender(source, host=host(), life=life, limits=limits)
+    return GlooSender(source, host=host(), incarnation=incarnation, limits=limits)

@@ -52,7 +52,7 @@ class GlooReceiver:
         members: tuple[str, ...],
         manifest: Manifest,
         sink: Sink,
-        given_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> Received:
         """Pass every chunk of a release to ``sink``, in order, once.
 
@@ -68,14 +68,16 @@ class GlooReceiver:
         Raises:
             TransferFailed: The sender ended or gave up, or this member was too slow.
         """
-        join = Join(f"{epoch}.{members[0]}", epoch, members, self._member, route.life, route.digest)
+        join = Join(
+            f"{epoch}.{members[0]}", epoch, members, self._member, route.incarnation, route.digest
+        )
         control = ControlClient(route, epoch)
         try:
             control.send(join)
             if self._device is None or self._device.host != control.address:
                 self._device = Device(control.address, route.limits.slack_s)
             transfer = _Transfer(control, route, join, manifest, sink, self._device)
-            transfer.given_up = given_up or transfer.given_up
+            transfer.cancelled = cancelled or transfer.cancelled
             transfer.run(self._buffers)
         finally:
             control.close()
@@ -95,7 +97,7 @@ class _Transfer:
         self._control, self._route, self._join = control, route, join
         self._limits, self._epoch = route.limits, join.epoch
         self._sizes, self._sink, self._device = manifest.chunk_nbytes, sink, device
-        self.received, self.given_up = Received(), threading.Event()
+        self.received, self.cancelled = Received(), threading.Event()
 
     def run(self, buffers: Buffers) -> None:
         """Run rounds until every chunk has arrived."""
@@ -155,7 +157,7 @@ class _Transfer:
             got.at += 1
 
     def _check_wanted(self) -> None:
-        if self.given_up.is_set():
+        if self.cancelled.is_set():
             raise TransferFailed(self._epoch, self.received.at, "nobody waits for it any more")
 
     def _report(self, plan: RoundPlan, error: str, *, left: bool = False) -> None:

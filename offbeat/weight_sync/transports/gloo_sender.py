@@ -68,12 +68,17 @@ class GlooSender:
         source: Source,
         *,
         host: str,
-        life: str,
+        incarnation: str,
         limits: TransferLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``life`` names this process; a route of another process is refused."""
-        self._source, self._life, self._limits, self._clock = source, life, limits, clock
+        """``incarnation`` names this process; a route of another process is refused."""
+        self._source, self._incarnation, self._limits, self._clock = (
+            source,
+            incarnation,
+            limits,
+            clock,
+        )
         self._buffers = Buffers()
         self._key = SharedKey.random()
         self._control = ControlServer(host, self._key, clock)
@@ -108,7 +113,7 @@ class GlooSender:
             digest = release_digest(manifest, manifest.chunk_digests)
             self.snapshot = StagedRelease(manifest, digest, [chunk for chunk, _ in packed])
         at = self._control.host, self._control.port, self._meeting.port, self._key
-        route = Route(*at, self._life, version, digest, self._limits)
+        route = Route(*at, self._incarnation, version, digest, self._limits)
         return PublishedRelease(manifest, digest, (route,))
 
     def close(self) -> None:
@@ -173,8 +178,8 @@ class GlooSender:
         session.left_out = ()
 
     def _problem(self, join: Join, snapshot: StagedRelease | None) -> str:
-        if join.life != self._life:
-            return f"the sender {join.life} is gone; {self._life} has taken its place"
+        if join.incarnation != self._incarnation:
+            return f"the sender {join.incarnation} is gone; {self._incarnation} has taken its place"
         if snapshot is None or join.digest != snapshot.digest:
             return "the sender holds another release by now"
         return ""

@@ -23,7 +23,7 @@ class Route(msgspec.Struct, frozen=True):
     port: int  # port of the control channel
     store_port: int  # port of the store at which groups are formed
     key: SharedKey  # secret of the participants; this record travels through Ray calls only
-    life: str  # incarnation of the sender: another process may listen at this port by now
+    incarnation: str  # incarnation of the sender: another process may listen at this port by now
     version: int
     digest: str
     limits: TransferLimits
@@ -36,7 +36,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     members: tuple[str, ...]  # members that the sender may expect
     member: str
-    life: str
+    incarnation: str
     digest: str
 
 

@@ -351,7 +351,7 @@ def test_vllm_is_refused_where_it_would_scale_positions_otherwise(tmp_path: Path
 
 
 def test_a_fresh_run_directory_is_fine_and_not_made(tmp_path: Path) -> None:
-    findings = list(check_run_dir(tmp_path / "a" / "b", TINY, asked=True))
+    findings = list(check_run_dir(tmp_path / "a" / "b", TINY, requested=True))
     assert [finding.level for finding in findings] == [Level.OK, Level.OK]
     assert not (tmp_path / "a").exists()
 
@@ -366,27 +366,27 @@ def test_a_uri_is_no_run_directory() -> None:
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
 def test_a_directory_asked_for_that_holds_another_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    finding, _ = check_run_dir(tmp_path, None, asked=True)
+    finding, _ = check_run_dir(tmp_path, None, requested=True)
     assert finding.level is Level.ERROR
     assert f"holds another run ({name})" in finding.message
 
 
 def test_the_recipes_own_directory_may_hold_another_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    finding, _ = check_run_dir(tmp_path, None, asked=False)
+    finding, _ = check_run_dir(tmp_path, None, requested=False)
     assert finding.level is Level.OK
     assert "the next free number is taken" in finding.message
 
 
 def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    finding, _ = check_run_dir(tmp_path / "file" / "run", None, asked=False)
+    finding, _ = check_run_dir(tmp_path / "file" / "run", None, requested=False)
     assert "is a file" in finding.message
 
 
 def test_a_disk_too_small_for_two_checkpoints_is_a_warning(tmp_path: Path) -> None:
     endless = ModelFiles(10**18, 10**18, None, "x")
-    _, finding = check_run_dir(tmp_path, endless, asked=False)
+    _, finding = check_run_dir(tmp_path, endless, requested=False)
     assert finding.level is Level.WARNING
 
 
@@ -598,16 +598,16 @@ def test_a_login_in_netrc_is_a_key(tmp_path: Path) -> None:
 
 
 def test_a_cluster_elsewhere_is_pointed_out() -> None:
-    asked = list[tuple[str, int]]()
+    requested = list[tuple[str, int]]()
 
     def there(host: str, port: int) -> None:
-        asked.append((host, port))
+        requested.append((host, port))
 
     for address in ("10.0.0.1:6379", "ray://[::1]:10001", "auto"):
         finding = one(check_ray_address({"RAY_ADDRESS": address}, there))
         assert finding.level is Level.WARNING
         assert address in finding.message
-    assert asked == [("10.0.0.1", 6379), ("::1", 10001)]
+    assert requested == [("10.0.0.1", 6379), ("::1", 10001)]
     assert one(check_ray_address({})).level is Level.OK
 
 

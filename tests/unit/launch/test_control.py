@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
-from offbeat.launch.control import COMMANDS, INBOX, CommandInbox, leave, taken, was_taken
+from offbeat.launch.control import COMMANDS, INBOX, CommandInbox, leave, take_commands, was_taken
 from offbeat.runs.directory import CONFIG, SUMMARY, RunDirUnusable
 
 
@@ -30,50 +30,50 @@ def control(*args: object) -> Result:
 def test_commands_are_taken_in_the_order_they_were_left_and_once(run_dir: Path) -> None:
     for name in ("stop", "pause", "resume", "abort"):
         leave(run_dir, name)
-    assert read(taken(run_dir)) == [Stop(), Pause(), Resume(), Abort("an operator asked")]
-    assert taken(run_dir) == []
+    assert read(take_commands(run_dir)) == [Stop(), Pause(), Resume(), Abort("an operator asked")]
+    assert take_commands(run_dir) == []
 
 
 def test_one_left_after_another_was_taken_comes_behind_those_that_wait(run_dir: Path) -> None:
     first, _ = leave(run_dir, "resume"), leave(run_dir, "stop")
     first.unlink()
     leave(run_dir, "pause")
-    assert read(taken(run_dir)) == [Stop(), Pause()]
+    assert read(take_commands(run_dir)) == [Stop(), Pause()]
 
 
 def test_a_run_that_nobody_has_asked_anything_has_no_commands(tmp_path: Path) -> None:
-    assert taken(tmp_path) == []
+    assert take_commands(tmp_path) == []
 
 
 def test_a_command_is_seen_whole_or_not_at_all(run_dir: Path) -> None:
     (run_dir / INBOX).mkdir()
     (run_dir / INBOX / ".1234abcd").write_bytes(b'{"ty')
     leave(run_dir, "pause")
-    assert read(taken(run_dir)) == [Pause()]
+    assert read(take_commands(run_dir)) == [Pause()]
 
 
 def test_operators_at_once_lose_no_command(run_dir: Path) -> None:
     with ThreadPoolExecutor(8) as operators:
         list(operators.map(lambda _: leave(run_dir, "pause"), range(40)))
-    assert read(taken(run_dir)) == [Pause()] * 40
+    assert read(take_commands(run_dir)) == [Pause()] * 40
 
 
 def test_a_file_system_that_refuses_does_not_end_the_run(run_dir: Path) -> None:
     unreadable = run_dir / INBOX / "0-pause.json"
     unreadable.mkdir(parents=True)
-    assert taken(run_dir) == []
+    assert take_commands(run_dir) == []
 
 
 def test_a_command_that_was_taken_is_told_from_one_that_was_not(run_dir: Path) -> None:
     file = leave(run_dir, "pause")
-    assert taken(run_dir)
+    assert take_commands(run_dir)
     assert was_taken(file, within_s=0)
     assert not was_taken(leave(run_dir, "stop"), within_s=0)
 
 
 def test_a_command_nobody_took_is_withdrawn_so_that_no_later_life_obeys_it(run_dir: Path) -> None:
     was_taken(leave(run_dir, "stop"), within_s=0)
-    assert taken(run_dir) == []
+    assert take_commands(run_dir) == []
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_run_that_has_ended_is_refused_with_the_way_to_go_on(run_dir: Path) ->
     result = control(run_dir, "pause")
     assert result.exit_code == 2
     assert "its run has ended. See summary.json; offbeat train --resume" in result.stderr
-    assert taken(run_dir) == []
+    assert take_commands(run_dir) == []
 
 
 def test_a_place_that_cannot_be_written_is_named_with_the_reason(run_dir: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_run_that_does_not_notice_is_told_with_exit_code_1(run_dir: Path) -> N
     result = control(run_dir, "pause", "--wait", 0)
     assert result.exit_code == 1
     assert "nobody took pause within 0 s, so it is withdrawn. Is the run alive?" in result.stderr
-    assert taken(run_dir) == []
+    assert take_commands(run_dir) == []
 
 
 def test_at_its_wall_clock_limit_a_run_is_ordered_to_stop_once_behind_its_operator(
@@ -116,12 +116,12 @@ def test_at_its_wall_clock_limit_a_run_is_ordered_to_stop_once_behind_its_operat
     now = [100.0]
     orders = CommandInbox(run_dir, 60.0, clock=lambda: now[0])
     now[0] = 159.0
-    assert orders.taken() == []
+    assert orders.take_commands() == []
     leave(run_dir, "pause")
     now[0] = 160.0
-    assert read(orders.taken()) == [Pause(), Stop()]
+    assert read(orders.take_commands()) == [Pause(), Stop()]
     now[0] = 500.0
-    assert orders.taken() == []
+    assert orders.take_commands() == []
     assert read(orders.given) == [Pause(), Stop()], "for a controller that takes over"
 
 
@@ -129,4 +129,4 @@ def test_a_run_without_a_limit_goes_on(run_dir: Path) -> None:
     now = [0.0]
     orders = CommandInbox(run_dir, None, clock=lambda: now[0])
     now[0] = 1e9
-    assert orders.taken() == []
+    assert orders.take_commands() == []

@@ -16,7 +16,7 @@ from offbeat.runs.directory import (
     CONFIG,
     SUMMARY,
     RunDirUnusable,
-    held,
+    locked,
     make_run_dir,
     reopen_run_dir,
 )
@@ -220,18 +220,18 @@ def test_a_damaged_config_is_named_with_the_reason(run_dir: Path) -> None:
 
 def test_a_run_directory_is_held_by_one_driver_at_a_time(run_dir: Path) -> None:
     with (
-        held(run_dir),
+        locked(run_dir),
         pytest.raises(RunDirUnusable, match="its run is alive") as refused,
-        held(run_dir),
+        locked(run_dir),
     ):
         pytest.fail("two hold it")
     assert refused.value.fix == f"End it first: offbeat control {run_dir} stop"
-    with held(run_dir):
+    with locked(run_dir):
         pass
 
 
 def test_a_directory_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
-    with pytest.raises(RunDirUnusable, match="it holds no run to resume"), held(tmp_path / "no"):
+    with pytest.raises(RunDirUnusable, match="it holds no run to resume"), locked(tmp_path / "no"):
         pytest.fail("held")
 
 

@@ -44,7 +44,7 @@ class IndexMoves(RuleBasedStateMachine):
         if held is not None and attempt <= held.attempt:
             with pytest.raises(StaleHandle) as refused:
                 self.index.put(prompt_index, attempt, columns, size, payload)
-            assert refused.value.held == held.attempt
+            assert refused.value.present == held.attempt
             return
         self.index.put(prompt_index, attempt, columns, size, payload)
         self.model[prompt_index] = Held(attempt, set(columns), payloads=[(size, payload)])
@@ -63,7 +63,7 @@ class IndexMoves(RuleBasedStateMachine):
             if held is None or off:
                 with pytest.raises(StaleHandle) as refused:
                     self.index.add_columns(prompt_index, attempt, columns, size, payload)
-                assert refused.value.held == (held.attempt if held else None)
+                assert refused.value.present == (held.attempt if held else None)
             else:
                 self.index.add_columns(prompt_index, attempt, columns, size, payload)
                 if columns - held.columns:

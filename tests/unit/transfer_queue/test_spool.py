@@ -37,8 +37,10 @@ def group(seed: int, tokens: int = 20) -> Columns:
     }
 
 
-def writer(directory: Path, *, life: str = "1-a", segment_bytes: int = 10_000) -> SpoolWriter:
-    return SpoolWriter(directory, "environment-0", life, segment_bytes=segment_bytes)
+def writer(
+    directory: Path, *, incarnation: str = "1-a", segment_bytes: int = 10_000
+) -> SpoolWriter:
+    return SpoolWriter(directory, "environment-0", incarnation, segment_bytes=segment_bytes)
 
 
 def same(found: Mapping[str, Column], columns: Columns) -> bool:
@@ -95,7 +97,7 @@ def test_a_group_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> Non
 
 def test_another_life_of_a_producer_writes_to_other_segments(tmp_path: Path) -> None:
     first = writer(tmp_path).write(group(1))
-    second = writer(tmp_path, life="2-b").write(group(2))
+    second = writer(tmp_path, incarnation="2-b").write(group(2))
     assert first.segment != second.segment
     assert same(read(tmp_path, first), group(1)) and same(read(tmp_path, second), group(2))
 
@@ -217,8 +219,8 @@ def test_a_sweep_of_everything_takes_the_directory_along(tmp_path: Path) -> None
 # --- what is still needed ----------------------------------------------------------------------------
 
 
-def place(segment: int, *, life: str = "1-a", producer: str = "environment-0") -> Spooled:
-    return Spooled(segment_name(producer, life, segment), 0, 1, b"")
+def place(segment: int, *, incarnation: str = "1-a", producer: str = "environment-0") -> Spooled:
+    return Spooled(segment_name(producer, incarnation, segment), 0, 1, b"")
 
 
 def test_a_segment_is_needed_while_a_group_in_it_is_held() -> None:
@@ -247,7 +249,7 @@ def test_a_new_life_of_a_producer_ends_the_last_segment_of_the_one_before() -> N
     holds = Holds()
     kept = [holds.hold(place(7))]
     kept.clear()
-    kept.append(holds.hold(place(1, life="2-b")))
+    kept.append(holds.hold(place(1, incarnation="2-b")))
     assert holds.unneeded() == [place(7).segment]
 
 

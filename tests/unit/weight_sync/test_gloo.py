@@ -204,7 +204,7 @@ def test_a_newer_release_has_taken_the_place_of_the_one_asked_for(bench: Bench) 
 def test_a_route_of_another_process_life_leads_nowhere(bench: Bench) -> None:
     models, receivers = ends(1)
     manifest, digest, (route,) = bench.sender.publish(1)
-    former = msgspec.structs.replace(route, life="life-0")
+    former = msgspec.structs.replace(route, incarnation="life-0")
     sync(PublishedRelease(manifest, digest, (former,)), 1, receivers)
     assert "life-0 is gone; life-1 has taken its place" in str(receivers[0].outcome)
     heals(models, receivers)
@@ -336,7 +336,7 @@ def test_a_sender_whose_thread_has_ended_says_so_to_engines_and_to_the_trainer()
         raise RuntimeError("a bug in the thread")
 
     source = ModuleSource(Model(1), CHUNK_BYTES)
-    sender = GlooSender(source, host=HOST, life="life-1", limits=PATIENT, clock=broken_clock)
+    sender = GlooSender(source, host=HOST, incarnation="life-1", limits=PATIENT, clock=broken_clock)
     published = sender.publish(1)
     models, receivers = ends(1)
     with capture_logs() as told:

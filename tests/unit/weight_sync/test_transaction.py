@@ -14,15 +14,15 @@ from offbeat.weight_sync.errors import (
     TransferRefused,
 )
 from offbeat.weight_sync.manifest import Manifest, plan, release_digest
-from offbeat.weight_sync.transaction import Held, Transaction, TransactionPhase
+from offbeat.weight_sync.transaction import TensorSpecs, Transaction, TransactionPhase
 
-HELD: Held = {"a": ((4,), "float32"), "b": ((2,), "bfloat16"), "c": ((16,), "float32")}
+SPECS: TensorSpecs = {"a": ((4,), "float32"), "b": ((2,), "bfloat16"), "c": ((16,), "float32")}
 DIGESTS = ["d0", "d1", "d2"]
 
 
-def manifest(held: Held = HELD) -> Manifest:
-    laid = plan([(name, shape, dtype) for name, (shape, dtype) in held.items()], chunk_bytes=1)
-    return laid.sealed(DIGESTS[: len(held)])
+def manifest(specs: TensorSpecs = SPECS) -> Manifest:
+    laid = plan([(name, shape, dtype) for name, (shape, dtype) in specs.items()], chunk_bytes=1)
+    return laid.sealed(DIGESTS[: len(specs)])
 
 
 def release(of: Manifest) -> str:
@@ -30,7 +30,7 @@ def release(of: Manifest) -> str:
 
 
 def taken(transaction: Transaction, epoch: int, chunks: int = 3) -> Transaction:
-    transaction.begin(epoch, manifest(), HELD)
+    transaction.begin(epoch, manifest(), SPECS)
     transaction.pause()
     for index in range(chunks):
         nbytes = manifest().chunk_nbytes[index]
@@ -55,10 +55,10 @@ def test_a_whole_transfer_is_served(in_place: bool) -> None:
 
 
 def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
-    other = {"a": HELD["a"], "x": ((1,), "float32"), "y": ((1,), "float32")}
+    other = {"a": SPECS["a"], "x": ((1,), "float32"), "y": ((1,), "float32")}
     replica = Transaction("r", in_place=True)
     with pytest.raises(CoverageRefused) as refused:
-        replica.begin(3, manifest(other), HELD)
+        replica.begin(3, manifest(other), SPECS)
     assert (refused.value.missing, refused.value.unknown) == (("b", "c"), ("x", "y"))
     assert "without 2 tensors: b, c; with unknown 2 tensors: x, y" in str(refused.value)
     assert replica.phase is TransactionPhase.IDLE, "nothing was touched"
@@ -81,7 +81,7 @@ def test_errors_keep_their_class_and_words_across_processes(error: Exception) ->
 def test_a_tensor_named_twice_is_refused() -> None:
     twice = plan([("a", (4,), "float32"), ("a", (4,), "float32")], 1)
     with pytest.raises(TransferRefused, match="tensors is 2, expected 1 names"):
-        Transaction("r", in_place=False).begin(1, twice, {"a": HELD["a"]})
+        Transaction("r", in_place=False).begin(1, twice, {"a": SPECS["a"]})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_nothing_resumes_on_a_mixture_but_by_a_whole_transfer() -> None:
     with pytest.raises(IllegalTransactionMove, match="mixture"):
         replica.resume()
     with pytest.raises(TransferRefused):
-        replica.begin(2, manifest(), HELD)
+        replica.begin(2, manifest(), SPECS)
     committed(replica, 3, 6)
     assert (replica.phase, replica.version, replica.paused) == (
         TransactionPhase.COMMITTED,
@@ -145,7 +145,7 @@ def test_nothing_resumes_on_a_mixture_but_by_a_whole_transfer() -> None:
 
 def test_in_place_a_chunk_is_taken_only_while_nothing_is_sampled() -> None:
     replica = Transaction("r", in_place=True)
-    replica.begin(1, manifest(), HELD)
+    replica.begin(1, manifest(), SPECS)
     with pytest.raises(IllegalTransactionMove, match="paused"):
         replica.arrived(1, 0, 16, "d0")
 
@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         self.replica.aborting()
         self.replica.aborted()
         self.epoch += 1
-        self.replica.begin(self.epoch, manifest(), HELD)
+        self.replica.begin(self.epoch, manifest(), SPECS)
 
     @rule(epochs_ago=st.integers(0, 1), index=st.integers(0, 3), digest=st.sampled_from(DIGESTS))
     def chunk(self, epochs_ago: int, index: int, digest: str) -> None:
@@ -217,7 +217,7 @@ TestMachine = Machine.TestCase
 @given(st.permutations(range(3)))
 def test_only_one_order_goes_through(order: list[int]) -> None:
     replica = Transaction("r", in_place=False)
-    replica.begin(1, manifest(), HELD)
+    replica.begin(1, manifest(), SPECS)
     try:
         for index in order:
             replica.arrived(1, index, manifest().chunk_nbytes[index], DIGESTS[index])

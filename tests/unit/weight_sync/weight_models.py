@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from offbeat.weight_sync.manifest import Manifest
 from offbeat.weight_sync.receiver import Named
 from offbeat.weight_sync.source import dtype_name, named_weights
-from offbeat.weight_sync.transaction import Held
+from offbeat.weight_sync.transaction import TensorSpecs
 
 
 class Model(nn.Module):
@@ -41,7 +41,7 @@ class InPlaceTarget:
         self._tensors = dict(named_weights(module))
         self.rollbacks = 0
 
-    def held(self) -> Held:
+    def specs(self) -> TensorSpecs:
         return {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
 
     def prepare(self, manifest: Manifest) -> None:
