@@ -121,7 +121,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def truncated_samples(self) -> int:
-        """Valid samples whose end, or the end of an earlier turn, was cut for want of tokens."""
+        """Return the number of valid samples that ran out of tokens, in any turn."""
         turns = self.truncated_turns or (0,) * self.samples
         samples = zip(self.valid, self.finish_reasons, turns, strict=True)
         return sum(valid and (reason == OUT_OF_TOKENS or cut > 0) for valid, reason, cut in samples)

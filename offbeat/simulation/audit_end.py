@@ -94,7 +94,7 @@ class End:
     def _excused_stall(self, end: ControllerEnd) -> bool:
         """Return whether the stall took its configured time, and a fault fired within twice that.
 
-        A shorter silence is a deadlock: the controller found that nobody could ever act.
+        A shorter silence is a deadlock: no component could ever act again.
         """
         last, patience_s = self._world.last_fault_at, self._config.supervision.stall_timeout_s
         quiet = _QUIET.search(end.error)

@@ -133,7 +133,7 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
      "Generated tokens of a sample, over all its turns; observations are not counted.",
      "Answers grow; without more reward, look for repetition in the samples."),
     ("rollout/truncated_fraction", "fraction", "mean",
-     "Samples of which a turn was cut for want of tokens.",
+     "Samples of which a turn ran out of tokens.",
      "Raise max_new_tokens, or penalise length."),
     ("rollout/out_of_turns_fraction", "fraction", "mean",
      "Episodes ended by environment.max_turns.",
@@ -195,7 +195,7 @@ _TIME: Final[tuple[_Row, ...]] = (
      "The step without waiting for groups and without weight sync.",
      "More tokens per step (train/tokens), or a busy machine."),
     ("time/sync_s", "s", "sum",
-     "The trainer stood still for weight sync.",
+     "The trainer waited for weight sync.",
      "Sync less often (sync.interval), or use a faster transport."),
     ("time/prepare_logprobs_s", "s", "sum",
      "Recomputing policy or reference logprobs.",
@@ -228,7 +228,7 @@ _MEMORY: Final[tuple[_Row, ...]] = (
 
 _SYNC: Final[tuple[_Row, ...]] = (
     ("sync/pause_s", "s", "max",
-     "Longest time an engine's decoding stood still for new weights.",
+     "Longest time that an engine's decoding was paused for new weights.",
      "Engines finish long samples first (drain); try another sync.mode."),
     ("sync/transfer_s", "s", "max",
      "Longest time an engine took to receive and verify the weights.",
@@ -285,10 +285,10 @@ _SPEED: Final[tuple[_Row, ...]] = (
      "Share of the step in which an engine computed, mean over engines.",
      "At 1 generators are the bottleneck."),
     ("busy/trainer_unattributed_fraction", "fraction", "mean",
-     "Share of the step in which nobody can say what the trainer did or waited for.",
+     "Share of the step for which the trainer's activity is unknown.",
      "Above 0.01 the time accounting misses a wait: report it, with the trace.json of the run."),
     ("busy/generator_unattributed_fraction", "fraction", "mean",
-     "Share of the step in which nobody can say what an engine did or waited for, mean over engines.",
+     "Share of the step for which an engine's activity is unknown, mean over engines.",
      "Above 0.01 the time accounting misses a wait: report it, with the trace.json of the run."),
 )
 
