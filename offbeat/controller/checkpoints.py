@@ -1,4 +1,4 @@
-"""Saves checkpoints of the trainer's state and handles failed saves."""
+"""Saves checkpoints of the trainer's state, and handles failed saves."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ log = structlog.stdlib.get_logger()
 
 
 class Checkpoints:
-    """Saves what a lost trainer goes back to, every ``checkpoint.interval`` steps."""
+    """Saves the checkpoints that a lost trainer restores, every ``checkpoint.interval`` steps."""
 
     def __init__(self, state: RunState, trainer_client: TrainerClient) -> None:
         self._state, self._trainer_client = state, trainer_client
@@ -26,10 +26,10 @@ class Checkpoints:
     async def save(self, version: int) -> None:
         """Save this version.
 
-        A full or broken disk costs a checkpoint, not the run: those before stay.
+        A full or broken disk costs a checkpoint, not the run: earlier ones are kept.
 
         Raises:
-            TrainerLost: It holds another version: its process was replaced without notice.
+            TrainerLost: It has another version: its process was replaced without notice.
         """
         state, who = self._state, f"checkpoint of version {version}"
         state.reached(Failpoint.CHECKPOINTING)
@@ -50,7 +50,7 @@ class Checkpoints:
         state.reached(Failpoint.CHECKPOINTED)
 
     async def save_model(self) -> None:
-        """Keep the trained model; a run without an applied step has none."""
+        """Save the trained model; a run without an applied step has none."""
         state, checkpoint = self._state, self._state.config.checkpoint
         version = state.ledger.trainer_version
         if not (checkpoint.final and version):

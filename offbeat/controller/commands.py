@@ -4,11 +4,11 @@ import msgspec
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
-    """Dispatch nothing and begin no step; what goes on goes to its end."""
+    """Start no rollout and no step; work in progress is finished."""
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """Go on after a pause."""
+    """Continue after a pause."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

@@ -64,16 +64,16 @@ from offbeat.sampler.policy import Sampler
 
 P = ParamSpec("P")
 _GRACE_S: Final = 1.0
-_LAST_SAVE_S: Final = 30.0  # a run that failed waits no longer for its last checkpoint
+_LAST_SAVE_S: Final = 30.0  # after a failure, the maximum time for a last checkpoint
 _MOMENT_S: Final = 1.0  # for the end of a step, where there are no checkpoints to have it in
 _SHARE_OF_GRACE: Final = 0.7  # for a last checkpoint; the rest is for closing the actors
-_LOOK_S: Final = 10.0  # between two looks of the watchdog
-_DEADLOCK_LOOKS: Final = 2  # at which nobody is at work and nothing has moved since the one before
+_LOOK_S: Final = 10.0  # interval of the watchdog
+_DEADLOCK_LOOKS: Final = 2  # checks in a row without work in progress or a change
 log = structlog.stdlib.get_logger()
 
 
 class Controller:
-    """The only owner of run state. Actors are called and answer; they never call back."""
+    """The only owner of run state. Actors are called and reply; they never call back."""
 
     def __init__(  # noqa: PLR0913 - the seams of a run, by name
         self,
@@ -96,16 +96,16 @@ class Controller:
 
         Args:
             config: The run.
-            fence: Names the run and this incarnation of its controller; actors refuse lower ones.
-            ports: Everything outside.
+            fence: Run id and incarnation of this controller; actors refuse lower incarnations.
+            ports: Everything outside the controller.
             sampler: The staleness policy.
-            advantages: From the rewards of a group to its samples' advantages.
-            loss: Of every step.
-            max_group_bytes: Most bytes the columns of one group can take.
-            rng: Jitter of back-offs.
-            ledger: The fold of the journal, when the run has had a controller before.
-            driver: Names the process that started this incarnation, for the journal.
-            groups_per_turn: Groups given back between two turns of the event loop, in a rewind.
+            advantages: Function from the rewards of a group to its samples' advantages.
+            loss: Loss of every step.
+            max_group_bytes: Maximum bytes of one group's columns.
+            rng: Random numbers for the jitter of back-offs.
+            ledger: Fold of the journal, if the run has had a controller before.
+            driver: Name of the process that started this incarnation, for the journal.
+            groups_per_turn: Groups that a rewind returns between two turns of the event loop.
         """
         self._config, self._ports, self._driver = config, ports, driver
         clock = asyncio.get_running_loop().time
@@ -162,11 +162,11 @@ class Controller:
         self._keep_until = 0.0  # once aborted: when a last checkpoint is given up
 
     async def run(self, on_ended: Callable[[BaseException | None], None] = lambda _: None) -> None:
-        """Train to the end. Every way out of here has closed the actors.
+        """Train to the end. The actors are closed on return, also after an error.
 
         Args:
-            on_ended: Called once the outcome is known, with what will be raised, before actors are
-                closed: that may take long, and the outcome should be on disk by then.
+            on_ended: Called with the error to be raised, or None, before the actors are closed:
+                closing may take long, and the outcome should be on disk by then.
 
         Raises:
             RunFailed: A pump raised, or ``abort`` was called.
@@ -225,7 +225,7 @@ class Controller:
         await state.durable(f"beginning of incarnation {state.fence.incarnation}")
 
     def _leave_out_retired_engines(self) -> None:
-        """Go on without the engines that a former controller has retired."""
+        """Skip the engines that a former controller has retired."""
         fleet = self.state.fleet
         for name in self.state.tally.retired:
             fleet.dead(name)
@@ -254,7 +254,7 @@ class Controller:
         seen, looks = -1.0, 0
         while True:
             now, busy_until = clock(), state.awaits.healthy_until
-            # A call at its deadline ends by itself, and says more than a stall does.
+            # A call at its deadline ends by itself, with a more specific error than a stall.
             stuck = now >= max(state.moved_at + limit, busy_until + _GRACE_S)
             nobody_acts = busy_until == -float("inf") and seen == state.moved_at
             looks = looks + 1 if nobody_acts else 0
@@ -262,7 +262,7 @@ class Controller:
                 raise RunStalled(now - state.moved_at, self._where(), state.awaits.describe(now))
             seen = state.moved_at
             await asyncio.sleep(min(_LOOK_S, limit))
-            # A run that stands still, a paused one too, keeps nothing to itself.
+            # A run without progress, also a paused one, leaves no unwritten records.
             await state.call(
                 "watchdog",
                 on="the journal",
@@ -273,7 +273,7 @@ class Controller:
             )
 
     async def _control(self) -> NoReturn:
-        """The inbox of the operator's commands."""
+        """Execute the operator's commands from the inbox."""
         state = self.state
         while True:
             await state.changed.wait_for(lambda: bool(self._inbox))
@@ -292,9 +292,10 @@ class Controller:
             state.moved()
 
     async def _wait_for_open_step(self) -> None:
-        """Give a step that is being finished the time that is reserved for a last checkpoint.
+        """Wait for a step that is being finished, within the time reserved for a last checkpoint.
 
-        A trainer that has taken a step unknown to the ledger could save no version that the ledger knows.
+        If the trainer had applied a step that is unknown to the ledger, no saved version would be
+        known.
         """
         state, clock = self.state, asyncio.get_running_loop().time
         grace_s = _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
@@ -325,7 +326,7 @@ class Controller:
     # --- the end ---------------------------------------------------------------------------------
 
     async def _outlive(self, train: asyncio.Task[None]) -> None:
-        """Return when ``train`` has ended. A cancel that no pump caused came from outside."""
+        """Wait until ``train`` has ended. A cancellation that no pump caused came from outside."""
         try:
             await asyncio.wait([train])
         except asyncio.CancelledError as cancelled:
@@ -335,7 +336,7 @@ class Controller:
     async def _recorded(
         self, pump: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Run ``pump``; its error goes on record before the task group cancels the others."""
+        """Run ``pump``; record its error before the task group cancels the others."""
         try:
             await pump(*args, **kwargs)
         except Exception as error:
@@ -343,21 +344,18 @@ class Controller:
             raise
 
     def _ended(self, group: BaseExceptionGroup[BaseException]) -> BaseException:
-        """Enter the last phase; the error that ``run`` raises."""
+        """Enter the last phase; return the error that ``run`` raises."""
         cause, state = self._cause, self.state
         asked = isinstance(cause, RunAborted | asyncio.CancelledError)
         state.enter(RunPhase.ABORTED if asked else RunPhase.FAILED)
         if isinstance(cause, asyncio.CancelledError):
-            return cause  # a cancel stays a cancel, whatever clean-up raised
+            return cause  # a cancellation stays one, whatever clean-up raised
         first = set(leaves(cause)) if cause is not None else set[BaseException]()
         causes = sorted(leaves(group), key=lambda each: each not in first)
         return RunFailed(state.lifecycle.phase, state.step, state.ledger.trainer_version, causes)
 
     async def _keep_state(self) -> None:
-        """A run that was ended, or ends for want of engines, leaves a checkpoint.
-
-        Its trainer is well.
-        """
+        """Save a checkpoint of a run that ends early, if its trainer is healthy."""
         match self._cause:
             case RunAborted():
                 within_s = self._keep_until - asyncio.get_running_loop().time()
@@ -370,9 +368,9 @@ class Controller:
                 pass
 
     async def _close(self) -> None:
-        """Close every actor, all at once. A failure is logged.
+        """Close all actors concurrently.
 
-        It must not hide why the run ended.
+        Failures are logged: they must not hide why the run ended.
         """
         actors = (self._ports.rollouts, *self._ports.generators.values(), self._ports.trainer)
         async with asyncio.TaskGroup() as closing:

@@ -1,8 +1,8 @@
-"""Runs one pump per engine: starts it, syncs it to the current weights, notices when it is lost.
+"""Engine pumps: each starts one engine, syncs it to the current weights, and detects its loss.
 
     waits for                               woken by
-    the engine's first answer               the engine
-    a reason to doubt it                    a failed request or sync; a background probe timer
+    the engine's first reply                the engine
+    a reason to probe it                    a failed request or sync; a background probe timer
 
 RESTARTING -> STALE (it answered) -> HEALTHY (it acked a verified sync) -> SUSPECT -> DEAD -> ...
 
@@ -37,16 +37,16 @@ class EnginePump:
     def __init__(self, state: RunState, generator: Generator, sync: WeightSync) -> None:
         self._state, self._generator, self._sync = state, generator, sync
         self._name = generator.name
-        self._gone = False  # the process ended by itself: its owner starts a new one unasked
+        self._gone = False  # the process ended by itself: its owner restarts it without a request
         self._last_failure = ""
         self._config, fleet_size = state.config.generator, len(state.fleet.engines)
         self._probe_interval_s = max(self._config.probe_interval_s, fleet_size / _PROBES_PER_S)
 
     async def run(self) -> None:
-        """Return once the engine is retired; at once where a former controller has retired it.
+        """Return once the engine is retired; at once if a former controller has retired it.
 
         Raises:
-            BudgetSpent: It needs a restart more than the budget allows, and cannot be spared.
+            BudgetSpent: It needs more restarts than the budget allows, and the run needs it.
             EngineNotStarted: It does not start, and no other engine is alive.
         """
         if self._name in self._state.tally.retired:
@@ -62,11 +62,11 @@ class EnginePump:
             await self._restart()
 
     async def _join(self) -> bool:
-        """Return True once the engine has answered and is STALE; False when it has to be replaced.
+        """Wait until the engine has replied and is STALE; return False if it has to be replaced.
 
         Raises:
-            EngineNotStarted: It did not within ``generator.start_deadline_s``, and no other engine
-                is alive.
+            EngineNotStarted: It did not reply within ``generator.start_deadline_s``, and no other
+                engine is alive.
         """
         try:
             await self._start()
@@ -101,7 +101,7 @@ class EnginePump:
             await asyncio.sleep(RETRY_S)  # the process that was given up still answers
 
     async def _catch_up(self) -> bool:
-        """Bring a STALE engine to the current release; False when it has to be replaced."""
+        """Sync a STALE engine to the current release; return False if it has to be replaced."""
         state = self._state
         strikes = 0
         while strikes < _SYNC_STRIKES:
@@ -110,7 +110,7 @@ class EnginePump:
                 return True
             if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
-            strikes += not self._sync.is_lost  # it is not the engine's fault then
+            strikes += not self._sync.is_lost  # otherwise the engine is not at fault
             if self._sync.canaries.must_be_replaced(self._name):
                 return False
             await state.awaits.pause(self._name, on="another sync", for_s=RETRY_S)
@@ -119,7 +119,7 @@ class EnginePump:
         return False
 
     async def _until_lost(self) -> None:
-        """Return once the engine is dead, or stale beyond repair."""
+        """Wait until the engine is dead, or stale beyond repair."""
         engine = self._state.fleet.engines[self._name]
         while True:
             await self._doubt_or_timer()
@@ -151,10 +151,10 @@ class EnginePump:
             pass  # the background probe timer
 
     async def _probe(self) -> bool:
-        """Probe the engine's state; return False when it is gone, broken, or silent for too long.
+        """Probe the engine's state; return False if it is gone, broken, or silent for too long.
 
-        One that misses a single probe may be compiling or short of a CPU: it is given no work, and
-        asked again. One that fails its requests as well is not asked again.
+        An engine that misses a single probe may be compiling or short of CPU: it gets no work and
+        is probed again, unless its requests fail as well.
         """
         for asked in range(1, self._config.probe_strikes + 1):
             try:
@@ -179,7 +179,7 @@ class EnginePump:
         return False
 
     async def _ask(self) -> None:
-        """Send one probe. Raises what the call raises."""
+        """Send one probe; raises the errors of the call."""
         state = self._state
         answer = await state.call(
             f"probe of {self._name}",
@@ -210,7 +210,7 @@ class EnginePump:
         """Return whether the dead engine stays down for good instead of being restarted.
 
         Raises:
-            BudgetSpent: It may not be restarted, and cannot be spared either.
+            BudgetSpent: It may not be restarted, and the run needs it.
         """
         state, budget = self._state, self._config.restart_budget
         if state.engines_replaced >= budget:
@@ -220,7 +220,7 @@ class EnginePump:
         return self._is_hopeless()
 
     def _is_hopeless(self) -> bool:
-        """Return whether the engine fails however often it is restarted, and can be spared."""
+        """Return whether the engine fails after every restart, and the run does not need it."""
         fruitless = self._state.fleet.engines[self._name].fruitless
         return fruitless > self._config.retire_after and self._can_be_spared()
 
@@ -229,7 +229,7 @@ class EnginePump:
         return len(fleet.engines) - len(fleet.retired) > self._config.min_engines
 
     async def _retire(self) -> None:
-        """Continue without the engine: its process ends and no other one is started."""
+        """Continue without the engine: its process ends and is not restarted."""
         state, fleet = self._state, self._state.fleet
         fleet.retire(self._name)
         self._sync.canaries.retired(self._name)
@@ -243,7 +243,7 @@ class EnginePump:
             fix="what failed is in the lines engine.lost before this one; a resumed run starts it again",
         )
         state.engine_moved(self._name)
-        # The next controller must know it before the process is gone: it would wait for its start.
+        # The next controller must know before the process ends, or it would wait for its start.
         await state.durable(f"retirement of {self._name}")
         await self._generator.retire()
 

@@ -1,4 +1,4 @@
-"""Defines the errors that end a run. All survive pickling across an actor boundary."""
+"""Errors that end a run. All survive pickling across an actor boundary."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -7,11 +7,11 @@ from offbeat.messages.failures import DeadlineExceeded, OffbeatError
 
 
 class RunAborted(OffbeatError):
-    """Raised when an operator or a signal requests an immediate end."""
+    """An operator or a signal requested an immediate end."""
 
 
 class RunStalled(OffbeatError):
-    """Raised when nothing moved for ``stall_timeout_s`` and no call is within its own deadline."""
+    """Nothing changed for ``stall_timeout_s``, and no call is within its own deadline."""
 
     def __init__(self, quiet_s: float, where: str, waits: str) -> None:
         super().__init__(quiet_s, where, waits)
@@ -22,7 +22,7 @@ class RunStalled(OffbeatError):
 
 
 class BudgetSpent(OffbeatError):
-    """A failure that the run survives happened once more than its budget allows."""
+    """A failure that the run survives happened more often than its budget allows."""
 
     def __init__(self, what: str, budget: int, key: str, last: str) -> None:
         super().__init__(what, budget, key, last)
@@ -36,7 +36,7 @@ class BudgetSpent(OffbeatError):
 
 
 class EveryCanaryFailed(OffbeatError):
-    """Raised when no engine computes from the released weights what the trainer computes."""
+    """No engine computes from the released weights what the trainer computes."""
 
     def __init__(self, engines: int, last: str) -> None:
         super().__init__(engines, last)
@@ -51,7 +51,7 @@ class EveryCanaryFailed(OffbeatError):
 
 
 class LogprobGapTooLarge(OffbeatError):
-    """Engine and trainer disagree about samples drawn under the weights being trained."""
+    """Engine and trainer disagree on samples drawn with the weights being trained."""
 
     def __init__(self, step: int, gap: float, bound: float) -> None:
         super().__init__(step, gap, bound)
@@ -67,7 +67,7 @@ class LogprobGapTooLarge(OffbeatError):
 
 
 class TrainerBudgetSpent(BudgetSpent):
-    """The trainer failed once more than its budget allows: its state is not worth a checkpoint."""
+    """The trainer failed more often than its budget allows: its state is not worth a checkpoint."""
 
 
 class EngineNotStarted(DeadlineExceeded):
@@ -75,10 +75,7 @@ class EngineNotStarted(DeadlineExceeded):
 
 
 class TrainerLost(OffbeatError):
-    """Raised when a rank is gone, late, or in another state than the ledger.
-
-    All ranks are replaced.
-    """
+    """A trainer rank is gone, late, or in another state than the ledger; all ranks are replaced."""
 
     def __init__(self, during: str, detail: str) -> None:
         super().__init__(during, detail)
@@ -89,7 +86,7 @@ class TrainerLost(OffbeatError):
 
 
 class OtherWeights(OffbeatError):
-    """The checkpoint that the trainer restored is not the one that this run has written."""
+    """The checkpoint that the trainer restored was not written by this run."""
 
     def __init__(self, version: int, restored: str, written: str) -> None:
         super().__init__(version, restored, written)
@@ -104,7 +101,7 @@ class OtherWeights(OffbeatError):
 
 
 class TrainerAhead(OffbeatError):
-    """The trainer holds a step that the journal never meant to take."""
+    """The trainer has applied a step that the journal does not contain."""
 
     def __init__(self, trainer: str, journal: str) -> None:
         super().__init__(trainer, journal)
@@ -119,7 +116,7 @@ class TrainerAhead(OffbeatError):
 
 
 class EmptyBatch(OffbeatError):
-    """Raised when every prompt of a step was dropped, so that there is nothing to train."""
+    """Every prompt of a step was dropped, so there is nothing to train."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -150,7 +147,7 @@ class RunFailed(OffbeatError):
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in ``error``, without the groups around them."""
+    """Yield the exceptions in ``error``, without the groups around them."""
     if isinstance(error, BaseExceptionGroup):
         for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(inner)

@@ -1,12 +1,12 @@
-"""The evaluation pump: scores held-out prompts at one weight version.
+"""Evaluation pump: scores held-out prompts at one weight version.
 
     waits for                       woken by
     a version to score              the train pump, every ``eval.interval`` steps
     an engine that serves it        the sync pump; the engine is pinned to that version until the end
 
 A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
-afterwards. With one engine only, no newer weights are served meanwhile: training goes on as far as
-``max_staleness`` lets it, and waits then, no longer than the evaluation's deadline.
+afterwards. With one engine only, no newer weights are served meanwhile: training continues as far
+as ``max_staleness`` allows, then waits, at most until the evaluation's deadline.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = structlog.stdlib.get_logger()
 
 
 class EvaluationFailed(OffbeatError):
-    """A version could not be scored; training is none the worse."""
+    """A version could not be scored; training is not affected."""
 
     def __init__(self, version: int, detail: str) -> None:
         super().__init__(version, detail)
@@ -67,18 +67,18 @@ class Evaluation:
         return self._prompts is not None and bool(interval) and version % interval == 0
 
     def ask(self, version: int) -> None:
-        """Score this version, or a newer one if the fleet has moved on before an engine is free."""
+        """Request the score of this version, or of a newer one if no engine serves it any more."""
         self._asked = version
         self._state.moved()
 
     async def finished(self) -> None:
-        """Return once nothing is left to score; an evaluation ends by its deadline."""
+        """Wait until nothing is left to score; an evaluation ends by its deadline."""
         await self._state.until(
             Pump.TRAIN, "the evaluation", lambda: self._asked is None and not self._busy
         )
 
     async def run(self) -> NoReturn:
-        """The evaluation pump."""
+        """Score the requested versions, one after another."""
         state = self._state
         while True:
             await state.until(
@@ -101,7 +101,7 @@ class Evaluation:
             state.moved()
 
     async def _pinned(self, asked: int) -> EngineRecord:
-        """Return an engine that serves the requested version or a newer one, pinned to it."""
+        """Pin an engine that serves the requested version or a newer one, and return it."""
         state, fleet = self._state, self._state.fleet
 
         await state.until(

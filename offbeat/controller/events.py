@@ -1,7 +1,8 @@
 """The moves of prompt groups, as records: the ledger is their fold, the journal their file.
 
-Encoded as arrays, the time last. A struct inside a record, as the receipt, may get fields at its end
-that have defaults, and a new kind of record may be added. Any other change raises ``SCHEMA``.
+Encoded as arrays, the time last. New fields with defaults may be added at the end of a struct
+inside a record, such as the receipt, and new kinds of records may be added. Any other change raises
+``SCHEMA``.
 """
 
 import enum
@@ -13,27 +14,27 @@ from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 
 SCHEMA: Final = 4
-"""Version of these records; a journal of another one is refused."""
+"""Version of these records; journals of other versions are refused."""
 
 
 class ReturnKind(enum.StrEnum):
-    """Reason to roll a group out again; it decides which budget the return counts against."""
+    """Reason to roll out a group again; it decides which budget the return counts against."""
 
     INFRASTRUCTURE = "infrastructure"  # a retry on another engine, or later, may succeed
     DATA = "data"  # this prompt could not be rolled out, or trained
-    OUTAGE = "outage"  # the environment is out of service: nobody's budget
-    EVICTED = "evicted"  # it was ready, and grew too old
+    OUTAGE = "outage"  # the environment is out of service: counts against no budget
+    EVICTED = "evicted"  # it was ready, and became too old
     CANCELLED = "cancelled"  # it was in flight, and was stopped
-    RECOVERED = "recovered"  # a former controller had it, or its place was needed
+    RECOVERED = "recovered"  # a former controller had dispatched it, or its room was needed
 
 
 class DropReason(enum.StrEnum):
-    """Reason to give a prompt up."""
+    """Reason to drop a prompt."""
 
     DATA = "data"  # its data failed more often than rollout.data_retries
     INFRASTRUCTURE = "infrastructure"  # likewise, rollout.infrastructure_retries
     FILTERED = "filtered"  # by a filter of the recipe
-    STALE = "stale"  # it grew too old, and the recipe asks for no further attempt
+    STALE = "stale"  # it became too old, and the recipe allows no further attempt
     STEP_NOT_APPLIED = "step_not_applied"  # the optimizer refused the step that it was in
 
 
@@ -50,48 +51,48 @@ class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw
 
 
 class Opened(Event, frozen=True):
-    """Starts each incarnation of the controller; it is its first record."""
+    """First record of each incarnation of the controller."""
 
     run_id: str
     incarnation: int
-    driver: str = ""  # the process that started it; another one than before: the run was resumed
+    driver: str = ""  # process that started it; a change means that the run was resumed
 
 
 class UndoneStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Describes an applied step that a rewind undoes, with all that is needed to revert it."""
+    """An applied step that a rewind undoes, with everything that is needed to revert it."""
 
-    version: int  # it made
+    version: int  # version that the step led to
     prompt_indices: tuple[int, ...]
     attempts: tuple[int, ...]  # of each group, as trained
-    has_target_step: bool  # its groups were bound to it
-    batch_deficit: int  # groups it went without
+    has_target_step: bool  # whether its groups were bound to it
+    batch_deficit: int  # groups missing from its batch
     staleness: tuple[tuple[int, int], ...]  # (versions behind, samples)
 
 
 class Rewound(Event, frozen=True):
-    """Records that the trainer was restored to an older version: a new lineage begins.
+    """The trainer was restored to an older version: a new lineage begins.
 
-    What was trained since goes back to admitted. So does a ready group with a token of an abandoned
-    version: the number will mean other weights. The record says itself what it undoes, so that
-    neither the group table nor a snapshot remembers which groups each step has trained.
+    Groups trained since then return to admitted. So does a ready group with a token of an abandoned
+    version, whose number will refer to other weights. The record contains what it undoes, so that
+    neither the group table nor a snapshot has to keep the groups of each step.
 
-    A long rewind is several of these records, newest steps first and all of one lineage, so that
-    none of them takes the controller long. A controller that dies between them is followed by one
-    that goes on.
+    A long rewind is split into several records, newest steps first and all of one lineage, so that
+    none of them takes the controller long. If a controller dies between them, the next one
+    continues.
     """
 
     to_version: int
     lineage: int
     reason: str
-    undone: tuple[UndoneStep, ...] = ()  # by version, rising
-    rewards: tuple[float, ...] = ()  # mean rewards of the last steps that stand, oldest first
+    undone: tuple[UndoneStep, ...] = ()  # by ascending version
+    rewards: tuple[float, ...] = ()  # mean rewards of the last remaining steps, oldest first
     rewinding_to: int | None = (
         None  # what the trainer holds, where this is only a part: more follow
     )
 
     @property
     def target(self) -> int:
-        """Version that the whole rewind ends at."""
+        """Version that the whole rewind leads to."""
         return self.to_version if self.rewinding_to is None else self.rewinding_to
 
 
@@ -99,14 +100,17 @@ class Rewound(Event, frozen=True):
 
 
 class Admitted(Event, frozen=True):
-    """A prompt was drawn. Its data is a pure function of the prompt index and is not kept here."""
+    """A prompt was admitted.
+
+    Its data is a pure function of the prompt index and is not stored here.
+    """
 
     prompt_index: int
     target_step: int | None  # None: any step may train it
 
 
 class Dispatched(Event, frozen=True):
-    """Admitted -> in flight."""
+    """A group moves from admitted to in flight."""
 
     prompt_index: int
     attempt: int
@@ -115,7 +119,7 @@ class Dispatched(Event, frozen=True):
 
 
 class Returned(Event, frozen=True):
-    """Moves a group from in flight or ready back to admitted: it will be rolled out again."""
+    """A group moves from in flight or ready back to admitted: it will be rolled out again."""
 
     prompt_index: int
     attempt: int
@@ -124,13 +128,13 @@ class Returned(Event, frozen=True):
 
 
 class Committed(Event, frozen=True):
-    """Moves a group from in flight to ready."""
+    """A group moves from in flight to ready."""
 
     receipt: Receipt
 
 
 class Claimed(Event, frozen=True):
-    """Ready -> training, in this order."""
+    """Groups move from ready to training, in this order."""
 
     step: int
     attempt: int
@@ -145,7 +149,7 @@ class Unclaimed(Event, frozen=True):
 
 
 class Dropped(Event, frozen=True):
-    """A prompt is given up. ``shrinks`` is the step that goes without it, 0 for none."""
+    """A prompt is dropped. ``shrinks`` is the step that has one group less, 0 for none."""
 
     prompt_index: int
     reason: DropReason
@@ -162,7 +166,7 @@ class Dropped(Event, frozen=True):
 
 
 class StepIntent(Event, frozen=True):
-    """Durable before finish is sent: these groups may have been trained if we die now."""
+    """Intent to finish a step, durable before the call: after a crash the groups may be trained."""
 
     step: int
     attempt: int
@@ -170,12 +174,9 @@ class StepIntent(Event, frozen=True):
 
 
 class StepApplied(Event, frozen=True):
-    """Records an applied step.
+    """A step was applied: its version, its trained groups and the number of prompts drawn.
 
-    Its version, its trained groups and the frontier of the prompt source.
-
-    It holds what a rewind needs to undo the step, and what a summary says of it; no
-    record before it is needed to read it.
+    It is self-contained: no earlier record is needed to undo the step or to report it.
     """
 
     step: int
@@ -185,15 +186,15 @@ class StepApplied(Event, frozen=True):
     frontier: int  # prompt indices drawn so far
     attempts: tuple[int, ...] = ()  # of each group, as trained
     has_target_step: bool = False  # its groups were bound to this step
-    batch_deficit: int = 0  # groups it went without
-    samples: int = 0  # valid
-    tokens: int = 0  # prompt and response
+    batch_deficit: int = 0  # groups missing from its batch
+    samples: int = 0  # valid samples
+    tokens: int = 0  # prompt and response tokens
     reward: float = 0.0  # mean over the samples
     staleness: tuple[tuple[int, int], ...] = ()  # (versions behind, samples)
     masked_samples: int = 0  # on top of the valid ones
 
     def undone(self) -> UndoneStep:
-        """Return what a rewind writes down of this step."""
+        """Return the part of this record that a rewind stores."""
         return UndoneStep(
             self.version,
             self.prompt_indices,
@@ -209,7 +210,7 @@ class StepRefused(Event, frozen=True):
 
     step: int
     attempt: int
-    reason: str  # the trainer's, for people
+    reason: str  # reason of the trainer, for messages
 
 
 class Checkpointed(Event, frozen=True):
@@ -227,7 +228,7 @@ class Released(Event, frozen=True):
 
 
 class Served(Event, frozen=True):
-    """An engine acked a release: from here on it may be given work."""
+    """An engine acked a release: from here on it may get work."""
 
     engine: str
     incarnation: str
@@ -244,12 +245,12 @@ class Joined(Event, frozen=True):
 
     component: Component
     name: str
-    incarnation: str  # of the process: another one than before took its place
-    initial_weights: str = ""  # of the trainer: digest of what model.path held
+    incarnation: str  # incarnation of the process; a change means that it was replaced
+    initial_weights: str = ""  # for the trainer: digest of the weights at model.path
 
 
 class Retired(Event, frozen=True):
-    """Records that an engine is retired: no process of it is started until the run is resumed."""
+    """An engine was retired: no process of it is started until the run is resumed."""
 
     engine: str
     reason: str  # its last failure
@@ -259,19 +260,16 @@ class TrainerReplaced(Event, frozen=True):
     """The trainer's ranks were lost, and others take their place."""
 
     reason: str
-    found: bool = False  # by a controller that took over: they were lost before it began
+    found: bool = False  # by a new controller: they were lost before it started
 
 
 class Spent(Event, frozen=True):
-    """Records where the time since the previous such record of this incarnation went.
-
-    One per step.
-    """
+    """Attribution of the time since the previous such record of this incarnation; one per step."""
 
     trainer: dict[str, float]  # seconds by TrainerTime
     engines: dict[str, float]  # of all engines together, by GeneratorTime
-    generate_s: float = 0.0  # of a group in its engine, a mean over the step
-    reward_s: float = 0.0  # the same in environment and reward
+    generate_s: float = 0.0  # seconds of a group in its engine, mean over the step
+    reward_s: float = 0.0  # seconds of a group in environment and reward, mean over the step
     syncs: int = 0
 
 

@@ -1,11 +1,11 @@
-"""Named moments at which a fault test may strike. In production nothing listens."""
+"""Named moments at which a test may inject a fault; no effect in production."""
 
 import enum
 from collections.abc import Callable
 
 
 class Failpoint(enum.StrEnum):
-    """Names the places in the controller at which a failpoint can strike."""
+    """Points in the controller at which a fault can be injected."""
 
     ADMITTED = "admitted"  # a prompt is drawn, not yet dispatched
     DISPATCHED = "dispatched"  # in flight by the ledger, the call not yet sent
@@ -36,4 +36,4 @@ Failpoints = Callable[[Failpoint], None]
 
 
 def no_failpoints(point: Failpoint) -> None:
-    """Do nothing; this is what production uses."""
+    """Do nothing; the production implementation."""

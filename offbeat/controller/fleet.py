@@ -1,7 +1,4 @@
-"""Decides which engines may serve, and which one serves next. Pure.
-
-No I/O, no clock, no asyncio.
-"""
+"""Health and routing of engines: which may serve, and which one gets the next group. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +10,7 @@ from offbeat.controller.pool import EnginePool
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.weights import EngineState, WeightsAck
 
-_NAMED: Final = 8  # engines that a line for people spells out
+_NAMED: Final = 8  # engines listed in a message
 
 
 _UP: Final = frozenset({Health.HEALTHY, Health.SUSPECT})
@@ -21,7 +18,7 @@ _ALIVE: Final = _UP | {Health.STALE}
 
 
 class NothingOutstanding(OffbeatError):
-    """A group was given back that the engine never had, or had given back already."""
+    """A group was returned by an engine that never had it, or that had returned it already."""
 
     def __init__(self, engine: str) -> None:
         super().__init__(engine)
@@ -33,7 +30,7 @@ class NothingOutstanding(OffbeatError):
 
 @dataclass(slots=True)
 class EngineRecord:
-    """The controller's belief about one engine. Only its fleet changes it."""
+    """State of one engine as the controller knows it. Only its fleet changes it."""
 
     name: str
     health: Health = Health.RESTARTING
@@ -42,8 +39,9 @@ class EngineRecord:
     outstanding: int = 0  # prompt groups, over all incarnations
     pinned: bool = False  # to its version, for an evaluation
     strikes: int = 0  # requests failed in a row, of this incarnation
-    fruitless: int = 0  # incarnations that have ended since it last answered a request
-    syncs_apart: bool = False  # a transfer to it passed its deadline: no sync waits for it
+    fruitless: int = 0  # incarnations that ended since it last completed a request
+    # Whether its transfers run separately, because one passed its deadline
+    syncs_apart: bool = False
     sync_timeouts: int = 0  # transfers to this incarnation that passed their deadline
     former: set[str] = field(default_factory=set[str])  # incarnations before this one
     busy_s: float = 0.0  # decoding, over all incarnations, as last reported
@@ -53,25 +51,25 @@ class EngineRecord:
 
     @property
     def doubted(self) -> bool:
-        """Return whether the engine gets no work and its pump has something to find out."""
+        """Return whether the engine gets no work until its pump has checked it."""
         return self.health is not Health.HEALTHY
 
     @property
     def is_on_trial(self) -> bool:
-        """Return whether the last request failed and one is out.
+        """Return whether its last request failed and one is open.
 
-        No more is sent until it is answered.
+        It gets no other one meanwhile.
         """
         return self.strikes > 0 and self.outstanding > 0
 
     def account(self, state: EngineState | WeightsAck) -> None:
-        """Add what this incarnation has done since it last reported."""
+        """Add the work of this incarnation since its last report."""
         self.busy_s += state.busy_s - self.reported_busy_s
         self.tokens += state.tokens - self.reported_tokens
         self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
 
     def reborn(self, incarnation: str) -> None:
-        """Take over another process that answers under this name."""
+        """Switch to another process that answers under this name."""
         if self.incarnation:
             self.former.add(self.incarnation)
         self.incarnation, self.version = incarnation, -1
@@ -87,23 +85,24 @@ class Fleet:
     """Health and routing of all engines.
 
     STALE becomes HEALTHY only by ``acked``: a completed, verified sync of the living incarnation.
-    News that comes too late, of a former incarnation or of an engine given up, changes nothing; a
-    move that the table does not have raises ``IllegalHealth``.
+    Late messages, of a former incarnation or of an engine given up, change nothing; an illegal
+    transition raises ``IllegalHealth``.
 
-    ``serving_version`` is the lowest version acked by a HEALTHY engine, those that are pinned left
-    aside while others serve; with none serving it stays where it was. Nothing here looks at all
-    engines but ``in_sync_set``, ``is_another_alive``, ``serving``, ``retired``, ``pin``, ``rewound`` and ``str``.
+    ``serving_version`` is the lowest version acked by a HEALTHY engine, pinned engines excluded
+    while others serve; while none serves it is unchanged. The only methods with a cost linear in
+    the number of engines are ``in_sync_set``, ``is_another_alive``, ``serving``, ``retired``,
+    ``pin``, ``rewound`` and ``str``.
     """
 
     def __init__(self, names: Iterable[str], request_strikes: int = 3) -> None:
-        """``request_strikes``: requests failed in a row after which an engine must be replaced."""
+        """``request_strikes``: failed requests in a row after which an engine is replaced."""
         self.engines = {name: EngineRecord(name) for name in names}
         self.serving_version = 0
         self.restarts = 0  # of all engines
         self._request_strikes = request_strikes
         self._routed = EnginePool[EngineRecord]()  # HEALTHY
         self._pinned = EnginePool[EngineRecord]()  # HEALTHY and pinned
-        self._newest = -1  # version released, or acked by any engine, since the last rewind
+        self._newest = -1  # newest version released, or acked by any engine, since the last rewind
 
     def __str__(self) -> str:
         engines = list(self.engines.values())
@@ -117,7 +116,7 @@ class Fleet:
 
     @property
     def serving(self) -> list[EngineRecord]:
-        """The HEALTHY engines, in the order they were named."""
+        """Return the HEALTHY engines, in the order of their names."""
         return [e for e in self.engines.values() if e.health is Health.HEALTHY]
 
     @property
@@ -126,19 +125,19 @@ class Fleet:
         return len(self._routed) + len(self._pinned)
 
     def is_another_alive(self, name: str) -> bool:
-        """Return whether another engine has answered in its present incarnation.
+        """Return whether another engine has replied in its present incarnation.
 
-        Looks at all of them.
+        Linear in engines.
         """
         return any(e.health in _ALIVE for e in self.engines.values() if e.name != name)
 
     def pick(self, avoid: str = "") -> EngineRecord | None:
-        """The HEALTHY engine with the least outstanding groups; None when there is none.
+        """Return the HEALTHY engine with the fewest outstanding groups; None if there is none.
 
-        Equals take turns. An engine that answers requests with failures at once always has the
-        least: so one whose last request failed is given a single group until a request is answered.
-        ``avoid`` names an engine that is passed over. Both hold only as long as another engine
-        serves. A pinned one is picked only when no other serves.
+        Ties are broken in turns. An engine that fails requests immediately would always have the
+        fewest, so one whose last request failed gets a single group until a request succeeds.
+        ``avoid`` names an engine to skip. Both rules apply only while another engine serves. A
+        pinned engine is picked only if no other serves.
         """
         pool = self._routed or self._pinned
         idlest = pool.idlest
@@ -148,7 +147,7 @@ class Fleet:
         return next(fit, idlest)
 
     def in_sync_set(self) -> list[str]:
-        """Engines that take part in the next weight sync: alive, not pinned, not syncing apart."""
+        """Return the engines of the next weight sync: alive, not pinned, not syncing separately."""
         return [
             engine.name
             for engine in self.engines.values()
@@ -156,14 +155,14 @@ class Fleet:
         ]
 
     def took(self, name: str) -> None:
-        """A group goes to this engine."""
+        """Record that a group was sent to this engine."""
         self._load(self.engines[name], 1)
 
     def gave_back(self, name: str) -> None:
-        """A group that this engine took came back, failed, or was cancelled.
+        """Record that a group of this engine was completed, failed, or was cancelled.
 
         Raises:
-            NothingOutstanding: It has none.
+            NothingOutstanding: It has no outstanding group.
         """
         engine = self.engines[name]
         if not engine.outstanding:
@@ -173,11 +172,11 @@ class Fleet:
     # --- news of one engine ----------------------------------------------------------------------
 
     def probe_answered(self, state: EngineState) -> bool:
-        """Take in an engine's answer to a probe; False when it came too late and changed nothing.
+        """Process the reply to a probe; return False if it came too late and changed nothing.
 
-        A new incarnation is STALE whatever it says it serves. The same one is cleared of suspicion
-        if it still serves what it acked. The answer of a dead engine is ignored until ``restarting``, and
-        then only in a new incarnation.
+        A new incarnation is STALE whatever version it reports. The same one is no longer SUSPECT if
+        it still serves what it acked. Replies of a dead engine are ignored until ``restarting``,
+        and then only those of a new incarnation count.
         """
         engine = self.engines[state.name]
         given_up = engine.health in (Health.DEAD, Health.RETIRED)
@@ -196,9 +195,9 @@ class Fleet:
     def acked(self, ack: WeightsAck) -> bool:
         """Mark an engine as HEALTHY: it has verified and serves a version.
 
-        False, and nothing changes: the ack is of another incarnation, of a dead engine, or of a
-        version below one that this incarnation has acked since the last rewind. A pin to another version
-        ends.
+        Returns False without a change if the ack is of another incarnation, of a dead engine, or of
+        a version below one that this incarnation has acked since the last rewind. A pin to another
+        version ends.
         """
         engine = self.engines[ack.engine]
         if (
@@ -224,9 +223,8 @@ class Fleet:
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
         """Count a failed or late request to this engine; True when its process must be replaced.
 
-        That is so once ``request_strikes`` have failed in a row, however well its probes answer;
-        ``is_failing`` says it as well. Requests to a former incarnation, or to an engine given up,
-        say nothing about the process that answers now.
+        That is the case once ``request_strikes`` have failed in a row, even if probes succeed; see
+        ``is_failing``. Requests to a former incarnation, or to an engine given up, do not count.
 
         Args:
             name: The engine.
@@ -240,28 +238,25 @@ class Fleet:
         return self.is_failing(name)
 
     def is_failing(self, name: str) -> bool:
-        """Return whether too many requests in a row failed on the present incarnation.
-
-        It must be replaced.
-        """
+        """Return whether too many requests in a row failed: the process must be replaced."""
         return self.engines[name].strikes >= self._request_strikes
 
     def request_answered(self, name: str, incarnation: str | None = None) -> None:
-        """A request to this engine was answered: failures in a row count from 0 again."""
+        """Record a successful request: failures in a row count from 0 again."""
         engine = self.engines[name]
         if incarnation in (None, engine.incarnation):
             engine.strikes = engine.fruitless = 0
 
     def stale(self, name: str) -> None:
-        """A sync of this engine failed: it must not serve until one succeeds."""
+        """Record a failed sync: the engine must not serve until one succeeds."""
         engine = self.engines[name]
         if engine.health in _UP:
             self._become(engine, Health.STALE)
 
     def sync_timed_out(self, name: str) -> None:
-        """A transfer to this engine passed its deadline.
+        """Record a transfer past its deadline.
 
-        The next ones are its own until it acks.
+        The next ones run separately until the engine acks.
         """
         engine = self.engines[name]
         engine.syncs_apart = True
@@ -289,7 +284,7 @@ class Fleet:
 
     @property
     def retired(self) -> list[str]:
-        """Names of the engines that are given up for good. Looks at all of them."""
+        """Return the names of the engines that are given up for good. Linear in engines."""
         return [e.name for e in self.engines.values() if e.health is Health.RETIRED]
 
     def restarting(self, name: str) -> None:
@@ -309,11 +304,11 @@ class Fleet:
         return any(engine.version == version for engine in self._routed)
 
     def pin(self, version: int) -> str | None:
-        """Hold an engine at exactly ``version``; None when no HEALTHY unpinned one serves it.
+        """Keep an engine at exactly ``version``; return None if no HEALTHY unpinned one serves it.
 
-        It takes no training groups and does not count for ``serving_version``, unless it is all
-        that serves, and is left out of syncs. The pin ends by ``unpin``, or as soon as the engine
-        can no longer be trusted to serve that version; ``EngineRecord.pinned`` says so.
+        It gets no training groups and does not count for ``serving_version``, unless no other
+        engine serves, and is excluded from syncs. The pin ends by ``unpin``, or as soon as the
+        engine may no longer serve that version; see ``EngineRecord.pinned``.
         """
         engine = next((e for e in self._routed if e.version == version), None)
         if engine is None:
@@ -322,9 +317,9 @@ class Fleet:
         return engine.name
 
     def unpin(self, name: str) -> None:
-        """The evaluation is over; a pin that has ended already is left alone.
+        """End a pin; one that has ended already is ignored.
 
-        An engine behind what was released or acked meanwhile is STALE: the syncs passed it by.
+        An engine behind the newest release or ack is STALE, because the syncs have skipped it.
         """
         engine = self.engines[name]
         if engine.pinned:
@@ -333,18 +328,15 @@ class Fleet:
                 self._become(engine, Health.STALE)
 
     def released(self, version: int) -> None:
-        """A version was published.
-
-        An engine pinned below it will need a sync when it is unpinned.
-        """
+        """Record that a version was published, which engines pinned below it need on unpinning."""
         self._newest = max(self._newest, version)
 
     def rewound(self, to_version: int) -> None:
-        """Go back to an older version: version numbers mean other weights from here on.
+        """Return to an older version: version numbers refer to other weights from here on.
 
-        No engine serves until it acks a release anew, whatever it acked before; pins end.
-        ``serving_version`` is ``to_version``. An ack of a release of before must not be handed in
-        any more; the caller has to see to that.
+        No engine serves until it acks a new release, whatever it acked before; pins end.
+        ``serving_version`` is ``to_version``. The caller must not pass acks of earlier releases any
+        more.
         """
         for engine in self.engines.values():
             if engine.health in _UP:
@@ -361,7 +353,7 @@ class Fleet:
         engine.reborn(incarnation)
 
     def _become(self, engine: EngineRecord, health: Health) -> None:
-        """Change its health by a legal move; to stay as it is is none, and changes nothing."""
+        """Change an engine's health by a legal transition; an unchanged health is a no-op."""
         if health is engine.health:
             return
         if health not in MOVES[engine.health]:

@@ -1,7 +1,7 @@
-"""The moves of a prompt group: from which places an event takes it, and where to. Pure.
+"""Moves of a prompt group: the places that an event takes it from, and where to. Pure.
 
-The one table behind the guards of the ledger, the check of a journal and the diagram of
-docs/journal.md. The auditor of the simulator has a table of its own, so that an error here shows.
+The guards of the ledger, the check of a journal and the diagram of docs/journal.md all use this
+table. The auditor of the simulator has a table of its own, so that an error here is detected.
 """
 
 import enum
@@ -26,7 +26,7 @@ from offbeat.controller.events import (
 
 
 class Place(enum.StrEnum):
-    """The places of a group that is neither trained nor dropped."""
+    """Places of a group that is neither trained nor dropped."""
 
     ADMITTED = "admitted"
     IN_FLIGHT = "in_flight"
@@ -35,20 +35,20 @@ class Place(enum.StrEnum):
 
 
 class GroupEnd(enum.StrEnum):
-    """The ways a group leaves the table. A rewind brings a trained group back."""
+    """Ways in which a group leaves the table. A rewind brings a trained group back."""
 
     TRAINED = "trained"
     DROPPED = "dropped"
 
 
 class GroupMove(NamedTuple):
-    """One row: ``event`` takes a group from one of ``leaves`` to ``enters``."""
+    """A legal move: ``event`` takes a group from one of ``leaves`` to ``enters``."""
 
     event: type[Event]
     leaves: frozenset[Place | GroupEnd]  # empty: the group is new
     enters: Place | GroupEnd
-    when: str = ""  # where the event alone does not say it: for people
-    kind: ReturnKind | None = None  # of a return
+    when: str = ""  # condition in words, where the event alone is ambiguous
+    kind: ReturnKind | None = None  # kind of a return
 
 
 def _returned(kind: ReturnKind, *leaves: Place) -> GroupMove:
@@ -64,7 +64,7 @@ MOVES: Final = (
     GroupMove(Admitted, frozenset(), Place.ADMITTED),
     GroupMove(Dispatched, _WAITS, Place.IN_FLIGHT),
     GroupMove(Committed, _OUT, Place.READY),
-    # From READY: its columns died with a machine, or the trainer cannot read them.
+    # From READY: its columns were lost with a machine, or the trainer cannot read them.
     _returned(ReturnKind.INFRASTRUCTURE, Place.IN_FLIGHT, Place.READY),
     _returned(ReturnKind.DATA, Place.IN_FLIGHT, Place.READY),
     _returned(ReturnKind.OUTAGE, Place.IN_FLIGHT),

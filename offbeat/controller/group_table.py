@@ -1,4 +1,4 @@
-"""Keeps the place of every prompt group: the fold of the journal's events. Pure.
+"""Place of every prompt group: the fold of the journal's events. Pure.
 
 No I/O, clock, asyncio.
 """
@@ -44,8 +44,8 @@ K = TypeVar("K")
 class GroupRecord(msgspec.Struct, gc=False):
     """One prompt group between admission and its end.
 
-    It can be part of no cycle, and after a long rewind there are millions: the collector would stop
-    the event loop to look at them.
+    It is exempt from garbage collection: after a long rewind there are millions, and the collector
+    would stop the event loop to traverse them.
     """
 
     prompt_index: int
@@ -56,12 +56,12 @@ class GroupRecord(msgspec.Struct, gc=False):
     oldest_version: int = -1  # no token is older; -1 while admitted
     receipt: Receipt | None = None
     tokens: int = 0  # of the receipt
-    arrival: int = 0  # commits before its own
+    arrival: int = 0  # number of earlier commits
     returns: dict[ReturnKind, int] = {}  # msgspec copies it for each instance
 
 
 class Totals(msgspec.Struct):
-    """Counts over the whole run; what a rewind gave back is not trained any more."""
+    """Counts over the whole run; groups undone by a rewind do not count as trained."""
 
     drawn: int = 0
     trained: int = 0
@@ -70,15 +70,15 @@ class Totals(msgspec.Struct):
     arrivals: int = 0
     retried: dict[str, int] = {}  # by reason
     dropped: dict[str, int] = {}  # by reason
-    failed_prompts_infrastructure: int = 0  # prompts dropped for want of infrastructure
+    failed_prompts_infrastructure: int = 0  # prompts dropped for failures of the infrastructure
     cancelled: int = 0  # rollouts stopped in flight; they are in ``retried`` or ``dropped``, too
 
 
 class TableSnapshot(msgspec.Struct, frozen=True):
-    """The group table at one moment, so that a fold need not begin at the first event.
+    """The group table at one moment, so that a fold need not start at the first event.
 
-    Its size depends on the groups outstanding, never on how many steps were taken: which groups a
-    step has trained is in the journal's segments only.
+    Its size depends on the groups outstanding, never on how many steps were taken: the groups of
+    trained steps are in the journal's segments only.
     """
 
     run_id: str
@@ -100,13 +100,12 @@ class TableSnapshot(msgspec.Struct, frozen=True):
 Held = OrderedDict[int, GroupRecord]
 """Groups by prompt index, in the order they came.
 
-A plain dict that loses its oldest entry again and again steps over all that are gone each time it is
-read from the front.
+An OrderedDict, because reading a plain dict from the front skips all its removed entries each time.
 """
 
 
 class GroupTable:
-    """The state that a journal's events add up to.
+    """State that follows from a journal's events.
 
     Between events every drawn prompt index is in one place only::
 
@@ -128,7 +127,7 @@ class GroupTable:
         self.digest: str | None = None  # of the weights last published
         self.intent: StepIntent | None = None  # its outcome is not known
         self.steps = AppliedStepHistory()
-        self.checkpoints: list[int] = []  # versions that can be restored, of this lineage
+        self.checkpoints: list[int] = []  # restorable versions of this lineage
         self.checkpoint_digests: dict[int, str] = {}  # of their weights
         self.initial_weights = ""  # digest of version 0, once a trainer has told it
         self.in_flight = 0
@@ -144,11 +143,11 @@ class GroupTable:
 
     @property
     def outstanding(self) -> int:
-        """Groups that still have to be claimed."""
+        """Number of groups that still have to be claimed."""
         return self.admitted + self.in_flight + len(self.ready)
 
     def counts(self) -> dict[str, int]:
-        """Groups by place; with trained and dropped they sum to drawn."""
+        """Return the number of groups by place; with trained and dropped they sum to drawn."""
         return {
             "drawn": self.totals.drawn,
             "admitted": self.admitted,
@@ -166,7 +165,7 @@ class GroupTable:
         )
 
     def snapshot(self) -> TableSnapshot:
-        """Return everything that a fold needs to go on from here.
+        """Return the state that a fold needs to continue from here.
 
         It shares parts with this table: encode it before the table changes again.
         """
@@ -192,7 +191,7 @@ class GroupTable:
         )
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Take over a decoded snapshot; this table must be empty."""
+        """Load a decoded snapshot; this table must be empty."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
@@ -206,7 +205,7 @@ class GroupTable:
             self._add(group)
 
     def apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
-        """Take in one event. It was legal when it was recorded; nothing is checked again."""
+        """Apply one event. It was legal when it was recorded, and is not checked again."""
         match event:
             case Admitted():
                 self.totals.drawn += 1
@@ -341,7 +340,7 @@ class GroupTable:
         self._enter(group)
 
     def _leave(self, group: GroupRecord) -> None:
-        """Take a group out of its place's indices."""
+        """Remove a group from its place's indices."""
         match group.place:
             case Place.ADMITTED:
                 self.admitted -= 1

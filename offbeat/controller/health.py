@@ -1,4 +1,4 @@
-"""Defines an engine's health and its legal transitions."""
+"""Health of an engine, and its legal transitions."""
 
 import enum
 from collections.abc import Mapping
@@ -8,16 +8,13 @@ from offbeat.messages.failures import OffbeatError
 
 
 class Health(enum.StrEnum):
-    """The health of an engine as the controller believes it to be.
-
-    Only HEALTHY engines are given work.
-    """
+    """Health of an engine as the controller knows it. Only HEALTHY engines get work."""
 
     RESTARTING = "restarting"  # no answer yet from this incarnation
     STALE = "stale"  # alive, without verified weights of this run
     HEALTHY = "healthy"
-    SUSPECT = "suspect"  # a request failed: a probe decides
-    DEAD = "dead"  # given up; nothing it still says is listened to
+    SUSPECT = "suspect"  # a request failed: a probe will decide
+    DEAD = "dead"  # given up; its messages are ignored
     RETIRED = "retired"  # given up until the run is resumed
 
 
@@ -32,7 +29,7 @@ MOVES: Final[Mapping[Health, frozenset[Health]]] = {
 
 
 class IllegalHealth(OffbeatError):
-    """An engine was to become what it cannot become from what it is."""
+    """An illegal transition of an engine's health."""
 
     def __init__(self, engine: str, was: str, wanted: str) -> None:
         super().__init__(engine, was, wanted)

@@ -1,4 +1,4 @@
-"""Sums up the times and rates of all incarnations so far from a run's journal."""
+"""Times and rates of all incarnations so far, from a run's journal."""
 
 import msgspec
 
@@ -9,12 +9,12 @@ from offbeat.controller.run_costs import RunCosts
 class History(msgspec.Struct):
     """The fold of a journal's events into times and rates. Part of the journal's snapshots.
 
-    Its size does not grow with the run. Times are those of the journal; what passes between two
-    incarnations is not counted. An event without a time adds neither time nor what was trained in it.
+    Its size does not grow with the run. Times are those of the journal; the time between two
+    incarnations is not counted. An event without a time adds neither time nor trained samples.
     """
 
     wall_s: float = 0.0
-    """Time from the first to the last event of each incarnation, summed."""
+    """Seconds from the first to the last event of each incarnation, summed."""
     serving_s: float = 0.0
     """The part of ``wall_s`` since the first weights of each incarnation were served."""
     samples: int = 0
@@ -37,7 +37,7 @@ class History(msgspec.Struct):
     """The costs of all incarnations so far."""
 
     def take(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         if isinstance(event, Opened):
             if self.driver not in {None, event.driver}:
                 self.resumes += 1

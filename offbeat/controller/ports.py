@@ -284,17 +284,17 @@ class Trace(Protocol):
 
 
 class Payloads(Protocol):
-    """Payloads that outlived the process that held them."""
+    """Payloads that have survived the process that owned them."""
 
     def readable(self, receipt: Receipt) -> object | None:
-        """Return a handle of the payload that this very receipt vouches for; None when it is gone.
+        """Return a handle of the payload of this receipt; None if it is lost.
 
-        Prompt index and attempt alone do not name it: a dispatch that a crash forgot is made again.
+        Prompt index and attempt do not identify it, because a dispatch lost in a crash is repeated.
         """
         ...
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return those of the given groups, by prompt index, whose payload is known to be gone."""
+        """Return those of the given groups, by prompt index, whose payload is known to be lost."""
         ...
 
 
@@ -308,7 +308,7 @@ class NoTrace:
 
 
 class NoPayloads:
-    """Keeps no payload beyond the process that holds it."""
+    """Stand-in without a spool: no payload survives its owner."""
 
     def readable(self, receipt: Receipt) -> object | None:
         del receipt
@@ -321,7 +321,7 @@ class NoPayloads:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Everything outside the controller."""
+    """All dependencies of the controller."""
 
     prompts: Prompts
     rollouts: Rollouts

@@ -1,4 +1,4 @@
-"""Computes the figures behind the display, the summary and the utilization metrics."""
+"""Figures for the display, the summary and the utilization metrics."""
 
 import contextlib
 import platform
@@ -25,7 +25,7 @@ from offbeat.telemetry.time_accounting import (
 
 
 class Progress:
-    """Reads the state and the measures of each step; decides nothing."""
+    """Computes figures from the state and the measures of each step; takes no decisions."""
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
@@ -41,7 +41,7 @@ class Progress:
         self._verdict = ""
 
     def go_on_from(self, before: History) -> None:
-        """Take in the history of the incarnations so far."""
+        """Continue from the history of earlier incarnations."""
         self._before = before
         self._samples, self._tokens = before.samples, before.tokens
         self._masked_samples = before.masked_samples
@@ -49,7 +49,7 @@ class Progress:
         self._state.tally = before.tally
 
     def taken_over(self, receipts: Sequence[Receipt]) -> None:
-        """Count a former controller's last step, whose end its journal does not know."""
+        """Count a former controller's last step, whose end is not in its journal."""
         self._samples += sum(len(receipt.valid_rewards) for receipt in receipts)
         self._masked_samples += sum(receipt.masked_samples for receipt in receipts)
         self._tokens += sum(receipt.tokens for receipt in receipts)
@@ -58,7 +58,7 @@ class Progress:
         self._ended_at = self._clock()
 
     def step_done(self, measures: StepMetricsBuilder) -> dict[str, float]:
-        """Take in one step, its weight sync included; returns the metrics of who was busy."""
+        """Add one step, its weight sync included; return the utilization metrics."""
         if self._first_step_s is None:
             self._first_step_s = self._wall_s()
         self._last = measures
@@ -155,7 +155,7 @@ class Progress:
         )
 
     def _whole_run(self) -> tuple[dict[str, float], dict[str, float], str]:
-        """Return the shares of trainer and engines over all incarnations, and the bottleneck.
+        """Return the time shares of trainer and engines over all incarnations, and the bottleneck.
 
         Empty without a step.
         """
@@ -183,7 +183,7 @@ class Progress:
         return self._before.wall_s + self._now() - self._started_at
 
     def _rate(self, count: int) -> float | None:
-        """Return ``count`` per second that an incarnation has served weights."""
+        """Return ``count`` per second in which an incarnation has served weights."""
         serving_s = self._before.serving_s
         if self._state.serving_since is not None:
             serving_s += self._now() - self._state.serving_since

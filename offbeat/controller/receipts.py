@@ -1,4 +1,4 @@
-"""The check at commit: what a receipt must say before its group may be trained. Pure."""
+"""Check of receipts at commit: whether a group may be trained. Pure."""
 
 import math
 
@@ -11,10 +11,10 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     """Return why this receipt must not enter the buffer; None when it may.
 
     Args:
-        receipt: What the producer vouches for.
+        receipt: Receipt of the producer.
         task: The rollout that was requested.
-        oldest_version: Version its engine had acked at dispatch: no token can be older.
-        trainer_version: No token can be newer.
+        oldest_version: Version that its engine had acked at dispatch: no token can be older.
+        trainer_version: Current version: no token can be newer.
     """
     if (receipt.prompt_index, receipt.attempt) != (task.prompt_index, task.attempt):
         return (
@@ -67,7 +67,7 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
 
 
 def _refusal_of_masked(receipt: Receipt, task: RolloutTask) -> str | None:
-    """Return what is wrong with the masked samples of a receipt of the right sizes."""
+    """Return the problem of a receipt's masked samples, if any; its sizes are right."""
     counted = receipt.samples - receipt.masked_samples
     if counted < task.min_valid_samples:
         return f"{counted} valid samples of {task.samples}; {task.min_valid_samples} are required"

@@ -1,7 +1,7 @@
-"""Finds a controller's place: at a start, after a former controller's death, after a rewind.
+"""Recovery of a controller: at its start, after a former controller's death, after a rewind.
 
-The journal says what was meant and done, the trainer what it holds. Whether an intended step
-happened is asked, not guessed.
+The journal records intents and results, the trainer knows its version. Whether an intended step was
+applied is asked of the trainer, never guessed.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from offbeat.messages.groups import Receipt
 from offbeat.messages.training import TrainerState
 
 GROUPS_PER_TURN: Final = 4000
-"""Groups that are given back between two turns of the event loop; some 20 ms of it."""
+"""Groups that are returned between two turns of the event loop, which takes some 20 ms."""
 log = structlog.stdlib.get_logger()
-_SEARCH_S: Final = 30.0  # a local look at what the store of this machine knows
+_SEARCH_S: Final = 30.0  # a local lookup in this machine's object store
 
 
 class Recovery:
@@ -46,9 +46,9 @@ class Recovery:
         on_taken: Callable[[Sequence[Receipt]], None],
         groups_per_turn: int = GROUPS_PER_TURN,
     ) -> None:
-        """``on_taken`` gets the groups of a step that only the trainer knows to have ended.
+        """``on_taken`` receives the groups of a step that only the trainer knows to have ended.
 
-        ``groups_per_turn``: a run of millions of steps gives back no more of them at a time.
+        ``groups_per_turn`` limits the groups returned at a time, for runs of millions of steps.
         """
         self._groups_per_turn = groups_per_turn
         self._state, self._trainer_client, self._sync = state, trainer_client, sync
@@ -58,11 +58,11 @@ class Recovery:
         """Prompt index and attempt of ready groups whose columns were lost and read again."""
 
     async def start(self) -> None:
-        """Take over: from nothing, or from what the journal has of former controllers.
+        """Start: from nothing, or from the journal of former controllers.
 
         Raises:
-            TrainerAhead: The trainer has done what the journal never meant to do.
-            TrainerLost: It was lost meanwhile; ``rewind`` goes on from there.
+            TrainerAhead: The trainer has applied a step that the journal does not contain.
+            TrainerLost: It was lost meanwhile; call ``rewind``.
         """
         state, ledger = self._state, self._state.ledger
         found = ledger.counts()
@@ -79,21 +79,21 @@ class Recovery:
                 await self.rewind(anew, taking_over=True)
             self._readmit(self._take_payloads(), "payload_lost")
             log.info("run.recovered", found=found, now=ledger.counts())
-        # A former controller may have died between a version and what it owed to it, and the recipe
-        # of a resumed run may allow less than the one its groups were made under.
+        # A former controller may have died between a version and its consequences, and the recipe
+        # of a resumed run may allow less staleness than the one its groups were made under.
         self._rollouts.make_room()
         self._rollouts.sweep(predictive=False)
         state.moved()
         state.reached(Failpoint.RECOVERED)
 
     async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
-        """Restore the trainer, and take everything else back to the version it holds then.
+        """Restore the trainer, and return everything else to the restored version.
 
-        A run that is taken over where its last checkpoint stands loses nothing: the trainer holds
-        the very weights of its version, and no rewind is recorded.
+        If the run stopped at its last checkpoint, nothing is lost: the trainer has the weights of
+        the current version, and no rewind is recorded.
 
         Raises:
-            OtherWeights: What it restored is whole, but no checkpoint of this run.
+            OtherWeights: The restored checkpoint is intact, but not of this run.
         """
         state, ledger = self._state, self._state.ledger
         self._sync.forget()
@@ -127,10 +127,10 @@ class Recovery:
         state.reached(Failpoint.REWOUND)
 
     async def _undo(self, to_version: int, reason: str) -> int:
-        """Undo the steps after ``to_version``; returns how many groups are rolled out again.
+        """Undo the steps after ``to_version``; return the number of groups to roll out again.
 
-        Other tasks get their turn meanwhile. No engine serves and no step is open, so that nobody
-        dispatches or trains.
+        Other tasks run in between. No engine serves and no step is open, so nothing is dispatched
+        or trained.
         """
         after = await self._state.call(
             f"rewind to version {to_version}",
@@ -152,7 +152,7 @@ class Recovery:
         return groups
 
     async def _again(self, prompt_indices: Sequence[int]) -> None:
-        """Have these groups dispatched once more; other tasks get their turn after each part."""
+        """Dispatch these groups again; other tasks run between parts."""
         for begin in range(0, len(prompt_indices), self._groups_per_turn):
             for prompt_index in prompt_indices[begin : begin + self._groups_per_turn]:
                 self._rollouts.again(prompt_index)
@@ -160,10 +160,10 @@ class Recovery:
             await asyncio.sleep(0)
 
     async def payloads_lost(self, failure: PayloadLost) -> None:
-        """Replace the columns of ready groups that died with a machine. No step is open.
+        """Replace the columns of ready groups that were lost with a machine. No step is open.
 
-        One loss is rarely alone, so all that is held is looked through. A group whose columns were
-        lost once more after they had been read again is rolled out again.
+        One loss is rarely alone, so all payloads are checked. A group whose columns are lost again
+        after they had been read again is rolled out again.
         """
         state, ledger = self._state, self._state.ledger
         lost = set(failure.prompt_indices) | await self._also_lost()
@@ -188,7 +188,7 @@ class Recovery:
         state.moved()
 
     async def _also_lost(self) -> set[int]:
-        """Ready groups whose columns are known to be gone."""
+        """Return ready groups whose columns are known to be lost."""
         state = self._state
         held = {
             prompt_index: state.queue.payloads(prompt_index)
@@ -203,14 +203,14 @@ class Recovery:
                 deadline_s=_SEARCH_S,
                 reply=self._payloads.lost(held),
             )
-        except DeadlineExceeded as late:  # those that are lost show when they are trained
+        except DeadlineExceeded as late:  # lost ones will be found when they are trained
             log.warning("payloads.not_searched", error=str(late))
             return set()
 
     # --- taking over -----------------------------------------------------------------------------
 
     async def _sort_out_step(self, answer: TrainerState) -> None:
-        """The step a former controller had open: taken, or undone."""
+        """Resolve the step that a former controller had open: applied, or undone."""
         state, ledger = self._state, self._state.ledger
         intent = ledger.intent
         if answer.version > ledger.trainer_version:
@@ -228,15 +228,15 @@ class Recovery:
             receipts = [group.receipt for group in groups if group.receipt is not None]
             ledger.applied(intent.step, intent.attempt)
             self._on_taken(receipts)
-        # Also then: a controller that took this step over before may have begun the next one, and
-        # died before its journal said so.
+        # Also in this case: a controller that adopted this step before may have begun the next one,
+        # and died before its journal recorded that.
         key = StepKey(state.step, state.first_of_life, 0)
         await self._trainer_client.abort(key, state.config.trainer.step_deadline_s)
         if ledger.training or ledger.intent:
             ledger.unclaim(key.step, key.attempt)
 
     def _take_payloads(self) -> list[int]:
-        """Hold the payloads of ready groups that are not held; returns the groups that have none.
+        """Reference the payloads of ready groups; return the groups without a payload.
 
         Groups that were sampled under other settings than the run's are rolled out again: the recipe
         of a resumed run may have changed.

@@ -1,4 +1,4 @@
-"""Decides what a failed rollout costs: another attempt, the prompt, or the run.
+"""Policy of failed rollouts: another attempt, a dropped prompt, or the end of the run.
 
 Budgets are per kind of failure.
 """
@@ -37,9 +37,10 @@ _RETURNS: Final = {
 class RetryPolicy:
     """Decides about failed rollouts, records the decision in the ledger, and returns when to retry.
 
-    Infrastructure: another engine will do; each group and the run as a whole have a budget, waits
-    grow exponentially with jitter. A group that has spent its own is dropped, within a budget. Data: this prompt cannot be rolled out; a few attempts at once,
-    then it is dropped and, by policy, replaced. A bug ends the run.
+    Infrastructure: another engine may succeed; each group and the run as a whole have a budget, and
+    waits grow exponentially with jitter. A group that has spent its own is dropped, within another
+    budget. Data: this prompt cannot be rolled out; after a few immediate attempts it is dropped
+    and, by policy, replaced. A bug ends the run.
     """
 
     def __init__(self, state: RunState, rng: random.Random) -> None:
@@ -50,22 +51,22 @@ class RetryPolicy:
         """Prompt index and attempt of the groups that were in flight at the last count."""
 
     def answered(self, task: RolloutTask, incarnation: str) -> None:
-        """Record that a rollout came back whole from this incarnation of its engine."""
+        """Record that a rollout of this engine incarnation was completed."""
         self.outage.answered()
         self._failures_in_row = 0
         self._state.fleet.request_answered(task.engine, incarnation)
 
     def after(self, task: RolloutTask, failure: Failure, incarnation: str) -> float | None:
-        """Return the seconds until the group may be dispatched again; None when it was dropped.
+        """Return the seconds until the group may be dispatched again; None if it was dropped.
 
         Args:
             task: The rollout that was requested.
-            failure: What came of it.
+            failure: Failure of the rollout.
             incarnation: The engine's incarnation that the task was sent to.
 
         Raises:
-            BudgetSpent: One failure more than the recipe allows.
-            RolloutFailed: Of kind ``bug``.
+            BudgetSpent: More failures than the recipe allows.
+            RolloutFailed: The failure is of kind ``bug``.
         """
         kind, reason = _classify(failure)
         if kind is FailureKind.BUG:
@@ -95,10 +96,7 @@ class RetryPolicy:
         return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
-        """Decide as ``after`` does about a ready group that the trainer cannot read.
-
-        Its data failed.
-        """
+        """Decide like ``after`` about a ready group that the trainer cannot read."""
         kind, reason = FailureKind.DATA, "unfit_for_trainer"
         group = self._state.ledger.refuse(unfit.prompt_index, ReturnKind.DATA, reason)
         failure = RolloutFailed(kind, unfit.prompt_index, group.attempt, reason, unfit.problem)
@@ -106,11 +104,11 @@ class RetryPolicy:
         return self._after_data(group, reason, failure)
 
     def after_loss(self, prompt_index: int, lost: PayloadLost) -> bool:
-        """Return whether a ready group whose columns are gone is rolled out again; False.
+        """Return whether a ready group whose columns are lost is rolled out again.
 
-        It was dropped.
+        False if dropped.
 
-        A machine failed, no engine is to blame.
+        A machine failed, so the failure counts against no engine.
 
         Raises:
             BudgetSpent: This group has failed more often than the recipe allows.
@@ -192,9 +190,9 @@ class RetryPolicy:
     def _blame(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Count the failure against the engine, unless another party is at fault.
 
-        Each is a strike, whatever its reason: a process that is gone answers no probe, but one that
-        is there and fails every request may answer all of them. A worker that reported nothing
-        within the deadline says nothing about the engine: a probe asks it.
+        Each counts as a strike, whatever its reason: a live process that fails every request may
+        answer all probes. A worker that reported nothing within the deadline gives no information
+        on the engine, which is probed.
         """
         fleet = self._state.fleet
         if _is_of_engine(failure, task.engine):
@@ -211,12 +209,12 @@ class RetryPolicy:
     def _count(self, task: RolloutTask) -> None:
         """Count one more failure in a row, unless its cause was counted already.
 
-        A process that dies takes all its groups with it, however many those are.
+        A process that dies fails all of its groups at once.
         """
         if (task.prompt_index, task.attempt) in self._counted_with:
             return
         self._failures_in_row += 1
-        # Not by looking at all groups: after a long rewind there are millions.
+        # Does not iterate over all groups: after a long rewind there are millions.
         in_flight = self._state.ledger.in_flight_at.values()
         self._counted_with = {
             (prompt_index, group.attempt)
@@ -232,7 +230,7 @@ class RetryPolicy:
         log.warning("group.dropped", group=group_id(group.prompt_index), reason=detail)
 
     def _shortened_by(self, group: GroupRecord) -> int:
-        """The step that is one group short without it.
+        """Return the step that is one group short without this one.
 
         A group bound to no step shortens the last one that what is admitted now would be in time
         for: with a place less in an earlier one, another group could grow too old.
@@ -245,7 +243,7 @@ class RetryPolicy:
         return min(max(state.step, in_time), state.config.steps)
 
     def _may_shrink(self, step: int) -> bool:
-        """The step may go without a group; otherwise a fresh prompt takes its place."""
+        """Return whether the step may have a group less; otherwise a new prompt replaces it."""
         state, limits = self._state, self._state.config.rollout
         if limits.on_dropped_prompt != "shrink":
             return False

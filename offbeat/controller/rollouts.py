@@ -1,4 +1,4 @@
-"""The rollout pump: keeps as many prompt groups in flight as may still be trained in time.
+"""Rollout pump: keeps as many prompt groups in flight as may still be trained in time.
 
     waits for                        woken by
     room for one more group          a served version, a claimed, trained or dropped group
@@ -44,7 +44,7 @@ from offbeat.sampler.policy import Admission, earliest_step
 
 log = structlog.stdlib.get_logger()
 _REPORT_S: Final = 5.0
-"""Time for the worker to report that a rollout is past its deadline, and what it waited for."""
+"""Seconds for the worker to report that a rollout is past its deadline, and what it waited for."""
 
 
 class _Turn(enum.Enum):
@@ -89,7 +89,7 @@ class RolloutPump:
         self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
 
     async def run(self) -> NoReturn:
-        """Never returns: the end of the prompts ends only the drawing."""
+        """Admit, dispatch and commit groups forever; the end of the prompts only ends admission."""
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
@@ -98,7 +98,7 @@ class RolloutPump:
                 state.moved()
 
     def again(self, prompt_index: int) -> None:
-        """Dispatch an admitted group once more, as soon as its policy lets it."""
+        """Dispatch an admitted group again, as soon as its policy allows."""
         self._waiting.again(prompt_index)
 
     # --- admission -------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ class RolloutPump:
         )
 
     def _turn(self) -> "_Turn | None":
-        """Return what is dispatched next, if there is room for it now.
+        """Return the source of the next dispatch, if there is room for it now.
 
-        Groups of the step in progress go first, then a fresh prompt for that step. What belongs to a
-        later step leaves those before it their room: the step in progress may wait for them.
+        Groups of the step in progress go first, then a fresh prompt for that step. Groups of later
+        steps leave room for those of earlier ones, which the step in progress may need.
         """
         due = self._waiting.next_due()
         due_step = None if due is None else earliest_step(due.target_step)
@@ -136,7 +136,7 @@ class RolloutPump:
         return _Turn.FRESH
 
     def _has_room(self, waiting: int) -> bool:
-        """The buffer could take one more group of the largest size, besides ``waiting`` others."""
+        """Return whether one more group of maximum size fits the buffer, besides ``waiting``."""
         state, ledger = self._state, self._state.ledger
         if len(ledger.groups) - ledger.admitted + waiting >= self._capacity_groups:
             return False
@@ -156,7 +156,7 @@ class RolloutPump:
         return state.sampler.admit(state.view)
 
     def _dispatch_one(self, rollouts: asyncio.TaskGroup) -> None:
-        """Send out one group: one that comes again, or a fresh prompt."""
+        """Dispatch one group: a returned one, or a new prompt."""
         state = self._state
         match self._turn():
             case _Turn.WAITING:
@@ -187,7 +187,7 @@ class RolloutPump:
         self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
 
     def _failed_on(self, prompt_index: int) -> str:
-        """The engine of the group's last attempt, if it has failed for want of infrastructure."""
+        """Return the engine of the group's last attempt, if that failed by the infrastructure."""
         group = self._state.ledger.groups[prompt_index]
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
@@ -315,10 +315,10 @@ class RolloutPump:
     # --- what grew too old -----------------------------------------------------------------------
 
     def sweep(self, *, predictive: bool) -> None:
-        """After a new version, admit again what can no longer be trained in time.
+        """After a new version, return groups to admitted that can no longer be trained in time.
 
-        Ready groups leave the buffer; groups in flight are cancelled, not burned to their end.
-        ``predictive`` cancels also those that will be too old when it is their turn.
+        Ready groups leave the buffer; groups in flight are cancelled. ``predictive`` cancels also
+        those that will be too old when it is their turn.
         """
         state = self._state
         self._evict()
@@ -329,7 +329,7 @@ class RolloutPump:
             self.cancel(late, "stale")
 
     def make_room(self) -> None:
-        """Give up places of later steps while the buffer cannot hold a whole step beside them."""
+        """Return groups of later steps while the buffer cannot hold a whole step beside them."""
         state, groups, nbytes = self._state, self._capacity_groups, self._capacity_bytes
         for prompt_index in groups_without_room(state, groups, nbytes, self._max_group_bytes):
             state.queue.clear((prompt_index,))
@@ -364,7 +364,7 @@ class RolloutPump:
             state.moved()
 
     def cancel(self, prompt_indices: Iterable[int], reason: str) -> None:
-        """Stop these groups in flight; their prompts are admitted again."""
+        """Cancel these groups in flight; their prompts are admitted again."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
             self._state.ledger.retry(prompt_index, ReturnKind.CANCELLED, reason)
@@ -384,10 +384,10 @@ class RolloutPump:
         self._retries.outage.returned()
 
     def cancel_all(self, reason: str) -> None:
-        """Stop every group in flight."""
+        """Cancel every group in flight."""
         self.cancel(list(self._running), reason)
 
 
 def group_seed(seed: int, prompt_index: int) -> int:
-    """Seed of a group: every attempt of it draws the same samples again."""
+    """Return the seed of a group: every attempt draws the same samples."""
     return (seed * 0x9E3779B97F4A7C15 + prompt_index * 0xD1B54A32D192ED03) % 2**63

@@ -1,4 +1,4 @@
-"""Finds ready groups that make room in the buffer for those that are trained before them."""
+"""Buffer room: finds ready groups that must leave for those that are trained earlier."""
 
 from offbeat.controller.state import RunState
 from offbeat.sampler.policy import earliest_step

@@ -1,6 +1,6 @@
-"""Sums up what a run has cost over all incarnations: processes replaced, time spent. Pure.
+"""Costs of a run over all incarnations: processes replaced, time spent. Pure.
 
-It is folded from the journal, so a killed controller loses nothing counted up to its last record.
+It is folded from the journal, so a killed controller loses nothing that was recorded.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime, fracti
 
 
 class RunCosts(msgspec.Struct):
-    """The fold of a journal's events as far as costs go. Its size does not grow with the run."""
+    """Fold of a journal's cost events. Its size does not grow with the run."""
 
     processes: dict[str, str] = {}
     """Incarnation of each present engine, worker and trainer that answered last."""
@@ -33,7 +33,7 @@ class RunCosts(msgspec.Struct):
     """Engines retired since the run was last started or resumed, with the last failure of each."""
 
     def take(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         match event:
             case Joined():
                 before = self.processes.get(event.name)

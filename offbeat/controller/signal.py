@@ -1,4 +1,4 @@
-"""Wakes the tasks that wait for a change. There is no lock: one thread owns all the state."""
+"""Condition variable without a lock: one thread owns all the state."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +8,9 @@ class Signal:
     """A condition without a lock.
 
     ``wait_for`` returns without suspending after ``predicate`` held, so it still holds for the
-    caller until the caller awaits. However often ``notify`` is called in one turn of the event loop,
-    each predicate is looked at once behind it, and only a waiter whose predicate holds is woken: a
-    change costs a few calls, not a task switch for everyone who waits.
+    caller until the caller awaits. However often ``notify`` is called in one turn of the event
+    loop, each predicate is checked once afterwards, and only waiters whose predicate holds are
+    woken: a change costs a few calls, not a task switch per waiter.
     """
 
     def __init__(self) -> None:
@@ -18,9 +18,9 @@ class Signal:
         self._look_is_due = False
 
     async def wait_for(self, predicate: Callable[[], bool]) -> None:
-        """Return once ``predicate`` holds; at once, if it holds now.
+        """Wait until ``predicate`` holds; return at once if it holds now.
 
-        What it raises is raised here.
+        Its exceptions are raised here.
         """
         while not predicate():
             waiter = asyncio.get_running_loop().create_future()

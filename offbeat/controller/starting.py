@@ -12,7 +12,10 @@ _ATTEMPTS: Final = 5  # each has its part of the start deadline
 
 
 async def first_answer(ask: Callable[[], Awaitable[T]], start_deadline_s: float) -> T:
-    """Return the first answer to ``ask``; a lost call is repeated. The caller bounds the whole."""
+    """Return the first reply to ``ask``; a lost call is repeated.
+
+    The caller bounds the total time.
+    """
     while True:
         try:
             async with asyncio.timeout(start_deadline_s / _ATTEMPTS):

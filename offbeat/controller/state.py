@@ -1,4 +1,4 @@
-"""The state of one run, owned by the controller and shared by its pumps."""
+"""State of one run, owned by the controller and shared by its pumps."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ _JOURNAL_DEADLINE_S: Final = 120.0
 
 @dataclass(slots=True)
 class RunState:
-    """The state that changes while a run goes on.
+    """Mutable state of a run.
 
     It changes between two awaits only, by plain calls; ``moved`` follows every change. A reply and
     the ledger entry it causes are never apart, so a cancel finds every group in its place.
@@ -70,33 +70,32 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """The optimizer step in progress, from 1."""
+        """Optimizer step in progress, from 1."""
         return self.ledger.trainer_version + 1
 
     @property
     def groups_needed(self) -> int:
-        """Groups the step in progress still needs."""
+        """Number of groups that the step in progress still needs."""
         ledger = self.ledger
         deficit = ledger.batch_deficits.get(ledger.trainer_version + 1, 0)
         return self.config.groups_per_step - deficit - len(ledger.training)
 
     @property
     def first_of_life(self) -> int:
-        """Return where this incarnation's step attempts and sync epochs begin.
+        """Return the first step attempt and sync epoch of this incarnation, above all former ones.
 
-        Above all former ones.
-
-        Room for 4e9 of them, and for 2e6 incarnations within the integers that JSON keeps exactly.
+        There is room for 4e9 of them, and for 2e6 incarnations within the integers that JSON keeps
+        exactly.
         """
         return self.fence.incarnation << 32
 
     def moved(self) -> None:
-        """Call after every change: the watchdog sees progress, every waiter looks again."""
+        """Notify all waiters. Call after every change; the watchdog counts it as progress."""
         self.moved_at = asyncio.get_running_loop().time()
         self.changed.notify()
 
     def engine_moved(self, name: str) -> None:
-        """Call after every change of an engine: its pump looks again, its time is accounted."""
+        """Notify an engine's pump and account its time. Call after every change of an engine."""
         self.busy.engine_changed(self.fleet.engines[name])
         self.engine_signals[name].notify()
         self.moved()
@@ -104,12 +103,12 @@ class RunState:
     def joined(
         self, component: Component, name: str, incarnation: str, initial_weights: str = ""
     ) -> None:
-        """Call when a process has answered: one that is new is counted, and in the journal."""
+        """Record the reply of a process: a new one is counted and written to the journal."""
         if self.tally.is_new(name, incarnation):
             self.count(Joined(component, name, incarnation, initial_weights))
 
     def count(self, event: Joined | Retired | TrainerReplaced | Spent) -> None:
-        """Count what the run costs, in this incarnation and for those after it."""
+        """Count a cost of the run, for this incarnation and those after it."""
         self.tally.take(event)
         self.ledger.note(event)
 
@@ -145,7 +144,7 @@ class RunState:
         )
 
     async def durable(self, who: str) -> None:
-        """Return once all that was recorded so far would survive a crash."""
+        """Wait until everything recorded so far would survive a crash."""
         await self.call(
             who,
             on="the journal",
@@ -155,7 +154,7 @@ class RunState:
         )
 
     def check_trainer(self) -> None:
-        """Raise what another pump found out about the trainer."""
+        """Raise the loss of the trainer that another pump found."""
         if self.trainer_lost is not None:
             raise self.trainer_lost
 

@@ -1,7 +1,4 @@
-"""Computes the metrics of one optimizer step: timers, rewards, staleness, lengths.
-
-Pure but for the clock.
-"""
+"""Metrics of one optimizer step: timers, rewards, staleness, lengths. Pure except for the clock."""
 
 import asyncio
 import math
@@ -19,7 +16,7 @@ from offbeat.messages.training import StepResult
 
 
 class StepMetricsBuilder:
-    """Collects while a step goes on; ``metrics`` reads it out at the end."""
+    """Collects the measures of a step; ``metrics`` returns the result at the end."""
 
     def __init__(self, step: int, now: float) -> None:
         self.step, self.started_at = step, now
@@ -27,7 +24,7 @@ class StepMetricsBuilder:
         self.restart(1)
 
     def restart(self, attempt: int) -> None:
-        """Forget the groups of an aborted attempt."""
+        """Discard the groups of an aborted attempt."""
         self.attempt = attempt
         self.receipts = list[Receipt]()
         self.advantages = list[tuple[float, ...]]()
@@ -35,7 +32,7 @@ class StepMetricsBuilder:
 
     @contextmanager
     def timed(self, what: str) -> Generator[None, None, None]:
-        """Add the time the block takes to a timer; seconds of the event loop's clock."""
+        """Add the duration of the block to a timer, in seconds of the event loop's clock."""
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
@@ -49,7 +46,7 @@ class StepMetricsBuilder:
         advantages: Sequence[tuple[float, ...]],
         trainer_version: int,
     ) -> None:
-        """A chunk is about to be trained."""
+        """Add a chunk that is about to be trained."""
         self.receipts += receipts
         self.advantages += advantages
         for receipt in receipts:
@@ -59,13 +56,13 @@ class StepMetricsBuilder:
     def close(
         self, result: StepResult, state: RunState, sync: SyncReport | None, unchanged: int
     ) -> None:
-        """The step is over, and its weights are published.
+        """Close the step, whose weights are published.
 
         Args:
-            result: What the trainer answered.
-            state: The run's.
-            sync: One that ended meanwhile.
-            unchanged: Releases so far that had the content of the one before.
+            result: Result of the trainer.
+            state: State of the run.
+            sync: Sync that ended meanwhile, if any.
+            unchanged: Number of releases with the content of the previous one.
         """
         self.result, self.sync = result, sync
         self.wall_s = asyncio.get_running_loop().time() - self.started_at
@@ -87,7 +84,7 @@ class StepMetricsBuilder:
         }
 
     def _not_spooled(self, state: RunState) -> int:
-        """Groups of the step that would have been lost with the controller, against its policy."""
+        """Return the number of groups that would have been lost with the controller."""
         wanted = state.config.transfer_queue.spool == "ready"
         return sum(receipt.spooled is None for receipt in self.receipts) if wanted else 0
 
@@ -97,13 +94,13 @@ class StepMetricsBuilder:
         return [reward for receipt in self.receipts for reward in receipt.valid_rewards]
 
     def mean_of(self, what: Literal["generate_s", "reward_s"]) -> float:
-        """Mean over the groups; seconds."""
+        """Return the mean over the groups, in seconds."""
         in_engine = what == "generate_s"
         return statistics.fmean(r.generate_s if in_engine else r.reward_s for r in self.receipts)
 
     @property
     def train_s(self) -> float:
-        """The step without waiting for groups and without its sync."""
+        """Return the duration of the step without waiting for groups and without its sync."""
         return self.wall_s - self.timers["wait_groups"] - self.timers["sync"]
 
     def metrics(self) -> dict[str, float]:

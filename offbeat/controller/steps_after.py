@@ -1,4 +1,4 @@
-"""Finds the applied steps that a rewind undoes in the journal's events. Pure."""
+"""Steps that a rewind undoes, from the journal's events. Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,20 +8,19 @@ from offbeat.telemetry.applied_steps import WINDOW_STEPS
 
 
 class StepsAfter(NamedTuple):
-    """The steps that made the versions after one, and the rewards up to it."""
+    """Steps after a version, and the rewards up to it."""
 
     undone: tuple[UndoneStep, ...]  # by version, rising
     rewards: tuple[float, ...]  # of the last steps up to that version, oldest first
 
 
 def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
-    """Find the steps that stand and made a version after ``version``.
+    """Find the steps of the present lineage after ``version``.
 
-    Reads no further back than it must: to the step that made ``version``, and the window of rewards
-    before it.
+    Reads back to the step that led to ``version``, and the window of rewards before it.
 
     Args:
-        version: Where the run is rewound to.
+        version: Target version of the rewind.
         newest_first: Events of the journal, backwards from the last one.
     """
     undone, rewards = list[UndoneStep](), list[float]()

@@ -1,4 +1,4 @@
-"""Weight sync of the fleet: publish a release, have every engine take it, count the acks.
+"""Weight sync of the fleet: publishes a release, has every engine load it, counts the acks.
 
     waits for             woken by
     a release             the train pump, after a step
@@ -6,10 +6,10 @@
     the engines           their acks
 
 All syncs go through one lock: the regular one after a step, and the one that brings a restarted
-engine up to date. An engine that does not ack in time is STALE and serves nothing; the others go on.
-From then on it takes releases apart, outside the lock and the regular syncs, until it acks one: so
-an engine that hangs in its transfers delays the others by a single deadline.
-A release that died with the trainer's machine is no engine's fault: it is published again, as soon as
+engine up to date. An engine that does not ack in time is STALE and serves nothing; the others
+continue. From then on it is synced separately, outside the lock and the regular syncs, until it
+acks a release: so an engine that hangs in its transfers delays the others by a single deadline. A
+release lost with the trainer's machine is not an engine's fault: it is published again, as soon as
 no step is being finished.
 """
 
@@ -52,7 +52,7 @@ _LEFT_BEHIND = (ActorLost, DeadlineExceeded, EngineUnavailable, WeightSyncFailed
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """Outcome of one sync. The pause is apart from the transfer."""
+    """Outcome of one sync, with pause and transfer times."""
 
     nbytes: int
     pause_s: float  # longest over the engines
@@ -62,10 +62,10 @@ class SyncReport:
 class WeightSync:
     """Owns the current release and the sync epoch.
 
-    In mode ``keep`` the trainer goes on at once: its snapshot is queued before the calls of the next
-    step, engines take the release meanwhile, and ``serving_version`` rises when they ack. The next
-    snapshot waits for that, and a step is not finished before the snapshot of the last one is made:
-    so a slow fleet slows the trainer down, and no weights change while they are read.
+    In mode ``keep`` the trainer continues at once: its snapshot is queued before the calls of the
+    next step, engines load the release meanwhile, and ``serving_version`` rises when they ack. The
+    next snapshot waits for that, and a step is not finished before the snapshot of the last one is
+    taken: so a slow fleet slows the trainer down, and no weights change while they are read.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class WeightSync:
     # --- what the train pump calls ---------------------------------------------------------------
 
     async def ask(self, version: int) -> None:
-        """Have the trainer's weights released, as they are now.
+        """Request the release of the trainer's current weights.
 
-        Returns once the trainer has been called, or while an earlier release still travels: the
-        call follows then. Mode ``drain`` returns when the release is served.
+        Returns once the trainer has been called, or while an earlier release is in transit: the
+        call follows later. Mode ``drain`` returns when the release is served.
 
         Raises:
             TrainerLost: The trainer could not make a release.
@@ -104,22 +104,22 @@ class WeightSync:
             await self.synced()
 
     async def snapshot_made(self) -> None:
-        """Return once no snapshot is owed: the weights may change."""
+        """Wait until no snapshot is pending: the weights may change."""
         await self._until("the snapshot of the last step", lambda: self._asked is None)
 
     async def synced(self) -> None:
-        """Return once every living engine has taken the release or was left behind."""
+        """Wait until every live engine has loaded the release or was left behind."""
         await self._until(
             "the weight sync", lambda: not (self._asked is not None or self._busy or self.is_lost)
         )
 
     def take_report(self) -> SyncReport | None:
-        """Return the report of the last sync, once; None when none has ended since."""
+        """Return the report of the last sync, once; None if none has ended since."""
         report, self._report = self._report, None
         return report
 
     def forget(self) -> None:
-        """The trainer goes back: no release stands, and what still travels counts for nothing."""
+        """Forget the release before a rewind; results of transfers in progress are ignored."""
         self._asked, self.release, self.is_lost = None, None, False
         self._republished = 0
         self._state.moved()
@@ -132,7 +132,7 @@ class WeightSync:
     # --- the pump --------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """The sync pump: makes each release and offers it to the engines."""
+        """Publish each requested release and sync the engines to it."""
         state = self._state
         while True:
             await state.until(Pump.SYNC, "a version to publish", self._may_publish)
@@ -161,9 +161,9 @@ class WeightSync:
         return self._asked is not None or (self.is_lost and self._state.ledger.intent is None)
 
     async def _publish(self, version: int) -> WeightRelease | None:
-        """Have the trainer make a release.
+        """Have the trainer publish a release.
 
-        None when it could not, which the train pump then sees.
+        None if it could not, which the train pump handles.
         """
         state, trainer = self._state, self._trainer_client.trainer
         self._busy = True
@@ -198,7 +198,7 @@ class WeightSync:
         return release
 
     async def first_release(self, who: str) -> None:
-        """Return once there is a release for an engine to take."""
+        """Wait until there is a release for an engine to load."""
         if not self._is_there():
             until = self._released.wait_for(self._is_there)
             await self._state.awaits.local(who, on="weights to serve", until=until)
@@ -217,7 +217,7 @@ class WeightSync:
         )
 
     async def catch_up(self, name: str) -> bool:
-        """Bring one engine to the current release. False: it did not take it."""
+        """Sync one engine to the current release; return False if that failed."""
         engine = self._state.fleet.engines[name]
         if engine.syncs_apart and self.release is not None and not self.is_lost:
             acks = await self._sync([name], self.release)
@@ -301,7 +301,7 @@ class WeightSync:
         return ack
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:
-        """Have a lost release published again; what the engine serves, it goes on serving."""
+        """Have a lost release published again; engines keep serving their version."""
         state = self._state
         if release is not self.release:
             return  # another one is on its way already
@@ -325,7 +325,7 @@ def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:
 
 
 def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport | None:
-    """Return the report of a sync; None when no engine took the release."""
+    """Return the report of a sync; None if no engine loaded the release."""
     done = [ack for ack in acks if ack is not None]
     if not done:
         return None

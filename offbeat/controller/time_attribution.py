@@ -1,8 +1,8 @@
-"""Attributes every moment of trainer and engines to the work or the wait it was spent on.
+"""Attributes the time of trainer and engines to the work or the wait it was spent on.
 
-What the controller sees is attributed at once; how long an actor really computed is its own word.
-So the time of an open call splits into compute and calls, and the time in which an engine had
-groups out into compute, sync and episodes: environment, reward, transport.
+Events that the controller sees are attributed at once; the actors report how long they computed. So
+the time of an open call splits into compute and calls, and the time in which an engine had groups
+out into compute, sync and episodes: environment, reward, transport.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -89,7 +89,7 @@ class TimeAttribution:
 
     @contextmanager
     def publishing(self) -> Generator[None, None, None]:
-        """The trainer publishes its weights while the block runs; further calls wait behind."""
+        """Count the block as publishing of the trainer's weights; further calls wait."""
         self._publishing += 1
         self._judge()
         try:
@@ -100,7 +100,7 @@ class TimeAttribution:
 
     @contextmanager
     def saving(self) -> Generator[None, None, None]:
-        """The trainer writes a checkpoint while the block runs."""
+        """Count the block as writing of a checkpoint."""
         self._saving += 1
         self._judge()
         try:
@@ -131,7 +131,10 @@ class TimeAttribution:
         }
 
     def _judge(self) -> None:
-        """Blocks and calls overlap, and end in any order: the weightiest that is open counts."""
+        """Select the category.
+
+        Blocks and calls overlap, and the one with the highest rank counts.
+        """
         if self._incidents:
             category = TrainerTime.INCIDENT
         elif self._idle is TrainerTime.STARTING:
@@ -150,7 +153,7 @@ class TimeAttribution:
     # --- engines ---------------------------------------------------------------------------------
 
     def engine_changed(self, engine: EngineRecord) -> None:
-        """Take in a change of its health, its outstanding groups, its pin, or what it reports."""
+        """Process a change of an engine's health, outstanding groups, pin, or report."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
         if engine.busy_s != seen.busy_s:
@@ -169,7 +172,7 @@ class TimeAttribution:
 
     @contextmanager
     def syncing(self, engine: EngineRecord) -> Generator[None, None, None]:
-        """An engine takes weights while the block runs. Meanwhile it may go on with its groups."""
+        """Count the block as a weight sync of this engine, which may continue with its groups."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
         seen.syncing = True
@@ -211,7 +214,7 @@ class TimeAttribution:
         return seen
 
     def _settle(self, seen: _Seen) -> None:
-        """Note what the engine did until now."""
+        """Attribute the engine's time until now."""
         now = self._clock()
         spent_s, seen.since = now - seen.since, now
         if seen.category is _OUT:
@@ -221,7 +224,7 @@ class TimeAttribution:
             seen.evaluation_s += spent_s
 
     def _reported(self, seen: _Seen, busy_s: float) -> None:
-        """The engine decoded since its last report; not all of that was for training."""
+        """Process a decoding time since the last report; a part of it may be for an evaluation."""
         known_s = seen.out_s + seen.evaluation_s
         share = seen.out_s / known_s if known_s else 1.0
         self._engine_compute_s += (busy_s - seen.busy_s) * share
@@ -236,7 +239,7 @@ class TimeAttribution:
     # --- both ------------------------------------------------------------------------------------
 
     def lap(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of trainer and engines since the last lap, or creation: those of a step.
+        """Return the seconds of trainer and engines since the last call, or creation.
 
         Time that no account knows of is OTHER: there is none, unless an account is wrong.
         """
@@ -250,7 +253,7 @@ class TimeAttribution:
         )
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the shares of trainer and engines since the first weights were served.
+        """Return the shares of trainer and engines since the first served weights.
 
         Each sums to 1.
         """

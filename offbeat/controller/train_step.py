@@ -8,8 +8,8 @@
 
     claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
 
-Calls of a step are queued, not awaited one by one: the trainer refuses whatever follows a failed
-one, because its key is then not the next.
+Calls of a step are queued, not awaited one by one: after a failed call the trainer refuses the
+following ones, because their keys are not the next.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class TrainStep:
         are a fragment of a batch, and applying it would be an update of another size than all others.
 
         Raises:
-            BaseExceptionGroup: Of what its calls raised; the step is then still open.
+            BaseExceptionGroup: Errors of its calls; the step is then still open.
         """
         state, trainer, begun = self._state, self._trainer_client.trainer, False
         async with asyncio.TaskGroup() as calls:
@@ -117,7 +117,7 @@ class TrainStep:
         return await self._conclude(key, finish.result())
 
     async def _finish(self, calls: asyncio.TaskGroup, key: StepKey) -> "asyncio.Task[StepResult]":
-        """Queue ``finish``, once the journal would remember that it was meant to happen."""
+        """Queue ``finish``, once the intent is durable in the journal."""
         state = self._state
         state.ledger.intend(key.step, key.attempt)
         state.reached(Failpoint.INTENDED)
@@ -209,7 +209,7 @@ class TrainStep:
         return _Due(selected) if is_whole_chunk else None
 
     def _more_waits(self) -> bool:
-        """A group will be rolled out again that this step may train, not only a later one."""
+        """Return whether a group of this step, not only of later ones, will be rolled out again."""
         state = self._state
         return state.ledger.admitted > 0 and any(
             group.place is Place.ADMITTED and earliest_step(group.target_step) <= state.step
@@ -217,7 +217,7 @@ class TrainStep:
         )
 
     async def _prepared(self, groups: Sequence[GroupRecord], measures: StepMetricsBuilder) -> Chunk:
-        """The chunk to send: staleness checked again, extra logprobs and advantages in place."""
+        """Return the chunk to send, with staleness checked again, extra logprobs and advantages."""
         state = self._state
         oldest_allowed = state.ledger.trainer_version - state.sampler.max_staleness
         receipts = list[Receipt]()
@@ -271,9 +271,9 @@ class TrainStep:
     # --- the end of a step -----------------------------------------------------------------------
 
     async def _conclude(self, key: StepKey, result: StepResult) -> StepResult:
-        """Enter the step into the ledger, directly after the trainer's answer.
+        """Record the step in the ledger, directly after the trainer's reply.
 
-        What the step held is let go once the journal would remember that it was applied.
+        Its payloads are released once the record is durable.
         """
         state = self._state
         trained = tuple(state.ledger.training)

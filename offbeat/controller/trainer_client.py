@@ -1,4 +1,4 @@
-"""The trainer's ranks as one: calls that find out that it is lost, and how it is replaced."""
+"""Client of the trainer's ranks: detects their loss and replaces them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -37,10 +37,10 @@ class TrainerClient:
         self._state, self.trainer = state, trainer
 
     async def call(self, who: str, reply: Callable[[], Awaitable[T]], deadline_s: float) -> T:
-        """Await the trainer's answer.
+        """Await a reply of the trainer.
 
         Raises:
-            TrainerLost: A rank is gone, or did not answer in time.
+            TrainerLost: A rank is gone, or did not reply in time.
             TrainStepFailed: A living rank reports that its work failed.
         """
         state, clock = self._state, asyncio.get_running_loop().time
@@ -62,10 +62,10 @@ class TrainerClient:
             state.moved()
 
     async def abort(self, key: StepKey, deadline_s: float) -> None:
-        """Drop whatever step is open.
+        """Abort the open step, if any.
 
         Raises:
-            TrainerLost: Also when a living rank cannot: what it still holds of the step is unknown.
+            TrainerLost: Also if a live rank cannot abort: its state is then unknown.
         """
         who = f"abort of step {key.step}"
         abort = partial(self.trainer.abort_train_step, self._state.fence, key)
@@ -104,7 +104,7 @@ class TrainerClient:
         await self.first_answer()
 
     async def restore(self, at_most: int) -> TrainerState:
-        """Have the ranks go back to the newest checkpoint of ``at_most`` or older."""
+        """Restore the newest checkpoint of ``at_most`` or older on all ranks."""
         return await self.call(
             f"restore of version {at_most} or older",
             lambda: self.trainer.restore(self._state.fence, at_most),
@@ -113,12 +113,10 @@ class TrainerClient:
 
 
 def lost_step(failures: list[BaseException]) -> TrainerLost | None:
-    """Return why an open step can only be undone by replacing the ranks.
+    """Return why an open step can only be undone by replacing the ranks; None if it can be aborted.
 
-    None if there is no reason.
-
-    A failed ``finish`` is one: whether the optimizer has stepped, on every rank, is not known. So is
-    a trainer that knows nothing of the step: it was restarted without the controller's doing.
+    After a failed ``finish`` it is unknown whether the optimizer has stepped on every rank. A
+    trainer without the step was restarted without the controller's request.
     """
     for failure in failures:
         if isinstance(failure, TrainerLost):

@@ -5,8 +5,8 @@
     the acks of the release before last    the engines, through the sync pump
     a trainer to be replaced               the cluster
 
-A lost rank costs all ranks: all ranks are replaced and restored from the last
-checkpoint, and what was trained since is rolled out and trained again: a rewind.
+After the loss of a rank, all ranks are replaced and restored from the last checkpoint, and the
+groups trained since are rolled out and trained again: a rewind.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ from offbeat.telemetry.time_accounting import TrainerTime
 
 log = structlog.stdlib.get_logger()
 Repairable = TrainStepFailed | UnfitGroup | PayloadLost
-"""Failures that an abort heals, and another attempt at the step."""
+"""Failures that an abort and another attempt at the step can fix."""
 
 
 class TrainPump:
-    """Takes the run from where it stands to its last step."""
+    """Trains the steps of the run from the present one to the last."""
 
     def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
         self,
@@ -77,7 +77,7 @@ class TrainPump:
         self._replaced = 0
 
     async def run(self) -> None:
-        """Return after the last step, at the end of the prompts, or when asked to stop."""
+        """Return after the last step, at the end of the prompts, or after a stop command."""
         try:
             await self._start()
         except TrainerLost as lost:
@@ -119,7 +119,7 @@ class TrainPump:
         return bool(interval and version) and version not in state.ledger.checkpoints
 
     async def _start(self) -> None:
-        """Find the place where the run stands, and serve the weights of it."""
+        """Recover the run's position, and have its weights served."""
         await self._recovery.start()
         await self._serve()
         self._state.enter(RunPhase.RUNNING)
@@ -153,7 +153,7 @@ class TrainPump:
             await state.until(Pump.TRAIN, asked, lambda: not state.paused or state.stopping)
 
     async def _after_version(self, measures: StepMetricsBuilder) -> None:
-        """Weights, checkpoint, evaluation: what is due at this version."""
+        """Handle what is due at this version: weights, checkpoint, evaluation."""
         state = self._state
         version = state.ledger.trainer_version
         evaluation_due = self._evaluation.is_due(version)
@@ -176,7 +176,7 @@ class TrainPump:
     async def _step(self, measures: StepMetricsBuilder) -> StepResult | None:
         """Train one step, with retries. None: no group is left to train, or the run is to stop.
 
-        A group that cannot be trained, or whose columns are gone, costs an attempt, but no retry: it
+        A group that cannot be trained, or whose columns are lost, uses an attempt, but no retry: it
         has a budget of its own.
         """
         state, step = self._state, self._state.step
@@ -211,9 +211,9 @@ class TrainPump:
                 return None
 
     async def _abort(self, key: StepKey, failure: Repairable | None = None) -> None:
-        """Drop the open step: gradients gone, groups ready again, the version as it was.
+        """Abort the open step: gradients are discarded, groups are ready again.
 
-        All groups but those that cannot be trained, if that was the ``failure``. None: a stop.
+        Groups that cannot be trained, if that was the ``failure``, are excluded. None: a stop.
         """
         state = self._state
         state.reached(Failpoint.ABORTING)
@@ -244,7 +244,7 @@ class TrainPump:
     # --- rewind ----------------------------------------------------------------------------------
 
     async def _rewind(self, lost: TrainerLost) -> None:
-        """Replace the ranks, restore them, and take the run back to the version they hold then."""
+        """Replace the ranks, restore them, and rewind the run to the restored version."""
         state, budget = self._state, self._state.config.trainer.restart_budget
         self._replaced += 1
         if self._replaced > budget:
@@ -267,18 +267,16 @@ class TrainPump:
         state.enter(RunPhase.RUNNING)
 
     async def _serve(self) -> None:
-        """Have the engines serve what the trainer holds."""
+        """Have the engines serve the trainer's weights."""
         await self._sync.ask(self._state.ledger.trainer_version)
         await self._sync.synced()
 
 
 def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairable | None:
-    """Return the failure that an abort and a retry may heal.
-
-    None when another failure is among them.
+    """Return the failure that an abort and a retry may fix; None if there are others.
 
     Raises:
-        TrainerLost: Only new ranks can heal it.
+        TrainerLost: Only new ranks can fix it.
     """
     failures = list(leaves(group))
     if any(not isinstance(each, Repairable | StepOutOfOrder | TrainerLost) for each in failures):
@@ -288,7 +286,7 @@ def _repairable(group: BaseExceptionGroup[BaseException], step: int) -> Repairab
     repairable = [each for each in failures if isinstance(each, Repairable)]
     if not repairable:  # the answer of the call that failed was overtaken by refusals of later ones
         return TrainStepFailed(0, step, TrainerCall.EARLIER, str(failures[0]))
-    # A retry of the step cannot heal what is wrong with a group.
+    # A retry of the step cannot fix a problem of a group.
     return next(
         (each for each in repairable if not isinstance(each, TrainStepFailed)), repairable[0]
     )

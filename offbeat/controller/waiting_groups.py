@@ -1,4 +1,4 @@
-"""The order in which groups that come again are dispatched.
+"""Order in which returned groups are dispatched.
 
 backing off --again--> due --pop--> dispatched
 ^                                  |
@@ -14,7 +14,7 @@ from offbeat.sampler.policy import earliest_step
 
 
 class WaitingGroups:
-    """Admitted groups that were out before: those due, in order, and those that wait for their time."""
+    """Admitted groups that were dispatched before: those due, in order, and those backing off."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -24,7 +24,7 @@ class WaitingGroups:
         self._tried: dict[int, None] = {}  # in an outage, oldest first: others are tried before
 
     def back_off(self, prompt_index: int) -> None:
-        """Keep a group until ``again``."""
+        """Keep a group until ``again`` is called for it."""
         self._backing_off.add(prompt_index)
 
     def again(self, prompt_index: int) -> None:
@@ -47,7 +47,7 @@ class WaitingGroups:
             self.again_if_admitted(prompt_index)
 
     def again_if_admitted(self, prompt_index: int) -> None:
-        """Make a group due, unless it went its way meanwhile."""
+        """Make a group due, unless it has left admitted meanwhile."""
         if self._is_admitted(prompt_index):
             self.again(prompt_index)
             self._state.moved()
@@ -55,12 +55,12 @@ class WaitingGroups:
             self._tried.pop(prompt_index, None)
 
     def before(self, step: int) -> int:
-        """Return how many that back off belong to earlier steps."""
+        """Return how many groups that back off belong to earlier steps."""
         groups = self._state.ledger.groups
         return sum(earliest_step(groups[each].target_step) < step for each in self._backing_off)
 
     def next_due(self) -> GroupRecord | None:
-        """The group that is first in turn, if its policy lets it go now."""
+        """Return the next due group, if its policy allows its dispatch now."""
         state, groups = self._state, self._state.ledger.groups
         while self._due:
             prompt_index = self._due[0][1]
@@ -71,13 +71,13 @@ class WaitingGroups:
         return None
 
     def pop_due(self) -> int:
-        """Take out the first one."""
+        """Remove and return the next due group."""
         _, prompt_index = heapq.heappop(self._due)
         self._is_due.remove(prompt_index)
         return prompt_index
 
     def next_trial(self) -> int | None:
-        """Return the group tried longest ago that may go now."""
+        """Return the group tried longest ago that may be dispatched now."""
         state, groups = self._state, self._state.ledger.groups
         for prompt_index in self._tried:
             if self._is_admitted(prompt_index) and state.sampler.may_dispatch(
@@ -87,7 +87,7 @@ class WaitingGroups:
         return None
 
     def pop_trial(self) -> int | None:
-        """Take it out."""
+        """Remove and return that group."""
         prompt_index = self.next_trial()
         if prompt_index is not None:
             del self._tried[prompt_index]

@@ -1,7 +1,7 @@
-"""Checks what the weights mean, beside the digests that prove their bytes. Pure.
+"""Checks of the weights beyond the digests of their bytes. Pure.
 
-A digest proves that the engines hold what the trainer packed. It says neither that the trainer's
-steps change what is packed, nor that engine and trainer compute the same policy from it.
+A digest proves that the engines have what the trainer packed. It proves neither that the trainer's
+steps change it, nor that engine and trainer compute the same policy from it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,10 +40,7 @@ class UnchangedReleases:
         self._warn_at = WARN_FROM_UNCHANGED  # in a row; doubles with each warning
 
     def released(self, before: WeightRelease | None, release: WeightRelease) -> None:
-        """Take in a release; ``before``.
-
-        The one it follows, None at the start or after a rewind.
-        """
+        """Record a release and the one before it, None at the start or after a rewind."""
         same = before is not None and before.version < release.version
         if before is None or not same or before.digest != release.digest:
             self._in_row, self._warn_at = 0, WARN_FROM_UNCHANGED
@@ -63,7 +60,7 @@ class UnchangedReleases:
 
 
 class CanaryWatch:
-    """Failed canaries of the fleet: when an engine is synced again, replaced, or all are wrong.
+    """Counts failed canaries: decides when an engine is synced again or replaced, or the run ends.
 
     An engine that fails is synced once more; failing again it is replaced. That heals an engine. When
     every engine has failed so, and none has passed since, the trainer and the engines compute
@@ -76,21 +73,21 @@ class CanaryWatch:
         self._last: CanaryFailed | None = None
 
     def failed(self, failure: CanaryFailed) -> None:
-        """An engine took a release and computes something else."""
+        """Record that an engine loaded a release and computes other values from it."""
         self._strikes[failure.engine] += 1
         self._last = failure
 
     def passed(self, engine: str) -> None:
-        """An engine computes what the trainer computes."""
+        """Record that an engine computes what the trainer computes."""
         self._strikes[engine] = 0
         self._replaced = dict.fromkeys(self._replaced, 0)
 
     def must_be_replaced(self, engine: str) -> bool:
-        """A second sync has not helped."""
+        """Return whether a second sync has not helped."""
         return self._strikes[engine] >= STRIKES_OF_A_CANARY
 
     def replaced(self, engine: str) -> None:
-        """Take in that the process of this engine is marked dead, for whatever reason.
+        """Record that the process of this engine is marked dead, for whatever reason.
 
         Raises:
             EveryCanaryFailed: A canary is the reason, as it was with all others.
@@ -101,10 +98,10 @@ class CanaryWatch:
             self._check()
 
     def retired(self, engine: str) -> None:
-        """The run goes on without this engine.
+        """Record that the run continues without this engine.
 
         Raises:
-            EveryCanaryFailed: All that are left have failed.
+            EveryCanaryFailed: All remaining engines have failed.
         """
         del self._strikes[engine], self._replaced[engine]
         self._check()
@@ -112,7 +109,7 @@ class CanaryWatch:
     def _check(self) -> None:
         if self._last is None or not self._replaced:
             return
-        # One engine alone may have been broken by itself: its next process shows.
+        # A single engine may be broken by itself: its next process will show.
         if all(self._replaced.values()) and sum(self._replaced.values()) > 1:
             raise EveryCanaryFailed(len(self._replaced), str(self._last)) from self._last
 
@@ -135,10 +132,10 @@ class LogprobGapGuard:
         self._steps_unseen = 0  # steps in a row without a verdict
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look at the metrics of one step, which has been applied already.
+        """Check the metrics of one step, which has been applied already.
 
         Raises:
-            LogprobGapTooLarge: The gap is over ``sync.max_logprob_gap``.
+            LogprobGapTooLarge: The gap exceeds ``sync.max_logprob_gap``.
         """
         tokens = metrics.get(ON_POLICY_TOKENS)
         if tokens is None:  # a trainer without log-probabilities

@@ -2,7 +2,7 @@
 
 file_journal   appends on the event loop, barriers         frames   the bytes of a record
 files          segments and snapshots, off the loop        disk     system calls, one by one
-reading        all events; the ledger they add up to       errors   what can be wrong
+reading        all events; the ledger they add up to       errors   damaged or refused files
 legality       which event can follow in which state of the group table
 """
 

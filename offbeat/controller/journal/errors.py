@@ -1,10 +1,10 @@
-"""Defines the errors of a journal. Each names the file, the values, and the fix."""
+"""Errors of a journal. Each names the file, the values, and the fix."""
 
 from offbeat.messages.failures import OffbeatError
 
 
 class JournalFailed(OffbeatError):
-    """The disk refused a write or an fsync: what it holds since the last barrier is not known."""
+    """The disk refused a write or an fsync: its content since the last barrier is unknown."""
 
     def __init__(self, file: str, problem: str) -> None:
         super().__init__(file, problem)
@@ -18,10 +18,7 @@ class JournalFailed(OffbeatError):
 
 
 class JournalTaken(OffbeatError):
-    """Raised when another controller writes this journal.
-
-    The newer one goes on, the other must end.
-    """
+    """Another controller writes this journal. The newer one continues, the other must end."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -35,7 +32,7 @@ class JournalTaken(OffbeatError):
 
 
 class JournalCorrupt(OffbeatError):
-    """A file of the journal was damaged after it was written; no crash leaves it so."""
+    """A file of the journal was damaged after it was written; no crash does that."""
 
     def __init__(self, file: str, offset: int, problem: str) -> None:
         super().__init__(file, offset, problem)

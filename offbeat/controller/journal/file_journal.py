@@ -4,9 +4,9 @@
     barrier          -> waiters <- its end                           snapshot-000002.bin
                                                                      events-000002.bin ...
 
-Who waits: ``barrier``, for a sync that began after it did. Who wakes it: the end of that sync. All
-barriers that wait when a sync begins share it. Without barriers a sync begins when ``FLUSH_BYTES``
-are queued. Files, from the top: ``reading``, ``files``, ``frames``.
+``barrier`` waits for the end of a sync that began after it. All barriers that wait when a sync
+begins share it. Without barriers a sync begins when ``FLUSH_BYTES`` are queued. Lower layers:
+``reading``, ``files``, ``frames``.
 """
 
 import asyncio
@@ -48,22 +48,22 @@ def open_journal(
     disk: Disk = DISK,
     unix_s: Callable[[], float] = float,
 ) -> tuple[Ledger, "FileJournal"]:
-    """Begin a new incarnation: return the state so far, and the journal that goes on from it.
+    """Start a new incarnation; return the state so far and the journal that continues it.
 
     Every event of the ledger is recorded in the journal. From here on no barrier of a former
     incarnation's journal succeeds. Blocks until everything before is read.
 
     Args:
-        directory: Of the journal; made when it is not there.
-        run_blocking: The way off the event loop.
+        directory: Directory of the journal; created if missing.
+        run_blocking: Runs a blocking function off the event loop.
         snapshot_records: Events between two snapshots.
-        disk: Where it is written.
-        unix_s: The time of day that each event is stamped with, for people; default: none.
+        disk: Disk operations.
+        unix_s: Time of day to stamp on events; default: none.
 
     Raises:
         JournalTaken: Another controller began at the same moment.
-        JournalFailed: The disk.
-        JournalCorrupt: What came before is damaged.
+        JournalFailed: The disk refused an operation.
+        JournalCorrupt: An existing file is damaged.
         JournalVersion: Another version of offbeat wrote it.
     """
     segments, folded = Segments.begin(directory, disk)
@@ -82,11 +82,10 @@ def open_journal(
 
 
 class FileJournal:
-    """Records the events of one incarnation, in order. Created by ``open_journal``.
+    """Journal of one incarnation: records its events in order. Created by ``open_journal``.
 
-    What ``barrier`` has waited for survives any crash; so does everything before it. Of the rest a
-    crash leaves the beginning. Once the disk has refused, ``failure`` says so and every barrier
-    raises it.
+    Events before a completed ``barrier`` survive any crash; of later ones a crash leaves a prefix.
+    Once the disk has refused a write, ``failure`` is set and every barrier raises it.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class FileJournal:
         records: int,
         unix_s: Callable[[], float],
     ) -> None:
-        """Create the journal of ``table``, which takes in every event before it is appended.
+        """Create the journal of ``table``, which applies every event before it is appended.
 
         ``history`` covers the incarnations before; each event updates it, and the snapshots hold it.
         """
@@ -119,7 +118,7 @@ class FileJournal:
         self.failure: JournalFailed | JournalTaken | None = None
 
     def append(self, event: Event) -> None:
-        """Queue an event for writing. Costs microseconds, whatever the disk does."""
+        """Queue an event for writing. Takes microseconds, however slow the disk is."""
         event = msgspec.structs.replace(event, unix_s=self._unix_s())
         self._history.take(event)
         payload = self._encode(event)
@@ -134,10 +133,10 @@ class FileJournal:
             self._begin_sync()
 
     async def barrier(self) -> None:
-        """Return once everything appended so far would survive a crash.
+        """Wait until everything appended so far would survive a crash.
 
         Raises:
-            JournalFailed: The disk has refused, now or before.
+            JournalFailed: The disk refused a write, now or before.
             JournalTaken: Another controller has taken over.
         """
         if self.failure is not None:
@@ -155,7 +154,7 @@ class FileJournal:
         Reads the segments from the last one back to the step after that version.
 
         Raises:
-            JournalFailed: The disk.
+            JournalFailed: The disk refused a read.
             JournalTaken: Another controller has taken over.
             JournalCorrupt: A segment is damaged.
         """
@@ -174,7 +173,7 @@ class FileJournal:
         return found
 
     def snapshot(self) -> None:
-        """Begin a new segment behind a snapshot of the state so far; also runs by itself in time.
+        """Start a new segment after a snapshot of the state; also called automatically.
 
         Encodes the group table now; the cost grows with the number of outstanding groups.
         """
@@ -185,12 +184,10 @@ class FileJournal:
             self._begin_sync()
 
     def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:
-        """Write and fsync on this thread before the process ends.
+        """Write and fsync on this thread before the process ends; return whether all is durable.
 
-        False when not everything is durable.
-
-        Raises nothing; ``failure`` says why, or None if another thread was still writing after
-        ``patience_s``. What this thread writes takes as long as the disk does.
+        It raises nothing: ``failure`` holds the reason, or None if another thread was still writing
+        after ``patience_s``. Writing takes as long as the disk does.
         """
         try:
             self._settle(self._segments.sync(patience_s))
@@ -199,7 +196,7 @@ class FileJournal:
         return self.failure is None and self._durable == self._appended
 
     def close(self, patience_s: float = _PATIENCE_S) -> bool:
-        """Flush as ``flush_now`` does and close the file.
+        """Flush like ``flush_now`` and close the file.
 
         Events appended later are lost, with a log line.
         """
