@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from offbeat import __version__
-
-BAD_USAGE = 2
+from offbeat.messages.exit_codes import REFUSED
 
 app = typer.Typer(
     name="offbeat",
@@ -85,17 +84,17 @@ def train(
     """Train: one run on real actors."""
     if resume is not None and run_dir is not None:
         typer.echo(f"--resume {resume} and --run-dir {run_dir}: give one of them.", err=True)
-        raise typer.Exit(BAD_USAGE)
+        raise typer.Exit(REFUSED)
     if resume is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
         recipe, overrides = None, [str(recipe), *(overrides or [])]  # an override, no recipe
     if recipe is None:
         if resume is None:
             typer.echo("Name a RECIPE, as in: offbeat train recipes/quickstart.yaml", err=True)
-            raise typer.Exit(BAD_USAGE)
+            raise typer.Exit(REFUSED)
         recipe = resume / "config.yaml"
         if not recipe.exists():
             typer.echo(f"{resume} holds no run to resume: it has no config.yaml.", err=True)
-            raise typer.Exit(BAD_USAGE)
+            raise typer.Exit(REFUSED)
     _launch(recipe, overrides, run_dir, dry_run=False, resume=resume, changed_code=changed_code)
 
 
@@ -209,12 +208,12 @@ def control(
 
     if command not in COMMANDS:
         typer.echo(f"{command}: no such command. Use one of {', '.join(COMMANDS)}.", err=True)
-        raise typer.Exit(BAD_USAGE)
+        raise typer.Exit(REFUSED)
     try:
         left = leave(run, command)
     except RunDirUnusable as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(BAD_USAGE) from error
+        raise typer.Exit(REFUSED) from error
     if not was_taken(left, within_s=wait_s):
         typer.echo(
             f"{run}: nobody took {command} within {wait_s:g} s, so it is withdrawn. Is the run alive? "
@@ -238,7 +237,7 @@ def config_explain(
         typer.echo(explain(key))
     except NoSuchKey as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(BAD_USAGE) from error
+        raise typer.Exit(REFUSED) from error
 
 
 @config_app.command("show")

@@ -9,8 +9,7 @@ import typer
 from offbeat.config.dump import to_yaml
 from offbeat.config.loader import LoadedRecipe, load_recipe
 from offbeat.config.problems import ConfigError
-
-BAD_CONFIG = 2
+from offbeat.messages.exit_codes import REFUSED
 
 
 def read_or_exit(
@@ -21,7 +20,7 @@ def read_or_exit(
         return load_recipe(recipe, overrides or (), dry_run=dry_run)
     except ConfigError as error:
         typer.echo(_report(error), err=True)
-        raise typer.Exit(BAD_CONFIG) from None
+        raise typer.Exit(REFUSED) from None
 
 
 def _report(error: ConfigError) -> str:

@@ -47,6 +47,7 @@ from offbeat.launch.dry_run import dry
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.launch.screen import screen
+from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable
 from offbeat.run_files.files import ELSEWHERE
@@ -70,9 +71,6 @@ from offbeat.telemetry.status import Status
 from offbeat.telemetry.summary import Summary
 
 log = structlog.stdlib.get_logger()
-FINISHED: Final = 0
-FAILED: Final = 1
-BAD_CONFIG: Final = 2
 _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
 _LOOK_S: Final = 0.5  # polling interval, and refresh of the display
 _BEGUN_S: Final = 2.0  # for a run that is about to end to report that it has begun
@@ -148,13 +146,13 @@ def drive(
     console, errors = screen(sys.stdout), screen(sys.stderr)
     config = dry(loaded.config) if dry_run else loaded.config
     if _cannot_work(config, run_dir, errors, dry_run=dry_run):
-        return BAD_CONFIG
+        return REFUSED
     with ExitStack() as ours:
         try:
             run_id, directory = _opened(config, run_dir, resume, ours, changed_code=changed_code)
         except (RunDirUnusable, JournalCorrupt, JournalVersion) as error:
             errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-            return BAD_CONFIG
+            return REFUSED
         spec = RunSpec(
             config,
             run_id,

@@ -17,6 +17,7 @@ from offbeat.config.loader import LoadedRecipe
 from offbeat.config.secrets import is_secret_key
 from offbeat.launch.checks.finding import size
 from offbeat.launch.ray_token import client_environment
+from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.telemetry.redaction import Redactor
 
@@ -30,7 +31,6 @@ EXCLUDED: Final = (
     ".ruff_cache",
 )
 MAX_PACKAGE_BYTES: Final = 200 * 2**20
-BAD_USAGE: Final = 2
 
 
 class CannotPack(OffbeatError):
@@ -96,7 +96,7 @@ def submit_job(
         job = plan(loaded, overrides, Path.cwd(), python or sys.executable)
     except (NoDashboardAddress, CannotPack) as error:
         typer.echo(str(error), err=True)
-        return BAD_USAGE
+        return REFUSED
     for name, value in client_environment(os.environ, Path.home()).items():
         os.environ.setdefault(name, value)
     # Ray reads its variables when it is imported.
@@ -111,14 +111,14 @@ def submit_job(
             "cluster's into ~/.ray/auth_token, or into RAY_AUTH_TOKEN.",
             err=True,
         )
-        return BAD_USAGE
+        return REFUSED
     except (ConnectionError, RuntimeError) as error:
         typer.echo(
             f"no Ray dashboard took the job at {address}: {_first_line(error)}. Start one with "
             "ray start --head, or pass --address.",
             err=True,
         )
-        return BAD_USAGE
+        return REFUSED
     return 0
 
 

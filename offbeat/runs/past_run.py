@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import typer
 
@@ -12,11 +11,9 @@ from offbeat.controller.events import AnyEvent
 from offbeat.controller.journal import read_journal
 from offbeat.controller.journal.legality import contradiction
 from offbeat.controller.ledger import Ledger
+from offbeat.messages.exit_codes import REFUSED
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.directory import JOURNAL, SUMMARY
-
-UNREADABLE: Final = 2
-"""Exit code if there is no run to read."""
 
 
 class NotARun(OffbeatError):
@@ -115,4 +112,4 @@ def told_in_one_line() -> Generator[None, None, None]:
         yield
     except (OffbeatError, OSError) as error:
         typer.echo(f"offbeat: {error}", err=True)
-        raise typer.Exit(UNREADABLE) from error
+        raise typer.Exit(REFUSED) from error

@@ -32,8 +32,7 @@ from offbeat.launch.checks.software import (
 )
 from offbeat.launch.checks.user_code import check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
-
-CANNOT_WORK = 2
+from offbeat.messages.exit_codes import REFUSED
 
 _COLOURS = {
     Level.OK: typer.colors.GREEN,
@@ -50,7 +49,7 @@ def check_machine(loaded: LoadedRecipe, run_dir: Path | None) -> int:
         word, rest = str(finding).split(" ", 1)
         typer.echo(f"{typer.style(word, fg=_COLOURS[finding.level])} {rest}")
     typer.echo(f"\n{summary(findings)}")
-    return CANNOT_WORK if any(finding.level is Level.ERROR for finding in findings) else 0
+    return REFUSED if any(finding.level is Level.ERROR for finding in findings) else 0
 
 
 def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
