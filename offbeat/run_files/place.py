@@ -70,7 +70,7 @@ def new_token(run_dir: Path) -> Generator[RunDirToken]:
 
 
 class TokenChecker(Protocol):
-    """The driver's side of the check."""
+    """Interface by which the driver's machine confirms that it sees a token."""
 
     def sees(self, token: RunDirToken) -> bool:
         """Return whether the token is in the driver's run directory."""

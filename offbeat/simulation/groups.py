@@ -17,7 +17,7 @@ _FUTURE: Final = 1000
 
 
 class Content:
-    """Samples of one group. The same task has the same content on every worker."""
+    """Generated samples of one group. The same task has the same content on every worker."""
 
     __slots__ = ("lengths", "longest", "rewards", "task")
 

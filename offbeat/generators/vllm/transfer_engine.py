@@ -65,7 +65,7 @@ class StagingInfo(WeightTransferInitInfo):
 
 @dataclass
 class ChunkInfo(WeightTransferUpdateInfo):
-    """Index of one chunk of the planned ones."""
+    """Update request of vLLM's interface: the index of one planned chunk."""
 
     epoch: int
     index: int

@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(TransferVerdict).decode
 
 
 class Verdicts:
-    """The actor's end of the pipe. One wait at a time, in the order in which work was started."""
+    """The actor's end of the pipe of verdicts. One wait at a time, in the order in which work was started."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -75,7 +75,7 @@ class Verdicts:
 
 
 class VerdictSender:
-    """A worker's end of the pipe. Any of its threads may report."""
+    """A worker's end of the pipe of verdicts. Any of its threads may report."""
 
     def __init__(self, path: str, worker: int) -> None:
         self._write, self._worker = os.open(path, os.O_WRONLY | os.O_CLOEXEC), worker

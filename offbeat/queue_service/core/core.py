@@ -25,7 +25,7 @@ from offbeat.queue_service.core.statistics import stats_of
 
 
 class QueueCore(Producing, Consuming):
-    """Groups between producers and the tasks that consume them.
+    """State machine of the queue: groups between producers and the tasks that consume them.
 
     Each task is offered every group once, oldest put first, as soon as all rows have all of the
     task's columns, and again if its lease ends without an ack. A call that raises has changed

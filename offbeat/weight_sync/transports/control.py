@@ -52,7 +52,7 @@ class _Peer:
 
 
 class ControlServer:
-    """Sender's side. One thread receives messages; ``stop`` may be called from any."""
+    """Sender's end of the control channel. One thread receives; ``stop`` may be called from any."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """Receiver's side. Network errors become ``TransferFailed``."""
+    """Receiver's end of the control channel. Network errors become ``TransferFailed``."""
 
     def __init__(self, route: Route, epoch: int) -> None:
         self._epoch, self._where = epoch, f"{route.host}:{route.port}"
