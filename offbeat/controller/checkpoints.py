@@ -46,7 +46,6 @@ class Checkpoints:
             except TrainStepFailed as failure:
                 raise TrainerLost(who, str(failure)) from failure
         state.ledger.checkpointed(made.version, made.digest)
-        state.moved()
         state.reached(Failpoint.CHECKPOINTED)
 
     async def save_model(self) -> None:

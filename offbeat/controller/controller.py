@@ -220,7 +220,6 @@ class Controller:
     async def _open(self) -> None:
         """Record the start of this incarnation durably before any actor is called."""
         state = self.state
-        state.moved()
         state.ledger.open(state.fence.run_id, state.fence.incarnation, self._driver)
         await state.durable(f"beginning of incarnation {state.fence.incarnation}")
 

@@ -78,16 +78,25 @@ def _discard(event: AnyEvent) -> None:
     """The journal of a ledger that needs none."""
 
 
+def _nobody_waits() -> None:
+    """Notify nobody: outside a controller no task waits for a change."""
+
+
 class Ledger(GroupTable):
     """Follows each group from admission to its end. It records; the sampler decides.
 
     Every mutation is one event, handed to ``record`` after it was applied: the state is the fold of
-    the events. An illegal move raises ``IllegalMove`` and changes nothing.
+    the events. Then ``changed`` notifies whoever waits for a change. An illegal move raises
+    ``IllegalMove`` and changes nothing.
     """
 
-    def __init__(self, record: Callable[[AnyEvent], None] = _discard) -> None:
+    def __init__(
+        self,
+        record: Callable[[AnyEvent], None] = _discard,
+        changed: Callable[[], None] = _nobody_waits,
+    ) -> None:
         super().__init__()
-        self.record = record
+        self.record, self.changed = record, changed
 
     @classmethod
     def fold(cls, events: Iterable[AnyEvent], snapshot: TableSnapshot | None = None) -> Self:
@@ -304,6 +313,7 @@ class Ledger(GroupTable):
     def _do(self, event: AnyEvent) -> None:
         self.apply(event)
         self.record(event)
+        self.changed()
 
 
 def _newest_first(

@@ -83,7 +83,6 @@ class Recovery:
         # of a resumed run may allow less staleness than the one its groups were made under.
         self._rollouts.make_room()
         self._rollouts.sweep(predictive=False)
-        state.moved()
         state.reached(Failpoint.RECOVERED)
 
     async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
@@ -123,7 +122,6 @@ class Recovery:
             )
         else:
             log.info("trainer.restored", version=restored.version, reason=reason)
-        state.moved()
         state.reached(Failpoint.REWOUND)
 
     async def _undo(self, to_version: int, reason: str) -> int:

@@ -95,7 +95,6 @@ class RolloutPump:
             while True:
                 await state.until(Pump.ROLLOUT, "room for a prompt group", self._can_dispatch)
                 self._dispatch_one(rollouts)
-                state.moved()
 
     def again(self, prompt_index: int) -> None:
         """Dispatch an admitted group again, as soon as its policy allows."""
@@ -195,6 +194,7 @@ class RolloutPump:
         state = self._state
         if self._prompts.prompt(state.ledger.totals.drawn) is None:
             state.exhausted = True
+            state.moved()
             return None
         admission = state.sampler.admit(state.view)
         if admission is None:
@@ -288,13 +288,11 @@ class RolloutPump:
             state.ledger.commit(receipt)
             state.reached(Failpoint.COMMITTED)
             self._evict()
-        state.moved()
 
     async def _failed(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Retry at once, retry after a back-off, or drop; the policy may also end the run."""
         state = self._state
         wait_s = self._retries.after(task, failure, incarnation)
-        state.moved()
         if wait_s is None:
             # A task that waits for the next trial of an environment that is out of service is woken.
             if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
@@ -342,7 +340,6 @@ class RolloutPump:
         state.queue.clear((unfit.prompt_index,))
         if self._retries.after_refusal(unfit) is not None:
             self.again(unfit.prompt_index)
-        state.moved()
 
     def lost(self, prompt_indices: Iterable[int], failure: PayloadLost) -> None:
         """Roll out ready groups again whose columns are gone for good, or drop them."""
@@ -350,7 +347,6 @@ class RolloutPump:
             self._state.queue.clear((prompt_index,))
             if self._retries.after_loss(prompt_index, failure):
                 self.again(prompt_index)
-            self._state.moved()
 
     def _evict(self) -> None:
         state = self._state
@@ -361,7 +357,6 @@ class RolloutPump:
             else:
                 state.ledger.evict(prompt_index, "stale")
                 self.again(prompt_index)
-            state.moved()
 
     def cancel(self, prompt_indices: Iterable[int], reason: str) -> None:
         """Cancel these groups in flight; their prompts are admitted again."""
@@ -369,14 +364,12 @@ class RolloutPump:
             self._stop(prompt_index)
             self._state.ledger.retry(prompt_index, ReturnKind.CANCELLED, reason)
             self.again(prompt_index)
-            self._state.moved()
 
     def _drop_in_flight(self, prompt_indices: Iterable[int]) -> None:
         """Cancel these groups in flight and drop their prompts, as the recipe asks."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
             self._state.ledger.drop(prompt_index, DropReason.STALE)
-            self._state.moved()
 
     def _stop(self, prompt_index: int) -> None:
         self._running[prompt_index].task.cancel()

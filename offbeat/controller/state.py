@@ -31,8 +31,9 @@ _JOURNAL_DEADLINE_S: Final = 120.0
 class RunState:
     """Mutable state of a run.
 
-    It changes between two awaits only, by plain calls; ``moved`` follows every change. A reply and
-    the ledger entry it causes are never apart, so a cancel finds every group in its place.
+    It changes between two awaits only, by plain calls. The ledger notifies of its own changes;
+    ``moved`` follows every other one. A reply and the ledger entry it causes are never apart, so a
+    cancel finds every group in its place.
     """
 
     config: RunConfig
@@ -63,8 +64,11 @@ class RunState:
         default_factory=RunCosts
     )  # what all incarnations of the controller have cost
     view: LedgerView = field(init=False)
+    _clock: Callable[[], float] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self.ledger.changed = self.moved
         self.view = LedgerView(self.ledger, self.fleet, lambda: self.groups_needed)
         self.engine_signals = {name: Signal() for name in self.fleet.engines}
 
@@ -90,8 +94,11 @@ class RunState:
         return self.fence.incarnation << 32
 
     def moved(self) -> None:
-        """Notify all waiters. Call after every change; the watchdog counts it as progress."""
-        self.moved_at = asyncio.get_running_loop().time()
+        """Notify all waiters; the watchdog counts it as progress.
+
+        The ledger calls it after each of its moves; call it after every other change.
+        """
+        self.moved_at = self._clock()
         self.changed.notify()
 
     def engine_moved(self, name: str) -> None:

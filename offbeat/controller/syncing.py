@@ -193,7 +193,6 @@ class WeightSync:
         state.ledger.released(version, release.digest)
         state.fleet.released(version)
         self._released.notify()
-        state.moved()
         state.reached(Failpoint.PUBLISHED)
         return release
 

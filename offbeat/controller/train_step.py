@@ -95,7 +95,6 @@ class TrainStep:
         async with asyncio.TaskGroup() as calls:
             while (due := await self._next_chunk(measures)).prompt_indices:
                 groups = state.ledger.claim(due.prompt_indices, key.step, key.attempt)
-                state.moved()
                 state.reached(Failpoint.CLAIMED)
                 if not begun:
                     begun = True
@@ -149,8 +148,7 @@ class TrainStep:
                     who, call, one_s * self._queued
                 )  # those before it too
             finally:
-                self._queued -= 1
-                state.moved()
+                self._queued -= 1  # the answer of the call has notified already
 
         task = calls.create_task(send(), name=who)
         await sent.wait()
@@ -283,7 +281,6 @@ class TrainStep:
         else:
             state.ledger.refused(key.step, key.attempt, result.reason)
             log.warning("step.not_applied", step=key.step, reason=result.reason)
-        state.moved()
         state.reached(Failpoint.APPLIED)
         await state.durable(f"outcome of step {key.step}")
         state.reached(Failpoint.APPLIED_DURABLE)

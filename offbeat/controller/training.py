@@ -225,7 +225,6 @@ class TrainPump:
         elif isinstance(failure, PayloadLost):
             await self._recovery.payloads_lost(failure)
         self._rollouts.sweep(predictive=False)
-        state.moved()
 
     def _counted(self, result: StepResult) -> StepResult:
         """Count a step that was not applied; raise after too many in a row."""

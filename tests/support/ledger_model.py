@@ -30,7 +30,7 @@ def receipt(prompt_index: int, attempt: int, version: int = 0, tokens: int = 2) 
 
 def state_of(books: GroupTable) -> dict[str, Any]:
     """All public state by value, with the orders that are promised."""
-    own = ("record", "events")  # of a ledger, not of the books
+    own = ("record", "changed", "events")  # of a ledger, not of the books
     state = {name: value for name, value in vars(books).items() if name not in own}
     return {
         **msgspec.to_builtins(state),

@@ -239,3 +239,18 @@ def test_a_snapshot_keeps_every_order_that_is_promised() -> None:
     assert state_of(folded) == state_of(ledger)
     assert list(folded.training) == [1, 0, 3]
     assert list(folded.in_flight_at[0]) == [6, 5, 4]
+
+
+def test_whoever_waits_is_notified_of_each_move_once_it_is_recorded() -> None:
+    seen = list[str]()
+    ledger = Ledger(lambda event: seen.append(type(event).__name__), lambda: seen.append("changed"))
+    ledger.dispatch(ledger.admit(None), "generator-0", 0)
+    assert seen == ["Admitted", "changed", "Dispatched", "changed"]
+
+
+def test_an_illegal_move_notifies_nobody() -> None:
+    seen = list[str]()
+    ledger = Ledger(changed=lambda: seen.append("changed"))
+    with pytest.raises(IllegalMove):
+        ledger.evict(0, "stale")
+    assert not seen

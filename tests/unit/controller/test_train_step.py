@@ -27,7 +27,7 @@ class Untimely(FakeTrainer):
         return await super().train_microbatch(fence, key, chunk)
 
     def reached(self, point: Failpoint) -> None:
-        if point is Failpoint.COMMITTED and self.running is not None:
+        if point is Failpoint.ANSWERED and self.running is not None:
             failure = TrainStepFailed(0, 1, TrainerCall.MICROBATCH, "out of memory")
             asyncio.get_running_loop().call_soon(self.running.set_exception, failure)
             self.running = None
