@@ -1,9 +1,5 @@
 """Engine pumps: each starts one engine, syncs it to the current weights, and detects its loss.
 
-    waits for                               woken by
-    the engine's first reply                the engine
-    a reason to probe it                    a failed request or sync; a background probe timer
-
 RESTARTING -> STALE (it answered) -> HEALTHY (it acked a verified sync) -> SUSPECT -> DEAD -> ...
 
 An engine that fails again and again is retired: the run goes on with the others.
@@ -32,7 +28,13 @@ _SYNC_TIMEOUTS: Final = 2  # syncs past their deadline per incarnation, before i
 
 
 class EnginePump:
-    """Keeps one engine serving, or raises when it cannot be recovered."""
+    """Keeps one engine serving, or raises when it cannot be recovered.
+
+    consumes   answers to probes, failures of requests and syncs
+    produces   a HEALTHY engine, or a retired one
+    waits for  the engine's first answer, then for a reason to doubt it
+    woken by   the engine, a failed request or sync, a background probe timer
+    """
 
     def __init__(self, state: RunState, generator: Generator, sync: WeightSync) -> None:
         self._state, self._generator, self._sync = state, generator, sync

@@ -1,9 +1,5 @@
 """Evaluation pump: scores held-out prompts at one weight version.
 
-    waits for                       woken by
-    a version to score              the train pump, every ``eval.interval`` steps
-    an engine that serves it        the sync pump; the engine is pinned to that version until the end
-
 A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
 afterwards. With one engine only, no newer weights are served meanwhile: training continues as far
 as ``max_staleness`` allows, then waits, at most until the evaluation's deadline.
@@ -47,7 +43,13 @@ class EvaluationFailed(OffbeatError):
 
 
 class Evaluation:
-    """Runs at most one evaluation at a time; a version requested meanwhile is scored after it."""
+    """Runs at most one evaluation at a time; a version requested meanwhile is scored after it.
+
+    consumes   versions that the train pump asks it to score, held-out prompts
+    produces   the metrics ``eval/*``
+    waits for  a version to score, an engine that serves it, pinned to it until the end
+    woken by   the train pump every ``eval.interval`` steps, the sync pump
+    """
 
     def __init__(
         self,

@@ -1,9 +1,5 @@
 """Rollout pump: keeps as many prompt groups in flight as may still be trained in time.
 
-    waits for                        woken by
-    room for one more group          a served version, a claimed, trained or dropped group
-    a group to dispatch again        a failed rollout after its back-off, an eviction, a rewind
-
 A prompt is drawn only once admitted. A failed rollout never becomes a reward: it is retried, or
 dropped with a reason, or it ends the run.
 """
@@ -61,7 +57,13 @@ class _Running(NamedTuple):
 
 
 class RolloutPump:
-    """Admits, dispatches and commits prompt groups."""
+    """Admits, dispatches and commits prompt groups.
+
+    consumes   prompts, and admitted groups that come again
+    produces   ready groups, their columns in the queue
+    waits for  room within ``max_staleness`` and the buffer, an engine that serves
+    woken by   a served version, a claimed, trained or dropped group, the end of a back-off, a rewind
+    """
 
     def __init__(
         self,

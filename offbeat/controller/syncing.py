@@ -1,10 +1,5 @@
 """Weight sync of the fleet: publishes a release, has every engine load it, counts the acks.
 
-    waits for             woken by
-    a release             the train pump, after a step
-    rollouts in flight    their replies (mode drain)
-    the engines           their acks
-
 All syncs go through one lock: the regular one after a step, and the one that brings a restarted
 engine up to date. An engine that does not ack in time is STALE and serves nothing; the others
 continue. From then on it is synced separately, outside the lock and the regular syncs, until it
@@ -61,6 +56,11 @@ class SyncReport:
 
 class WeightSync:
     """Owns the current release and the sync epoch.
+
+    consumes   versions that the train pump asks it to publish
+    produces   releases, and engines that serve them
+    waits for  a version to publish, rollouts in flight (mode ``drain``), the engines
+    woken by   the train pump after a step, replies of rollouts, acks
 
     In mode ``keep`` the trainer continues at once: its snapshot is queued before the calls of the
     next step, engines load the release meanwhile, and ``serving_version`` rises when they ack. The

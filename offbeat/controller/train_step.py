@@ -1,11 +1,5 @@
 """Trains one optimizer step: ready groups are streamed into the trainer's split step as they come.
 
-    waits for                              woken by
-    a chunk of ready groups                a committed group, a dropped one, the end of the prompts
-    the trainer                            its replies
-    the snapshot of the step before        the trainer
-    the journal                            the disk
-
     claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
 
 Calls of a step are queued, not awaited one by one: after a failed call the trainer refuses the
@@ -50,7 +44,13 @@ class _Due(NamedTuple):
 
 
 class TrainStep:
-    """Makes attempts at a step; the caller retries, or replaces the trainer."""
+    """Makes attempts at a step; the caller retries, or replaces the trainer.
+
+    consumes   ready groups
+    produces   a version of the trainer, or dropped groups
+    waits for  a chunk of ready groups, the trainer, the snapshot of the step before, the journal
+    woken by   a committed or dropped group, the end of the prompts, the trainer's replies, the disk
+    """
 
     def __init__(
         self,

@@ -1,10 +1,5 @@
 """Runs the train pump: one optimizer step after another, until the last or the end of the prompts.
 
-    waits for                              woken by
-    what the step waits for                see offbeat.controller.train_step
-    the acks of the release before last    the engines, through the sync pump
-    a trainer to be replaced               the cluster
-
 After the loss of a rank, all ranks are replaced and restored from the last checkpoint, and the
 groups trained since are rolled out and trained again: a rewind.
 """
@@ -48,7 +43,13 @@ Repairable = TrainStepFailed | UnfitGroup | PayloadLost
 
 
 class TrainPump:
-    """Trains the steps of the run from the present one to the last."""
+    """Trains the steps of the run from the present one to the last.
+
+    consumes   ready groups, through ``TrainStep``
+    produces   versions of the trainer, checkpoints, what sync and evaluation are asked for
+    waits for  what a step waits for, the acks of the release before last, a trainer to be replaced
+    woken by   what wakes a step, the engines through the sync pump, the cluster
+    """
 
     def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
         self,
