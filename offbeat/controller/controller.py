@@ -20,7 +20,6 @@ leaves ``Controller.run``. No pump polls; no pump catches what it cannot repair.
 import asyncio
 import contextlib
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, ParamSpec
 
@@ -157,7 +156,6 @@ class Controller:
         self._engine_pumps = [
             EnginePump(state, generator, self._sync) for generator in ports.generators.values()
         ]
-        self._inbox = deque[Command]()
         self._cause: BaseException | None = None
         self._keep_until = 0.0  # once aborted: when a last checkpoint is given up
 
@@ -210,8 +208,7 @@ class Controller:
 
         Call it from the event loop.
         """
-        self._inbox.append(command)
-        self.state.moved()
+        self.state.operator.send(command)
 
     def abort(self, reason: str) -> None:
         """End now; groups in flight are lost. Call from the event loop."""
@@ -257,7 +254,7 @@ class Controller:
             stuck = now >= max(state.moved_at + limit, busy_until + _GRACE_S)
             nobody_acts = busy_until == -float("inf") and seen == state.moved_at
             looks = looks + 1 if nobody_acts else 0
-            if (stuck or looks == _DEADLOCK_LOOKS) and not state.paused:
+            if (stuck or looks == _DEADLOCK_LOOKS) and not state.operator.is_paused:
                 raise RunStalled(now - state.moved_at, self._where(), state.awaits.describe(now))
             seen = state.moved_at
             await asyncio.sleep(min(_LOOK_S, limit))
@@ -273,22 +270,21 @@ class Controller:
 
     async def _control(self) -> NoReturn:
         """Execute the operator's commands from the inbox."""
-        state = self.state
+        operator = self.state.operator
         while True:
-            await state.changed.wait_for(lambda: bool(self._inbox))
-            command = self._inbox.popleft()
+            await self.state.changed.wait_for(operator.has_command)
+            command = operator.next_command()
             log.info("run.command", command=type(command).__name__)
             match command:
                 case Pause():
-                    state.paused = True
+                    operator.pause()
                 case Resume():
-                    state.paused = False
+                    operator.resume()
                 case Stop():
-                    state.stopping = True
+                    operator.stop()
                 case Abort():
                     await self._wait_for_open_step()
                     raise RunAborted(command.reason)
-            state.moved()
 
     async def _wait_for_open_step(self) -> None:
         """Wait for a step that is being finished, within the time reserved for a last checkpoint.

@@ -108,7 +108,7 @@ class RolloutPump:
         state = self._state
         return (
             state.gate_open
-            and not (state.stopping or state.paused)
+            and not (state.operator.is_stopping or state.operator.is_paused)
             and state.lifecycle.phase is not RunPhase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
             and state.fleet.pick() is not None

@@ -12,6 +12,7 @@ from offbeat.controller.failpoints import Failpoints
 from offbeat.controller.fleet import Fleet
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import Lifecycle, RunPhase
+from offbeat.controller.operator import Operator
 from offbeat.controller.pending_waits import PendingWaits, Pump
 from offbeat.controller.ports import Journal, Trace
 from offbeat.controller.run_costs import RunCosts
@@ -55,20 +56,20 @@ class RunState:
     evaluations_failed: int = 0  # by this controller
     evaluation_failure: str = ""  # why the last of them failed
     exhausted: bool = False  # the prompt source is at its end
-    stopping: bool = False  # finish the step in progress, then end
-    paused: bool = False  # an operator asked; the step in progress goes on to its end
     gate_open: bool = True  # rollouts may be dispatched
     trainer_lost: TrainerLost | None = None  # found by another pump than the train pump
     serving_since: float | None = None  # event loop's clock at the first served weights
     tally: RunCosts = field(
         default_factory=RunCosts
     )  # what all incarnations of the controller have cost
+    operator: Operator = field(init=False)
     view: LedgerView = field(init=False)
     _clock: Callable[[], float] = field(init=False)
 
     def __post_init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
         self.ledger.changed = self.moved
+        self.operator = Operator(self.moved)
         self.view = LedgerView(self.ledger, self.fleet, lambda: self.groups_needed)
         self.engine_signals = {name: Signal() for name in self.fleet.engines}
 

@@ -187,7 +187,7 @@ class TrainStep:
         if groups_needed <= 0:
             return _Due([], is_empty_batch=not ledger.training)
         last = state.exhausted and not ledger.in_flight and not self._more_waits()
-        if state.stopping:
+        if state.operator.is_stopping:
             ready = state.sampler.select(state.view) if ledger.training else []
             completes = len(ready) >= groups_needed or (last and bool(ledger.training))
             return _Due(ready) if completes else _Due([], is_cut_short=True)

@@ -127,7 +127,7 @@ class TrainPump:
 
     async def _until_done(self) -> None:
         state = self._state
-        while state.step <= state.config.steps and not state.stopping:
+        while state.step <= state.config.steps and not state.operator.is_stopping:
             await self._while_paused()
             measures = StepMetricsBuilder(state.step, asyncio.get_running_loop().time())
             result = await self._step(measures)
@@ -148,10 +148,14 @@ class TrainPump:
 
     async def _while_paused(self) -> None:
         state = self._state
-        if state.paused:
+        if state.operator.is_paused:
             state.busy.trainer_waits(TrainerTime.WAITING_GATE)
             asked = "an operator to resume or stop"
-            await state.until(Pump.TRAIN, asked, lambda: not state.paused or state.stopping)
+            await state.until(
+                Pump.TRAIN,
+                asked,
+                lambda: not state.operator.is_paused or state.operator.is_stopping,
+            )
 
     async def _after_version(self, measures: StepMetricsBuilder) -> None:
         """Handle what is due at this version: weights, checkpoint, evaluation."""
