@@ -171,6 +171,8 @@ def test_a_step_that_a_rewind_undid_counts_once_when_it_is_trained_again() -> No
     steps.add(20.0, [(0, 8)])
     assert steps.recent == (1.0, 20.0)
     assert steps.staleness == {0: 8, 1: 8}
+    steps.take_back([(1, 8)])
+    assert steps.staleness == {0: 8}, "no entry for nothing"
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
