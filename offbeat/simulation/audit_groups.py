@@ -71,6 +71,7 @@ DROP_REASONS: Final = frozenset(
         "reward_wrong_type",
         "stale",
         "step_not_applied",
+        "too_few_valid_samples",
         "truncated",
         "zero_variance",
     }

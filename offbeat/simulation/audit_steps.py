@@ -28,6 +28,7 @@ from offbeat.simulation.audit_groups import (
     TRAINING,
     AuditedGroups,
 )
+from offbeat.simulation.audit_samples import AuditedSamples
 from offbeat.simulation.audit_world import AuditedStep, Trained, World
 
 
@@ -47,6 +48,7 @@ class Steps:
     ) -> None:
         self._config, self._groups, self._world = config, groups, world
         self._findings = findings
+        self.samples = AuditedSamples(config, groups, findings)
         self.open: tuple[int, int] | None = None  # step and attempt of the groups in training
         self.intent: tuple[int, int] | None = None  # step whose outcome is unknown
         self.stack: list[tuple[int, int]] = []  # step and attempt that led to versions 1, 2, ...
@@ -123,6 +125,7 @@ class Steps:
             )
         self._check_applied_by_trainer(event)
         self._check_size(event)
+        self.samples.applied(event)
         self._leave(TRAINED)
         self.stack.append(key)
         self._trained.append(event.prompt_indices)
@@ -157,6 +160,7 @@ class Steps:
             for prompt_index in prompt_indices:
                 groups.move(prompt_index, ADMITTED).receipt = None
         del self.stack[event.to_version :], self._trained[event.to_version :]
+        self.samples.rewound(event.to_version)
         groups.rewound(len(self.stack))
         if self.short is not None and self.short[0] > groups.version:
             self.short = None
@@ -265,6 +269,7 @@ class Steps:
             if intent.before != moment.before:
                 findings.add("I2", f"step {key} began: {difference(moment.before, intent.before)}")
             self._check_samples(moment, intent)
+            self.samples.check_trained(moment.record, intent.receipts)
 
     def check_end(self, *, finished: bool) -> None:
         """Check that the trainer's steps at the end are those of the ledger.

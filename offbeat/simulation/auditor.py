@@ -9,6 +9,7 @@ the samplers, so it does not repeat their mistakes.
                Engines  what was served                I5 I6
     both    -> End      how it ended                   I3 I8 I9 I14 I15 I16
                Losses   cost of a lost machine         I17
+               Samples  each sample once, masked ones nowhere  I18
 """
 
 from collections.abc import Callable, Sequence
@@ -105,6 +106,7 @@ def _read_journal(
         engines.dispatched(event)
 
     def committed(event: Committed) -> None:
+        steps.samples.committed(event.receipt)
         engines.committed(event, groups.committed(event))
 
     def rewound(event: Rewound) -> None:

@@ -94,6 +94,7 @@ class Cluster:
             for index in range(plan.workers)
         ]
         for worker in self.workers:
+            worker.sample_failures = plan.sample_failures
             worker.spooled_share = (1.0 - plan.spool_loss) if plan.spools else 0.0
         actors: list[Actor] = [self.trainer, *self.engines.values(), *self.workers]
         self.actors = {actor.name: actor for actor in actors}

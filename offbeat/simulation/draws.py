@@ -45,6 +45,7 @@ class EpisodePlan(msgspec.Struct, frozen=True):
     # Machine by actor, for actors on other machines than the controller's
     machines: dict[str, str] = {}
     groups_per_turn: int = GROUPS_PER_TURN  # groups that a rewind returns at a time
+    sample_failures: float = 0.0  # share of the tries of a sample that fail
 
 
 def draw_plan(
@@ -68,6 +69,8 @@ def draw_plan(
         changes["rollout"]["infrastructure_retries"] = POISON_RETRIES
     if base.generator.backend == "vllm":
         del changes["generator"]["deterministic"]
+    fails, failures = _sample_failures(random.Random(f"{seed}/samples"), profile)
+    changes["rollout"] |= failures
     config = RunConfig.model_validate(_merged(base.model_dump(), changes))
     needed = config.steps * config.groups_per_step
     prompts = rng.choice((needed - 5, needed + 3)) if rng.random() < 0.2 else None  # noqa: PLR2004
@@ -91,8 +94,22 @@ def draw_plan(
     spool_loss = rng.choice((0.0, SPOOL_LOSS)) if surplus else SPOOL_LOSS
     groups_per_turn = random.Random(f"{seed}/turns").choice((1, 8, 20, GROUPS_PER_TURN))
     return EpisodePlan(
-        config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn
+        config, strikes, prompts, spools, workers, spool_loss, machines, groups_per_turn, fails
     )
+
+
+def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str, Any]]:
+    """Return the share of tries that fail, and what is done about it: in half of the episodes."""
+    if profile not in ("all", "data") or rng.random() < 0.5:  # noqa: PLR2004
+        return 0.0, {"on_failed_sample": "fail_group", "min_valid_samples": None}
+    policy = rng.choice(("retry", "retry", "mask", "fail_group"))
+    if policy == "fail_group":
+        return 0.02, {"on_failed_sample": policy, "min_valid_samples": None}
+    return rng.choice((0.02, 0.1)), {
+        "on_failed_sample": policy,
+        "sample_retries": rng.choice((0, 1, 1, 2)),
+        "min_valid_samples": rng.choice((None, 1, 1)),
+    }
 
 
 def _placed(dice: random.Random, actors: list[str]) -> dict[str, str]:

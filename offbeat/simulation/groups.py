@@ -1,13 +1,23 @@
 """Content of fake prompt groups, generated from their seed: lengths, rewards, and poison."""
 
-from typing import Final
+import random
+from typing import Final, TypeVar
 
 import msgspec
 
 from offbeat.config.run import RunConfig
-from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
+from offbeat.config.sections.rollout import RolloutConfig
+from offbeat.messages.failures import Component, FailureKind, RolloutFailed
+from offbeat.messages.groups import (
+    Receipt,
+    RolloutTask,
+    SampleFailure,
+    SampleStatus,
+    VersionSpans,
+)
 from offbeat.simulation.engine import FakeEngine
 
+T = TypeVar("T")
 PROMPT_TOKENS: Final = 5
 _COLUMNS: Final = ("response_ids", "rewards")
 _TOKEN_BYTES: Final = 13
@@ -58,6 +68,46 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
         0.02,
         sampling=task.sampling,
     )
+
+
+def with_failed_samples(
+    receipt: Receipt, task: RolloutTask, rollout: RolloutConfig, share: float
+) -> Receipt | RolloutFailed:
+    """Return the receipt of a group in which this share of the tries failed, or its failure."""
+    dice = random.Random(f"{task.seed}/{task.attempt}")
+    tries = 1 + rollout.sample_retries if rollout.on_failed_sample == "retry" else 1
+    failed = [0] * task.samples  # tries of each sample
+    kinds = [SampleFailure.NONE] * task.samples
+    for sample in range(task.samples):
+        while failed[sample] < tries and dice.random() < share:
+            failed[sample] += 1
+            kinds[sample] = dice.choice((SampleFailure.MODEL, SampleFailure.INFRASTRUCTURE))
+    masked = [count == tries for count in failed]
+    fails = any(failed) and rollout.on_failed_sample == "fail_group"
+    if fails or task.samples - sum(masked) < task.min_valid_samples:
+        reason = "environment_raised" if fails else "too_few_valid_samples"
+        by_model = SampleFailure.INFRASTRUCTURE not in kinds
+        return RolloutFailed(
+            FailureKind.DATA if fails or by_model else FailureKind.INFRASTRUCTURE,
+            task.prompt_index,
+            task.attempt,
+            reason,
+            f"{sum(failed)} failed tries",
+            Component.ENVIRONMENT,
+        )
+    return msgspec.structs.replace(
+        receipt,
+        rewards=_where(masked, 0.0, receipt.rewards),
+        valid_tokens=_where(masked, 0, receipt.valid_tokens),
+        finish_reasons=_where(masked, "environment_raised", receipt.finish_reasons),
+        statuses=_where(masked, SampleStatus.MASKED, (SampleStatus.VALID,) * task.samples),
+        failures=tuple(kinds),
+        retries=tuple(count - gone for count, gone in zip(failed, masked, strict=True)),
+    )
+
+
+def _where(masked: list[bool], value: T, values: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(value if gone else each for gone, each in zip(masked, values, strict=True))
 
 
 def poisoned(receipt: Receipt, kind: str) -> Receipt:

@@ -17,3 +17,4 @@ class SimulatedPayload:
     newest: int
     poison: str
     memory: MachineMemory = FIRST_MEMORY  # memory that stores it
+    masked: tuple[int, ...] = ()  # samples whose loss mask is False throughout

@@ -124,6 +124,8 @@ class TrainerApplied(WorldRecord, frozen=True):
     newest: tuple[int, ...]
     poison: tuple[str, ...]  # error of each group; empty strings for correct ones
     digest: str  # digest of the weights after the step
+    masked: tuple[tuple[int, ...], ...] = ()  # masked samples of each group, from its payload
+    advantages: tuple[tuple[float, ...], ...] = ()  # advantages of each group, as they were sent
 
 
 class ReleasePublished(WorldRecord, frozen=True):

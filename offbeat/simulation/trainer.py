@@ -75,7 +75,7 @@ class FakeTrainer(Actor):
         self._busy = False
         self._digest, self._version = INITIAL_DIGEST, 0
         self._last_step = self._last_attempt = 0
-        self._open: list[SimulatedPayload] = []
+        self._open: list[tuple[SimulatedPayload, tuple[float, ...]]] = []
         self._chunks = 0
         self.around.record(TrainerLife(self.around.loop.time(), self.incarnation_number))
 
@@ -197,7 +197,7 @@ class FakeTrainer(Actor):
         del key
         self._check_columns(chunk, "microbatch")
         payloads = _columns_of(chunk)
-        self._open += payloads
+        self._open += zip(payloads, chunk.advantages, strict=True)
         self._chunks += 1
         groups = len(payloads)
         return ChunkResult(chunk.tokens, groups * 2, 1, self.step_s * groups / 10)
@@ -213,7 +213,8 @@ class FakeTrainer(Actor):
 
     def _finish(self, call: SimulatedCall, kind: str) -> StepResult:
         key: StepKey = call.args[0]
-        groups, chunks = self._open, self._chunks
+        groups, chunks = [payload for payload, _ in self._open], self._chunks
+        advantages = tuple(each for _, each in self._open)
         self._open, self._chunks = [], 0
         if kind == "gradient_nan":
             nan = "gradient norm is nan"
@@ -236,6 +237,8 @@ class FakeTrainer(Actor):
                 newest=tuple(payload.newest for payload in groups),
                 poison=tuple(payload.poison for payload in groups),
                 digest=self._digest,
+                masked=tuple(payload.masked for payload in groups),
+                advantages=advantages,
             )
         )
         self.around.faults.step(self._version)

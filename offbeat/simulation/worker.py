@@ -9,7 +9,7 @@ from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.engine import Decoding, FakeEngine
 from offbeat.simulation.faults import FaultMoment
-from offbeat.simulation.groups import Content, poisoned, receipt_of
+from offbeat.simulation.groups import Content, poisoned, receipt_of, with_failed_samples
 from offbeat.simulation.network import DEATH_NOTICED_S, SimulatedCall
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.simulation.records import Generated, PoisonTaken, Scored
@@ -30,6 +30,7 @@ class FakeWorker(Actor):
         stub = around.config.stub
         self._mu, self._sigma = math.log(stub.median_rollout_s), stub.tail_sigma
         self.spooled_share = 0.0  # share of the finished groups that are written to disk
+        self.sample_failures = 0.0  # share of the tries of a sample that fail
         super().__init__(name, around)
 
     def born(self) -> None:
@@ -177,6 +178,13 @@ class _Rollout:
             )
             return
         oldest, newest = receipt.oldest_version, receipt.newest_version
+        if share := self.worker.sample_failures:
+            drawn = with_failed_samples(receipt, task, around.config.rollout, share)
+            if isinstance(drawn, RolloutFailed):
+                call.fail(drawn)
+                return
+            receipt = drawn
+        masked = tuple(sample for sample, valid in enumerate(receipt.valid) if not valid)
         if kind:
             receipt = poisoned(receipt, kind)
         now, spans = around.loop.time(), receipt.version_spans
@@ -193,6 +201,7 @@ class _Rollout:
             newest,
             kind,
             memory,
+            masked,
         )
         share = self.worker.spooled_share
         spooled = bool(share) and not task.evaluation and around.rng.random() < share

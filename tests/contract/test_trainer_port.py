@@ -83,7 +83,7 @@ class SimulatedBench(Bench):
         payloads = [
             (SimulatedPayload(each, 1, incarnation, each * 7, 0, 0, ""),) for each in prompt_indices
         ]
-        return Chunk(prompt_indices, tuple(payloads))
+        return Chunk(prompt_indices, tuple(payloads), ((-0.5, 0.5),) * len(payloads))
 
     def unreadable(self, *prompt_indices: int) -> Chunk:
         return self.chunk(*prompt_indices, incarnation=NEVER_HEARD_OF)

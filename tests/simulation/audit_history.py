@@ -213,12 +213,17 @@ class History:
                 newest=tuple(receipt.newest_version for receipt in receipts),
                 poison=("",) * len(receipts),
                 digest=self.digests[made],
+                masked=((),) * len(receipts),
+                advantages=((-0.5, 0.5),) * len(receipts),
             )
         )
 
     def book_applied(self) -> None:
         prompt_indices = tuple(self.claimed)
-        self.journal.append(StepApplied(*self.key, self.version + 1, prompt_indices, self.drawn))
+        samples = SAMPLES * len(prompt_indices)
+        self.journal.append(
+            StepApplied(*self.key, self.version + 1, prompt_indices, self.drawn, samples=samples)
+        )
         self.version += 1
         self.claimed = []
 

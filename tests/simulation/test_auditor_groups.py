@@ -1,8 +1,10 @@
 """The auditor's table of groups: each rule broken by hand once."""
 
+from typing import Any
+
 import msgspec
 import pytest
-from audit_history import History, broken, run_config, whole_run
+from audit_history import GROUPS_PER_STEP, History, broken, run_config, whole_run
 
 from offbeat.controller.events import (
     Admitted,
@@ -14,6 +16,7 @@ from offbeat.controller.events import (
     ReturnKind,
     StepApplied,
 )
+from offbeat.messages.groups import SampleStatus
 from offbeat.simulation.records import Ended, PermitsUsed
 
 
@@ -302,3 +305,29 @@ def test_a_controller_that_opens_without_a_higher_fence_is_found() -> None:
     history.incarnation = 0
     history.open()
     assert broken(killed(history)) == {"I13"}
+
+
+def with_masked(history: History, prompt_index: int, **changes: Any) -> None:
+    """Roll out one group of which the receipt says that its first sample is masked."""
+    history.dispatch(prompt_index)
+    history.generate(prompt_index)
+    masked: dict[str, Any] = {
+        "statuses": (SampleStatus.MASKED, SampleStatus.VALID),
+        "valid_tokens": (0, 3),
+    }
+    receipt = msgspec.structs.replace(history.receipts[prompt_index], **{**masked, **changes})
+    history.receipts[prompt_index] = receipt
+    history.commit(prompt_index)
+
+
+def test_a_masked_sample_where_none_may_be_breaks_the_account_of_samples() -> None:
+    history = started()
+    with_masked(history, history.admit())
+    assert broken(killed(history)) == {"I18"}
+
+
+def test_a_sample_that_the_trainer_got_unmasked_is_found() -> None:
+    history = started(rollout={"on_failed_sample": "mask", "min_valid_samples": 1})
+    with_masked(history, history.admit())
+    history.train((0, *history.ready(GROUPS_PER_STEP - 1)))
+    assert broken(killed(history)) == {"I18"}

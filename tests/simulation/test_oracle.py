@@ -56,9 +56,12 @@ def plan_of(seed: int, profile: str, **settings: Any) -> EpisodePlan:
     for name, section in {**SYNCHRONOUS, **settings}.items():
         whole[name] = section if name == "sampler" else {**whole[name], **section}
     whole["rollout"]["infrastructure_retries"] = 40  # nothing is given up for want of an engine
+    # A sample that is masked changes what is trained, as it should; here nothing may change it.
+    whole["rollout"] |= {"on_failed_sample": "fail_group", "min_valid_samples": None}
     dropping = ("gradient_nan", *POISON)
     strikes = [strike for strike in plan.strikes if strike.action not in dropping]
-    return msgspec.structs.replace(plan, config=RunConfig.model_validate(whole), strikes=strikes)
+    config = RunConfig.model_validate(whole)
+    return msgspec.structs.replace(plan, config=config, strikes=strikes, sample_failures=0.0)
 
 
 def played(seed: int, plan: EpisodePlan) -> EpisodeResult:

@@ -91,7 +91,9 @@ class Stage:
         for prompt_indices in chunks:
             key = key.next()
             payloads = tuple((SimulatedPayload(o, 1, 1, o * 7, 0, 0, ""),) for o in prompt_indices)
-            await self.trainer.train_microbatch(FENCE, key, Chunk(tuple(prompt_indices), payloads))
+            advantages = ((-0.5, 0.5),) * len(payloads)
+            chunk = Chunk(tuple(prompt_indices), payloads, advantages)
+            await self.trainer.train_microbatch(FENCE, key, chunk)
         await self.trainer.finish_train_step(FENCE, key.next())
 
 

@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar
 
+import msgspec
 from planted.planting import DEEP, LOST, Planted, become
 
-from offbeat.controller.events import ReturnKind
-from offbeat.controller.ledger import GroupRecord
+from offbeat.controller.events import AnyEvent, ReturnKind, StepApplied
+from offbeat.controller.ledger import GroupRecord, Ledger
 from offbeat.controller.retries import Failure, RetryPolicy
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.failures import FailureKind, RolloutFailed
@@ -14,6 +15,8 @@ from offbeat.sampler.policy import Admission
 from offbeat.simulation.machines import FIRST, MachineMemory
 from offbeat.simulation.payloads import SimulatedPayload
 from offbeat.transfer_queue.index import QueueIndex
+
+MASKS = {"on_failed_sample": "mask", "min_valid_samples": 1}
 
 
 class ReceiptsAreNotChecked(Planted):
@@ -206,3 +209,50 @@ class APoisonPromptIsTriedForEver(Planted):
 
     def plant(self) -> None:
         become(self._rollout_pump._retries, self.Patient)  # noqa: SLF001 - there is no other way in
+
+
+class AMaskedSampleCountsInTheMean(Planted):
+    """It is not trained itself, but its reward of 0.0 is part of its group's mean."""
+
+    breaks = frozenset({"I18"})
+    profile = "data"
+    settings: ClassVar = {"rollout": MASKS}
+
+    def plant(self) -> None:
+        step = self._train_pump._one_step  # noqa: SLF001 - there is no other way in
+        advantages = step._advantages  # noqa: SLF001
+
+        def with_masked(rewards: tuple[float, ...], valid: tuple[bool, ...]) -> tuple[float, ...]:
+            everyone = advantages(rewards, (True,) * len(rewards))
+            return tuple(a if counts else 0.0 for a, counts in zip(everyone, valid, strict=True))
+
+        step._advantages = with_masked  # noqa: SLF001
+
+
+class AMaskedSampleIsTrainedAsReward0(Planted):
+    breaks = frozenset({"I18"})
+    profile = "data"
+    settings: ClassVar = {"rollout": MASKS}
+
+    def plant(self) -> None:
+        step = self._train_pump._one_step  # noqa: SLF001 - there is no other way in
+        advantages = step._advantages  # noqa: SLF001
+        step._advantages = lambda rewards, valid: advantages(  # noqa: SLF001
+            rewards, (True,) * len(valid)
+        )
+
+
+class MaskedSamplesAreCountedAsTrained(Planted):
+    breaks = frozenset({"I18"})
+    profile = "data"
+    settings: ClassVar = {"rollout": MASKS}
+
+    class Books(Ledger):
+        def _do(self, event: AnyEvent) -> None:
+            if isinstance(event, StepApplied):
+                everyone = event.samples + event.masked_samples
+                event = msgspec.structs.replace(event, samples=everyone, masked_samples=0)
+            super()._do(event)
+
+    def plant(self) -> None:
+        become(self.state.ledger, self.Books)
