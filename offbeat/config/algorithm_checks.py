@@ -4,7 +4,11 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.loss import LossConfig
+from offbeat.config.sections.loss import (
+    AnyLossConfig,
+    PessimisticLossConfig,
+    PolicyGradientLossConfig,
+)
 
 _LOSS = "algorithm.loss"
 
@@ -12,17 +16,19 @@ _LOSS = "algorithm.loss"
 def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield everything about advantage and loss that cannot work."""
     loss = config.algorithm.loss
-    yield from _corrections_have_something_to_correct(loss)
-    yield from _bands_hold_what_is_on_policy(loss)
-    yield from _the_cap_is_inside_the_band(loss)
-    yield from _dual_clip_has_a_ratio_to_bound(loss)
-    yield from _a_sequence_has_one_weight(loss)
+    if isinstance(loss, PolicyGradientLossConfig):
+        yield from _corrections_have_something_to_correct(loss)
+        yield from _bands_hold_what_is_on_policy(loss)
+        yield from _the_cap_is_inside_the_band(loss)
+        yield from _a_sequence_has_one_weight(loss)
+        yield from _a_deviation_divides_advantages_only(loss)
+    if isinstance(loss, PessimisticLossConfig):
+        yield from _dual_clip_is_outside_the_clip_range(loss)
     yield from _a_constant_has_a_use(loss)
-    yield from _a_deviation_divides_advantages_only(loss)
     yield from _tries_leave_one_out(config)
 
 
-def _asked(loss: LossConfig) -> dict[str, str]:
+def _asked(loss: PolicyGradientLossConfig) -> dict[str, str]:
     """The corrections that are on, as they are written."""
     asked = dict[str, str]()
     if loss.tis_cap is not None:
@@ -37,16 +43,9 @@ def _written(band: tuple[float, float]) -> str:
     return f"[{band[0]:g}, {band[1]:g}]"
 
 
-def _corrections_have_something_to_correct(loss: LossConfig) -> Iterator[Clash]:
+def _corrections_have_something_to_correct(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     for name, value in _asked(loss).items():
-        if loss.name == "sft":
-            yield Clash(
-                (f"{_LOSS}.{name}", f"{_LOSS}.name"),
-                f"{_LOSS}.{name}={value} has nothing to correct with {_LOSS}.name=sft: it imitates its "
-                "samples, whichever model drew them",
-                f"Leave {_LOSS}.{name} out, or set {_LOSS}.name to clipped_pg.",
-            )
-        elif loss.old_logprobs == "generation":
+        if loss.old_logprobs == "generation":
             yield Clash(
                 (f"{_LOSS}.{name}", f"{_LOSS}.old_logprobs"),
                 f"{_LOSS}.{name}={value} has nothing to correct with "
@@ -56,7 +55,7 @@ def _corrections_have_something_to_correct(loss: LossConfig) -> Iterator[Clash]:
             )
 
 
-def _bands_hold_what_is_on_policy(loss: LossConfig) -> Iterator[Clash]:
+def _bands_hold_what_is_on_policy(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     for name, band in (("icepop_band", loss.icepop_band), ("sequence_band", loss.sequence_band)):
         if band is not None and not band[0] < 1 < band[1]:
             yield Clash(
@@ -67,7 +66,7 @@ def _bands_hold_what_is_on_policy(loss: LossConfig) -> Iterator[Clash]:
             )
 
 
-def _the_cap_is_inside_the_band(loss: LossConfig) -> Iterator[Clash]:
+def _the_cap_is_inside_the_band(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     cap, band = loss.tis_cap, loss.icepop_band
     if cap is not None and band is not None and cap >= band[1]:
         yield Clash(
@@ -78,18 +77,11 @@ def _the_cap_is_inside_the_band(loss: LossConfig) -> Iterator[Clash]:
         )
 
 
-def _dual_clip_has_a_ratio_to_bound(loss: LossConfig) -> Iterator[Clash]:
+def _dual_clip_is_outside_the_clip_range(loss: PessimisticLossConfig) -> Iterator[Clash]:
     dual = loss.dual_clip
     if dual is None:
         return
-    if loss.name in ("cispo", "sft"):
-        why = "bounds its weights already" if loss.name == "cispo" else "has no ratio"
-        yield Clash(
-            (f"{_LOSS}.dual_clip", f"{_LOSS}.name"),
-            f"{_LOSS}.dual_clip={dual:g} is not used: {_LOSS}.name={loss.name} {why}",
-            f"Leave {_LOSS}.dual_clip out, or set {_LOSS}.name to clipped_pg or gspo.",
-        )
-    elif dual <= 1 + loss.clip_high:
+    if dual <= 1 + loss.clip_high:
         yield Clash(
             (f"{_LOSS}.dual_clip", f"{_LOSS}.clip_high"),
             f"{_LOSS}.dual_clip={dual:g} is inside the clip range, which ends at "
@@ -98,7 +90,7 @@ def _dual_clip_has_a_ratio_to_bound(loss: LossConfig) -> Iterator[Clash]:
         )
 
 
-def _a_sequence_has_one_weight(loss: LossConfig) -> Iterator[Clash]:
+def _a_sequence_has_one_weight(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     if not loss.sequence_weights:
         return
     if loss.sequence_band is None or loss.sequence_statistic != "product":
@@ -119,7 +111,7 @@ def _a_sequence_has_one_weight(loss: LossConfig) -> Iterator[Clash]:
             )
 
 
-def _a_constant_has_a_use(loss: LossConfig) -> Iterator[Clash]:
+def _a_constant_has_a_use(loss: AnyLossConfig) -> Iterator[Clash]:
     if loss.constant_tokens is not None and loss.normalize != "constant":
         yield Clash(
             (f"{_LOSS}.constant_tokens", f"{_LOSS}.normalize"),
@@ -129,19 +121,13 @@ def _a_constant_has_a_use(loss: LossConfig) -> Iterator[Clash]:
         )
 
 
-def _a_deviation_divides_advantages_only(loss: LossConfig) -> Iterator[Clash]:
+def _a_deviation_divides_advantages_only(loss: PolicyGradientLossConfig) -> Iterator[Clash]:
     """Refuse ``step_std`` for other losses.
 
     It is known when the step is complete, and divides its whole gradient.
     """
     if not loss.step_std:
         return
-    if loss.name == "sft":
-        yield Clash(
-            (f"{_LOSS}.step_std", f"{_LOSS}.name"),
-            f"{_LOSS}.step_std=true has nothing to divide with {_LOSS}.name=sft: it reads no advantage",
-            f"Leave {_LOSS}.step_std out, or set {_LOSS}.name to clipped_pg.",
-        )
     if loss.kl_coef:
         yield Clash(
             (f"{_LOSS}.step_std", f"{_LOSS}.kl_coef"),

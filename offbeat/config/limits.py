@@ -39,7 +39,8 @@ def max_group_bytes(config: RunConfig) -> int:
     single_turn = config.environment.max_turns == 1
     response = min(config.generator.sampling.max_new_tokens, whole) if single_turn else whole
     loss = config.algorithm.loss
-    logprobs = 1 + (loss.old_logprobs == "policy") + (loss.kl_coef > 0)
+    policy = loss.name != "sft" and loss.old_logprobs == "policy"
+    logprobs = 1 + policy + (loss.kl_coef > 0)
     token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
     sample = response * token + _REWARD_BYTES + _OFFSET_BYTES
     return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES

@@ -9,6 +9,7 @@ import msgspec
 
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
+from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.events import Admitted, Opened
@@ -159,7 +160,7 @@ class Cluster:
             ports,
             sampler=build_sampler(config.sampler, config.groups_per_step),
             advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
-            loss=LossSpec(old_logprobs=config.algorithm.loss.old_logprobs),
+            loss=_loss_spec(config),
             max_group_bytes=max_group_bytes(config),
             rng=random.Random(f"{config.seed}/{simulated.incarnation}"),
             ledger=Ledger.fold(self.events) if self.events else None,  # type: ignore[arg-type]
@@ -341,3 +342,9 @@ class Cluster:
     def describe(self, error: Exception | Deadlock) -> str:
         state = self.latest.controller.state if self.latest.controller else None
         return f"{error}; {state.ledger if state else 'no controller'}"
+
+
+def _loss_spec(config: RunConfig) -> LossSpec:
+    """The part of the loss that the controller acts on; the simulated trainer computes none."""
+    loss = config.algorithm.loss
+    return LossSpec() if loss.name == "sft" else LossSpec(old_logprobs=loss.old_logprobs)

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from offbeat.config.base import Config
 from offbeat.config.presets import PresetName, with_preset
-from offbeat.config.sections.loss import LossConfig
+from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
 
 
 class AlgorithmConfig(Config):
@@ -25,7 +25,7 @@ class AlgorithmConfig(Config):
     """advantage=pass_at_k: how many samples may try, the best of which counts. More reward
     variety over reliability."""
 
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = ClippedPgLossConfig()
     """The policy-gradient loss."""
 
     @model_validator(mode="before")

@@ -4,22 +4,35 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offbeat.config.base import Config
+from offbeat.config.base import Config, default_choice
 
 Ratio = Annotated[float, Field(ge=0)]
 
 
-class LossConfig(Config):
-    """The policy-gradient loss and its off-policy corrections.
+class AnyLossConfig(Config):
+    """Keys of every loss: what it is divided by, and the KL penalty."""
 
-    Docs/algorithms.md has the formulas.
-    """
+    normalize: Literal["tokens", "sequences", "constant"] = "tokens"
+    """Divide the summed loss by the step's valid tokens; or average each sequence first; or
+    divide by ``constant_tokens`` for each sequence. tokens gives long sequences more weight,
+    sequences gives their tokens less, constant does neither but depends on the constant."""
 
-    name: Literal["clipped_pg", "gspo", "cispo", "sft"] = "clipped_pg"
-    """clipped_pg: PPO's surrogate without a value head, one ratio per token; gspo: the same
-    with one ratio per sequence; cispo: a bounded importance weight that never takes a gradient
-    away; sft: imitate every sample, whatever its reward. gspo is steadier for mixtures of
-    experts and long samples, cispo keeps the gradient of rare tokens."""
+    constant_tokens: Annotated[int, Field(ge=1)] | None = None
+    """normalize=constant: what each sequence counts for; None:
+    `generator.sampling.max_new_tokens`. A larger one makes all steps smaller, as a lower
+    learning rate would."""
+
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL penalty to the frozen initial model. More keeps the policy close to it
+    and learns less; above 0 a reference is loaded, and runs a forward pass per step."""
+
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL. k1 is unbiased and noisy, k2 and k3 are never negative; k3 is the
+    usual one."""
+
+
+class PolicyGradientLossConfig(AnyLossConfig):
+    """Keys of the losses with an importance ratio: its range, and the off-policy corrections."""
 
     old_logprobs: Literal["generation", "policy", "current"] = "generation"
     """Denominator of the ratio: generation takes the engine's logprobs, policy recomputes the
@@ -34,10 +47,6 @@ class LossConfig(Config):
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     """The ratio is clipped above at 1 + clip_high. A larger range lets unlikely tokens grow
     faster, which keeps exploration up and is less stable."""
-
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """A token of negative advantage pulls no further once its ratio is above this; 3 is a usual
-    choice. Lower limits the harm of very off-policy tokens, and ignores more of them."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
     """Cap of the truncated importance weight exp(old - generation); needs ``old_logprobs``
@@ -66,24 +75,49 @@ class LossConfig(Config):
     mean over what was kept, KL penalty included. On makes steps with many drops smaller, off
     keeps their size."""
 
-    normalize: Literal["tokens", "sequences", "constant"] = "tokens"
-    """Divide the summed loss by the step's valid tokens; or average each sequence first; or
-    divide by ``constant_tokens`` for each sequence. tokens gives long sequences more weight,
-    sequences gives their tokens less, constant does neither but depends on the constant."""
-
-    constant_tokens: Annotated[int, Field(ge=1)] | None = None
-    """normalize=constant: what each sequence counts for; None:
-    `generator.sampling.max_new_tokens`. A larger one makes all steps smaller, as a lower
-    learning rate would."""
-
     step_std: bool = False
     """Divide the step's advantages by their standard deviation over its samples. On makes the
     size of steps independent of the scale of rewards, and enlarges steps with little signal."""
 
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL penalty to the frozen initial model. More keeps the policy close to it
-    and learns less; above 0 a reference is loaded, and runs a forward pass per step."""
 
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that KL. k1 is unbiased and noisy, k2 and k3 are never negative; k3 is the
-    usual one."""
+class PessimisticLossConfig(PolicyGradientLossConfig):
+    """Keys of the losses that take the lower of a clipped and an unclipped objective."""
+
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """A token of negative advantage pulls no further once its ratio is above this; 3 is a usual
+    choice. Lower limits the harm of very off-policy tokens, and ignores more of them."""
+
+
+class ClippedPgLossConfig(PessimisticLossConfig):
+    """PPO's surrogate without a value head, one ratio per token."""
+
+    name: Literal["clipped_pg"] = "clipped_pg"
+    """Loss of a step; docs/algorithms.md has the formulas."""
+
+
+class GspoLossConfig(PessimisticLossConfig):
+    """PPO's surrogate with one ratio per sequence: steadier for mixtures of experts and long samples."""
+
+    name: Literal["gspo"] = "gspo"
+    """Loss of a step; docs/algorithms.md has the formulas."""
+
+
+class CispoLossConfig(PolicyGradientLossConfig):
+    """A bounded importance weight that never takes a gradient away, so that rare tokens keep theirs."""
+
+    name: Literal["cispo"] = "cispo"
+    """Loss of a step; docs/algorithms.md has the formulas."""
+
+
+class SftLossConfig(AnyLossConfig):
+    """Imitates every sample, whatever its reward."""
+
+    name: Literal["sft"] = "sft"
+    """Loss of a step; docs/algorithms.md has the formulas."""
+
+
+LossConfig = Annotated[
+    ClippedPgLossConfig | GspoLossConfig | CispoLossConfig | SftLossConfig,
+    Field(discriminator="name"),
+    default_choice("name", "clipped_pg"),
+]

@@ -155,7 +155,13 @@ def sections(model: type[BaseModel], prefix: str = "") -> st.SearchStrategy[dict
     )
 
 
-CONFIGS = sections(RunConfig).map(RunConfig.model_validate)
+def fit(values: dict[str, Any]) -> bool:
+    """Every preset sets keys that imitation does not have."""
+    algorithm = values["algorithm"]
+    return algorithm["preset"] is None or algorithm["loss"]["name"] != "sft"
+
+
+CONFIGS = sections(RunConfig).filter(fit).map(RunConfig.model_validate)
 
 # The temporary folder is written over by every example, which is all it is for.
 written_over = settings(

@@ -119,6 +119,18 @@ def test_a_key_of_another_choice_names_that_choice(report: Report) -> None:
             "Only generator.backend=embedded or stub",
         ),
         ("trainer={backend: stub, threads: 2}", "Only trainer.backend=torch or megatron has it"),
+        (
+            "algorithm.loss={name: sft, tis_cap: 2}",
+            "Only algorithm.loss.name=clipped_pg or gspo or cispo has it",
+        ),
+        (
+            "algorithm={preset: cispo, loss: {dual_clip: 3}}",
+            "algorithm.loss.name=cispo has no `dual_clip`",
+        ),
+        (
+            "algorithm={preset: tis, loss: {name: sft}}",
+            "algorithm.loss.name=sft has no `clip_high`, which algorithm.preset=tis sets",
+        ),
     ],
 )
 def test_a_key_of_another_backend_names_the_one_chosen_and_the_fix(
