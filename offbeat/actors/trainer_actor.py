@@ -76,7 +76,8 @@ class TrainerActor:
         self._log = None if spec.rank else trained_log(place)
         # By call: a repeated one counts once
         self._prompt_indices: dict[StepKey, Sequence[int]] = {}
-        self._columns, self._canaries = HeldColumns(), Canaries(spec.config)
+        self._columns = HeldColumns()
+        self._canaries = Canaries(spec.config.sync, spec.config.model.dtype)
         self._memory = PeakMemory(meter_of(spec.config.trainer))
         self._incarnation = new_incarnation(name)
         self._world = ""  # name of the process group; empty before it is formed

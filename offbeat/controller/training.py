@@ -72,7 +72,7 @@ class TrainPump:
         )
         self._recovery, self._checkpoints, self._evaluation = recovery, checkpoints, evaluation
         self._rollouts, self._on_step = rollouts, on_step
-        self._logprob_gap = LogprobGapGuard(state.config)
+        self._logprob_gap = LogprobGapGuard(state.config.sync, state.config.model.dtype)
         self._not_applied_in_row = 0
         self._attempts = state.first_of_life  # begins, over all steps: no key is ever used twice
         self._replaced = 0

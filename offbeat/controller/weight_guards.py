@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from offbeat.algorithms.staleness_buckets import ON_POLICY_GAP, ON_POLICY_TOKENS
-from offbeat.config.run import RunConfig
+from offbeat.config.sections.sync import SyncConfig
 from offbeat.controller.errors import EveryCanaryFailed, LogprobGapTooLarge
 from offbeat.messages.failures import CanaryFailed
 from offbeat.messages.weights import WeightRelease
@@ -122,9 +122,9 @@ class LogprobGapGuard:
     rule, such samples are rare: their tokens are collected over steps until a mean says something.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        self._bound = config.sync.max_logprob_gap
-        narrowest = narrowest_bytes(config.model.dtype, config.sync.wire_dtype)
+    def __init__(self, sync: SyncConfig, model_dtype: str) -> None:
+        self._bound = sync.max_logprob_gap
+        narrowest = narrowest_bytes(model_dtype, sync.wire_dtype)
         is_rounded = narrowest < ITEMSIZE["float32"]
         self._warn_from = WARN_GAP_16_BIT if is_rounded else WARN_GAP_FLOAT32
         self._is_warned = False

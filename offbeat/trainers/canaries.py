@@ -2,7 +2,7 @@
 
 import msgspec
 
-from offbeat.config.run import RunConfig
+from offbeat.config.sections.sync import SyncConfig
 from offbeat.messages.weights import Canary
 from offbeat.trainers.backend import TrainerBackend
 from offbeat.weight_sync.canary import KEPT, prompts, tolerance
@@ -15,9 +15,9 @@ class Canaries:
     All ranks call ``add`` together, for every release that they publish.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        self._interval = config.sync.canary_interval
-        self._tolerance = tolerance(config.model.dtype, config.sync.wire_dtype)
+    def __init__(self, sync: SyncConfig, model_dtype: str) -> None:
+        self._interval = sync.canary_interval
+        self._tolerance = tolerance(model_dtype, sync.wire_dtype)
         self._releases = 0  # published by this process
 
     def add(self, published: PublishedRelease, split: TrainerBackend) -> PublishedRelease:
