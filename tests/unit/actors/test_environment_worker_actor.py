@@ -20,7 +20,7 @@ from offbeat.messages.groups import Prompt, RolloutTask
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.own_logging import own_logging
 
-HERE = Path(__file__).parent
+REWARDS = Path(__file__).parents[1] / "environments"
 CONFIG = RunConfig.model_validate(
     {"steps": 1, "model": {"path": "none"}, "environment": {"name": "stub"}}
 )
@@ -49,7 +49,7 @@ class Hanging(FunctionReward):
 
     def __init__(self) -> None:
         target = RewardTarget(
-            "user_rewards:hangs", HERE, {}, memory_mib=2048, deadline_s=60.0, start_s=120.0
+            "user_rewards:hangs", REWARDS, {}, memory_mib=2048, deadline_s=60.0, start_s=120.0
         )
         super().__init__(CharTokenizer(), target, workers=1)
         self.asked = asyncio.Event()
@@ -64,7 +64,9 @@ def test_a_worker_may_be_closed_while_a_reward_is_computed(tmp_path: Path) -> No
         environment = Hanging()
         worker: Any = Worker(tmp_path, environment)  # Ray's marks: methods are remote to a checker
         rollout = asyncio.ensure_future(worker.exchange(Fence("run", 1), [(0, task())], []))
-        await environment.asked.wait()
+        asked = asyncio.ensure_future(environment.asked.wait())
+        await asyncio.wait([rollout, asked], return_when=asyncio.FIRST_COMPLETED)
+        assert asked.done(), rollout.result()
         await worker.close()
         assert await rollout == ((await worker.ping(), []), [])
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -13,6 +13,7 @@ from offbeat.config.presets import PRESETS, PresetName, with_preset
 from offbeat.config.problems import ConfigError
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.algorithm import AlgorithmConfig
+from offbeat.config.sections.loss import CispoLossConfig, GspoLossConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -67,6 +68,7 @@ def test_without_a_preset_nothing_is_filled_in() -> None:
 
 def test_an_explicit_key_beside_a_preset_wins() -> None:
     made = algorithm(preset="gspo", advantage="rloo", loss={"clip_high": 0.01, "kl_coef": 0.1})
+    assert isinstance(made.loss, GspoLossConfig)
     assert (made.advantage, made.loss.name, made.loss.clip_low) == ("rloo", "gspo", 3e-4)
     assert (made.loss.clip_high, made.loss.kl_coef) == (0.01, 0.1)
 
@@ -101,7 +103,8 @@ def test_the_same_preset_again_drops_nothing(tmp_path: Path) -> None:
     recipe = {"algorithm": {"preset": "cispo", "loss": {"clip_high": 2.0}}}
     loaded = load(tmp_path, recipe, "algorithm.preset=cispo")
     assert not loaded.dropped
-    assert loaded.config.algorithm.loss.clip_high == 2
+    loss = loaded.config.algorithm.loss
+    assert isinstance(loss, CispoLossConfig) and loss.clip_high == 2
 
 
 def test_a_preset_that_does_not_exist_is_reported_with_the_nearest(tmp_path: Path) -> None:
