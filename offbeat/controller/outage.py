@@ -31,21 +31,31 @@ class OutageBreaker:
         self._failures_in_row = self.trials = 0
         self._is_trying, self._not_before = False, 0.0
 
-    def failed(self, now: float) -> bool:
-        """A rollout failed by its environment; returns whether that counts against its prompt.
+    def failed(self, now: float, *, spends_last_retry: bool = False) -> bool:
+        """Record that a rollout failed by its environment; return whether its prompt pays for it.
 
-        It does not once the breaker is open, be it a trial or a rollout that was out before.
+        No prompt pays once the breaker is open, be it for a trial or for a rollout that was out
+        before. Nor does a prompt whose last retry it would cost, where no rollout was answered since
+        the failure before: with few groups in flight an outage is seen by one prompt alone, so the
+        breaker opens there at once, and others are tried before that prompt is given up.
+
+        Args:
+            now: The event loop's time, in seconds.
+            spends_last_retry: Whether the prompt is dropped if it pays.
         """
         was_open = self.is_open
         if was_open and not self._is_trying:
             return False
         self._failures_in_row += 1
+        is_suspected = spends_last_retry and self._failures_in_row > 1
+        if is_suspected:
+            self._failures_in_row = max(self._failures_in_row, self._limits.outage_failures)
         if self.is_open:
             wait_s = self._limits.backoff_s * math.pow(2, self.trials)
             self.trials += was_open
             self._not_before = now + min(self._limits.backoff_max_s, wait_s)
             self._is_trying = False
-        return not was_open
+        return not (was_open or is_suspected)
 
     def dispatched(self) -> None:
         """A group was sent out."""

@@ -73,7 +73,7 @@ class RetryPolicy:
             raise failure
         now = asyncio.get_running_loop().time()
         if isinstance(failure, RolloutFailed) and failure.source is Component.ENVIRONMENT:
-            counts = self.outage.failed(now)
+            counts = self.outage.failed(now, spends_last_retry=self._is_at_last_retry(task, kind))
         else:
             counts = True
             self.outage.returned()
@@ -94,6 +94,13 @@ class RetryPolicy:
         else:
             wait_s = None
         return None if wait_s is None else max(wait_s, self.outage.remaining_s(now))
+
+    def _is_at_last_retry(self, task: RolloutTask, kind: FailureKind) -> bool:
+        """Return whether one more infrastructure failure drops the group."""
+        returns = self._state.ledger.groups[task.prompt_index].returns
+        retries = self._state.config.rollout.infrastructure_retries
+        spent = returns.get(ReturnKind.INFRASTRUCTURE, 0)
+        return kind is FailureKind.INFRASTRUCTURE and spent >= retries
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
         """Decide like ``after`` about a ready group that the trainer cannot read."""

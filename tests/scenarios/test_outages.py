@@ -65,6 +65,22 @@ def test_trials_during_an_outage_cost_no_prompt_its_retries(name: str) -> None:
     assert len(set(outages)) > 2, "one prompt after another is tried"
 
 
+def test_an_outage_that_one_prompt_alone_sees_costs_it_nothing() -> None:
+    """With one group in flight, its retries are spent before the failures in a row are many."""
+    world = World(
+        {
+            "steps": 3,
+            "groups_per_step": 1,
+            "sampler": {"name": "in_order", "max_staleness": 0},
+            "rollout": {"infrastructure_retries": 1, "infrastructure_drop_budget": 9},
+        }
+    )
+    use_rollouts(world, OutOfService(world.generators, from_s=0.0, until_s=30.0))
+    play(world)
+    assert world.trained == [0, 1, 2]
+    assert not world.built.state.ledger.totals.dropped
+
+
 def test_a_prompt_that_fails_by_itself_does_not_hold_up_what_follows_an_outage() -> None:
     """Others are tried before it is tried again: the first one that is answered ends the outage."""
     world = World({"rollout": {"drop_budget": 1, "data_retries": 8, "outage_failures": 2}})
