@@ -11,10 +11,11 @@ from offbeat.controller.commands import Pause, Resume
 from offbeat.controller.errors import BudgetSpent, EngineNotStarted, RunFailed
 from offbeat.controller.events import Served
 from offbeat.controller.health import Health
+from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Receipt, RolloutTask
-from offbeat.messages.weights import WeightRelease
-from tests.support.fakes import FakeRollouts, FakeTrainer
+from offbeat.messages.weights import EngineState, WeightRelease
+from tests.support.fakes import FakeGenerator, FakeRollouts, FakeTrainer
 from tests.support.scenarios import (
     SAMPLERS,
     DiesAfterSync,
@@ -273,3 +274,28 @@ def test_an_engine_that_always_hangs_in_transfers_is_retired_in_the_end() -> Non
     play(world)
     assert engine.retired
     assert len(world.trainer.steps) == 200
+
+
+@dataclass
+class ProbedGenerator(FakeGenerator):
+    """An engine that counts the probes it is sent."""
+
+    probes: int = 0
+
+    async def state(self, fence: Fence) -> EngineState:
+        self.probes += 1
+        return await super().state(fence)
+
+
+def test_the_engine_of_a_late_rollout_is_probed_at_once() -> None:
+    def probes(faults: dict[int, list[Exception]]) -> int:
+        world = World({"generator": {"probe_interval_s": 10_000.0}}, engines=1)
+        engine = world.generators["generator-0"] = ProbedGenerator("generator-0")
+        world.rollouts.engines = world.generators
+        world.rollouts.faults = faults
+        play(world)
+        assert engine.restarts == 0
+        return engine.probes
+
+    late = DeadlineExceeded("rollout of g-000005", "environment-0", 30.0, Component.WORKER)
+    assert probes({5: [late]}) == probes({}) + 1
