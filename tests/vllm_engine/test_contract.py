@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 # The contract is found beside this folder when the tests run (conftest.py).
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,11 @@ from stop_string_contract import PlayStops, StopBench, StopStory, StopStringCont
 
 from offbeat.generators.embedded.detokenizer import Detokenizer
 from offbeat.messages.generation import GenerateRequest, GenerateResult
-from offbeat.messages.weights import WeightRelease
+from offbeat.messages.weights import WeightRelease, WeightsAck
+from tests.support.holding_engines import HoldingEngine
+
+
+class HoldingVllm(HoldingEngine, TakenOver): ...
 
 
 class VllmBench(Bench):
@@ -33,13 +38,21 @@ class VllmBench(Bench):
         whole = self.release(version)
         return msgspec.structs.replace(whole, chunks=whole.chunks[:-1])
 
+    async def half_sent(self, epoch: int, version: int) -> asyncio.Future[WeightsAck]:
+        engine = self.generator.engine
+        assert isinstance(engine, HoldingEngine)
+        await engine.hold()
+        transfer = asyncio.ensure_future(self.load(epoch, version))
+        await engine.until_held()
+        return transfer
+
 
 class TestVllmGenerator(GeneratorContract):
     @pytest.fixture
     def play(self, shared: Shared, tmp_path: Path) -> Play:
         def play(story: Story) -> None:
             async def told() -> None:
-                engine = InProcessGenerator(NAME, shared.actor)
+                engine = InProcessGenerator(NAME, lambda: HoldingVllm(shared.spec, shared.started))
                 try:
                     await story(VllmBench(engine))
                 finally:
