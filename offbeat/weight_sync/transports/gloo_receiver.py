@@ -102,7 +102,9 @@ class _Transfer:
     def run(self, buffers: Buffers) -> None:
         """Run rounds until every chunk has arrived."""
         got, most_s = self.received, self._limits.of(max(self._sizes, default=0))
-        patience_s = 2 * self._limits.slack_s  # until the other members have joined
+        # The sender may be in the last round of another session, with a member that is silent; it
+        # ends that as below, and then waits until the other members have joined.
+        patience_s = 3 * most_s + 2 * self._limits.slack_s
         while True:
             plan = self._control.plan(got.at, patience_s)
             if plan.error:

@@ -153,6 +153,7 @@ class GlooSender:
         with self._publishing:
             snapshot = self.snapshot
         session = Session(first, len(snapshot.chunks) if snapshot else 0)
+        self._take_parked(session)
         problem = self._problem(first, snapshot)
         if not problem:
             self._collect(session, self._limits.slack_s)
@@ -170,6 +171,16 @@ class GlooSender:
             log.warning(
                 "weights.not_all", session=session.name, rounds=session.rounds, failed=failed
             )
+
+    def _take_parked(self, session: Session) -> None:
+        """Admit members of this session that joined while another session was served."""
+        parked = list(self._parked)
+        self._parked.clear()
+        for message in parked:
+            if not isinstance(message, Join) or message.session != session.name:
+                self._parked.append(message)
+            elif self._control.connected(message.session, message.member):
+                session.joined(message)
 
     def _tell_left_out(self, session: Session, round_: int) -> None:
         """Notify the members left out: they may be alive, and would wait for the next plan."""
