@@ -212,7 +212,9 @@ def test_a_run_whose_driver_was_killed_is_resumed_from_its_directory_alone(start
         run.kill_everything()
         run_dir = run.run_dir
     with start("resumed", None, "--resume", str(run_dir)) as run:
-        run.logged("run.rewound")
+        run.logged("run.recovered")
         records = _stopped_with_its_books_in_order(run)
     rewound = [event for event in records.events if isinstance(event, Rewound)]
-    assert [event.to_version % 4 for event in rewound] == [0] and rewound[0].to_version >= 8
+    # None if every process ended between a checkpoint and the step behind it.
+    assert len(rewound) <= 1
+    assert all(event.to_version % 4 == 0 and event.to_version >= 8 for event in rewound)
