@@ -6,7 +6,6 @@ as ``max_staleness`` allows, then waits, at most until the evaluation's deadline
 """
 
 import asyncio
-import math
 import statistics
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,9 +13,11 @@ from typing import NoReturn
 import structlog
 
 from offbeat.config.limits import min_valid_samples
+from offbeat.config.sampling_identity import sampling_identity
 from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import Prompts, Rollouts, TelemetryPort
+from offbeat.controller.receipts import refusal
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import (
@@ -60,6 +61,7 @@ class Evaluation:
     ) -> None:
         self._state, self._prompts = state, prompts
         self._workers, self._telemetry = workers, telemetry
+        self._sampling = sampling_identity(state.config)
         self._asked: int | None = None
         self._busy = False
         self._engine: str | None = None  # pinned
@@ -149,6 +151,7 @@ class Evaluation:
                 seed=group_seed(config.seed + 1, prompt.prompt_index),
                 deadline_s=config.rollout.deadline_s,
                 evaluation=True,
+                sampling=self._sampling,
                 min_valid_samples=min(min_valid_samples(config), config.eval.samples),
             )
             for prompt in found
@@ -172,10 +175,8 @@ class Evaluation:
             return EvaluationFailed(
                 version, f"prompt {task.prompt_index} has tokens of versions {of}"
             )
-        if not all(map(math.isfinite, receipt.rewards)):
-            return EvaluationFailed(
-                version, f"prompt {task.prompt_index} has rewards {receipt.rewards}"
-            )
+        if refused := refusal(receipt, task, oldest_version=version, trainer_version=version):
+            return EvaluationFailed(version, f"prompt {task.prompt_index}: {refused}")
         return receipt
 
     def _report(self, version: int, receipts: Sequence[Receipt]) -> None:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from offbeat.messages.groups import RolloutTask
+import msgspec
+import pytest
+
+from offbeat.messages.groups import RolloutTask, SampleStatus
 from tests.support.fakes import FakePrompts, FakeRollouts
 from tests.support.world import World
 
@@ -79,3 +82,25 @@ def test_fewer_prompts_than_asked_for_are_all_scored() -> None:
     watched(world)
     world.run()
     assert [samples for _, samples in scores(world)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"rewards": (1.0, 1.0)}, {"statuses": (SampleStatus.VALID,) * 2}, {"valid_tokens": (9, 9)}],
+)
+def test_an_evaluation_with_a_receipt_that_no_step_would_take_is_not_reported(
+    forged: dict[str, Any],
+) -> None:
+    world = World(EVERY_FOURTH, engines=3, scored=FakePrompts())
+
+    class Forging(FakeRollouts):
+        async def rollout(self, fence: Any, task: RolloutTask) -> Any:
+            receipt, columns = await super().rollout(fence, task)
+            is_forged = task.evaluation and task.prompt_index == 1
+            return msgspec.structs.replace(receipt, **forged if is_forged else {}), columns
+
+    world.rollouts = Forging(world.generators)
+    world.run()
+    world.assert_books_agree()
+    assert len(world.trained) == 40
+    assert not scores(world)
