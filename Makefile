@@ -22,18 +22,20 @@ TORCH_STAMP := $(VENV)/.torch-installed
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 AGENTS_STAMP := $(VENV)/.agents-installed
+ENVIRONMENTS_STAMP := $(VENV)/.environments-installed
 TRL_STAMP := $(TRL_VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
 QUEUE_STAMP := $(QUEUE_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-on-actors test-in-process test-agents test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
+.PHONY: help run test test-on-actors test-in-process test-agents test-environments test-long run-vllm test-vllm simulate check lint types layers format bench bench-queue soak-queue clean
 
 help:
 	@echo 'make run     install, then train the quickstart recipe (ARGS="steps=100 run_dir=runs/mine")'
 	@echo 'make test    install, then run the tests (ARGS="-k ledger -x")'
 	@echo 'make test-agents clients of agents (openai, smolagents) against the endpoint; installs them'
+	@echo 'make test-environments  libraries of tasks and graders (math-verify); installs them'
 	@echo 'make test-long   whole runs under faults, trainer backends side by side (about 15 minutes)'
 	@echo 'make simulate  the controller through 10,000 faulty runs (SEEDS=500 ARGS="--base 7")'
 	@echo 'make check   lint, formatting, types, import layers'
@@ -69,6 +71,9 @@ test-in-process: $(DEV_STAMP)
 
 test-agents: $(AGENTS_STAMP)
 	$(BIN)/python -m pytest tests/agents $(ARGS)
+
+test-environments: $(ENVIRONMENTS_STAMP)
+	$(BIN)/python -m pytest tests/environments $(ARGS)
 
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -141,6 +146,10 @@ $(DEV_STAMP): $(TORCH_STAMP) pyproject.toml
 
 $(AGENTS_STAMP): $(DEV_STAMP)
 	@$(PIP) --editable '.[agents]'
+	@touch $@
+
+$(ENVIRONMENTS_STAMP): $(DEV_STAMP)
+	@$(PIP) --editable '.[math]'
 	@touch $@
 
 $(TRL_STAMP): benchmarks/trl/requirements.txt

@@ -13,6 +13,7 @@ from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
 from offbeat.config.crosschecks_sync import sync_clashes, wire_clashes
 from offbeat.config.crosschecks_vllm import vllm_clashes
+from offbeat.config.graders import GRADERS
 from offbeat.config.limits import max_group_bytes, max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import GeneratorConfig
@@ -237,10 +238,13 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
             "Set environment.target to module:name, importable from the working directory.",
         )
     elif user_code and target is not None and not all(target.partition(":")):
+        if name == "function" and target in GRADERS:
+            return
         yield Clash(
             ("environment.target",),
             f"environment.target={target} does not name an object in a module",
-            "Write module:name, as in rewards.math:exact_match.",
+            "Write module:name, as in rewards.math:exact_match; built-in rewards of "
+            f"environment.name=function: {', '.join(GRADERS)}.",
         )
     elif not user_code and target is not None:
         yield Clash(

@@ -7,8 +7,10 @@ from typing import Final
 
 import msgspec
 
+from offbeat.config.graders import reward_target
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
@@ -22,6 +24,7 @@ from offbeat.environments.prompts import (
     PromptSource,
     RowCheck,
     StubPrompts,
+    row_problem,
 )
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.stub import StubEnvironment
@@ -145,10 +148,17 @@ def make_environment(
 def _file_prompts(
     config: RunConfig, path: str, *, shuffle: bool, epochs: int | None
 ) -> JsonlPrompts:
-    problem_of = _ROW_CHECKS.get(config.environment.name)
+    problem_of = _row_check(config.environment)
     return JsonlPrompts(
         Path(path), shuffle=shuffle, seed=config.seed, epochs=epochs, problem_of=problem_of
     )
+
+
+def _row_check(config: EnvironmentConfig) -> RowCheck | None:
+    if config.name == "function" and config.target == "math_verify":
+        key = str(config.options.get("answer_key", "answer"))
+        return lambda row: row_problem(row) or answer_problem(row, key)
+    return _ROW_CHECKS.get(config.name)
 
 
 def _gsm8k_options(config: EnvironmentConfig) -> Gsm8kOptions:
@@ -176,7 +186,7 @@ def _reward_target(
     config: EnvironmentConfig, target: str, working_dir: Path, source: str
 ) -> RewardTarget:
     return RewardTarget(
-        target=target,
+        target=reward_target(target),
         working_dir=working_dir,
         options=config.options,
         memory_mib=config.reward_memory_mib,

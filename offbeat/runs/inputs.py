@@ -8,6 +8,7 @@ from typing import Final
 
 import yaml
 
+from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER, digest_of, source_digest
@@ -61,11 +62,13 @@ def _end_ids(model: Path) -> bytes:
 
 
 def targets(config: RunConfig) -> dict[str, str]:
-    """Return the ``module:name`` of the user's code in this recipe, by key."""
+    """Return the ``module:name`` of the user's code in this recipe, by key; graders are not."""
     named = {ENVIRONMENT: config.environment.target}
     if isinstance(config.sampler, CustomSamplerConfig):
         named[SAMPLER] = config.sampler.target
-    return {key: target for key, target in named.items() if target is not None}
+    return {
+        key: target for key, target in named.items() if target is not None and target not in GRADERS
+    }
 
 
 def write_inputs(

@@ -15,7 +15,8 @@ class EnvironmentConfig(Config):
     function: a Python function as reward; custom: ``target`` is an Environment class."""
 
     target: str | None = None
-    """``module:name`` of the reward function or Environment class, importable from the working directory."""
+    """``module:name`` of the reward function or Environment class, importable from the working directory;
+    or ``math_verify``, a reward function of this package."""
 
     options: Options = {}
     """Keyword arguments of the environment."""

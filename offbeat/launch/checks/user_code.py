@@ -1,10 +1,12 @@
 """Checks of the user's own code: its source is read, never run."""
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
@@ -22,6 +24,9 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
     for section, target in targets.items():
         if target is None:
             continue
+        if target in GRADERS:
+            yield _installed(section, target)
+            continue
         module, _, name = target.partition(":")
         source = find_module(module, working_dir)
         if source is None:
@@ -36,6 +41,18 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             yield ok(section, f"module {module} is found")
             if section == "environment" and config.environment.max_turns == 1:
                 yield from _one_turn(source, name)
+
+
+def _installed(section: str, name: str) -> Finding:
+    """Check that the package of a grader can be imported."""
+    grader = GRADERS[name]
+    if importlib.util.find_spec(grader.package) is None:
+        return error(
+            section,
+            f"{section}.target={name} needs the package {grader.package}, which is not installed",
+            f"Install it: pip install 'offbeat[{grader.extra}]'.",
+        )
+    return ok(section, f"{name} is installed")
 
 
 def _one_turn(source: Path, name: str) -> Iterator[Finding]:

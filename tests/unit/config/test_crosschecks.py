@@ -230,6 +230,13 @@ def test_a_target_names_an_object_in_a_module(target: str) -> None:
     assert f"environment.target={target} does not name an object in a module" in text
 
 
+def test_a_grader_of_the_package_is_a_reward_and_no_environment() -> None:
+    function = {"environment": {"name": "function", "target": "math_verify"}}
+    assert messages(function, DATA) == []
+    text = only({"environment": {"name": "custom", "target": "math_verify"}})
+    assert "built-in rewards of environment.name=function: math_verify." in text
+
+
 def test_a_target_that_nobody_reads() -> None:
     assert "is not used: environment.name=arithmetic is built in" in only(
         {"environment": {"target": "a:b"}}

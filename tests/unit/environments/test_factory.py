@@ -55,6 +55,30 @@ def test_options_that_do_not_fit_are_told(options: dict[str, Any]) -> None:
         make_prompts(run_config({"options": options}))
 
 
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"prompt": "a", "gold": "5"}', None),
+        ('{"prompt": "a"}', "has no 'gold'"),
+        ('{"gold": 5}', "has neither of 'prompt' and 'messages'"),
+        ('{"prompt": "a", "gold": " "}', "'gold' is empty"),
+        ('{"prompt": "a", "gold": true}', "'gold' is True; it is a string or a number"),
+    ],
+)
+def test_each_row_that_math_verify_compares_with_has_an_answer(
+    tmp_path: Path, row: str, problem: str | None
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(row)
+    section = {"name": "function", "target": "math_verify", "options": {"answer_key": "gold"}}
+    config = run_config(section, {"path": str(rows)})
+    if problem is None:
+        assert make_prompts(config).rows == 1
+    else:
+        with pytest.raises(PromptFileError, match=problem):
+            make_prompts(config)
+
+
 def test_a_file_is_read_for_any_environment(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')

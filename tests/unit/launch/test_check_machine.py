@@ -1,5 +1,6 @@
 """What ``offbeat check`` says of this machine; every finding that is not ok names a fix."""
 
+import importlib.util
 import json
 import math
 import os
@@ -457,6 +458,16 @@ def test_user_code_is_found_without_being_run(user_code: Path, module: str, leve
     name = "JSONDecoder" if module == "json.decoder" else "f"
     run = config(environment={"name": "function", "target": f"{module}:{name}"})
     assert one(check_targets(run, user_code)).level is level
+
+
+def test_a_grader_of_the_package_is_found_if_its_extra_is_installed(tmp_path: Path) -> None:
+    run = config(environment={"name": "function", "target": "math_verify"})
+    finding = one(check_targets(run, tmp_path))
+    if importlib.util.find_spec("math_verify") is None:
+        assert finding.level is Level.ERROR
+        assert finding.fix == "Install it: pip install 'offbeat[math]'."
+    else:
+        assert finding.level is Level.OK
 
 
 @pytest.mark.parametrize(

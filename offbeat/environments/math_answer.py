@@ -1,0 +1,48 @@
+"""Reward of a mathematical answer, compared by the library math-verify.
+
+It runs in a reward child, whose deadline is the only one: math-verify's own are signals after which
+it answers False, so that an answer it had no time to read would be a reward of 0. Without them the
+child is killed, and the failure has a name: ``reward_deadline``.
+
+Only a reward child imports this module: the package is an extra, and takes a second to import.
+"""
+# pyright: reportMissingImports=false, reportArgumentType=false
+# math-verify declares its timeouts as integers, and takes None for no timeout.
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from math_verify import parse, verify
+
+from offbeat.environments.final_answer import without_thinking
+
+_MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
+"""What math-verify finds LaTeX by; anything else it searches for numbers only."""
+
+
+def math_reward(
+    prompt: Mapping[str, Any], response: str, *, answer_key: str = "answer", correct: float = 1.0
+) -> float:
+    r"""Return ``correct`` if the response's final answer equals the row's, else 0.
+
+    The final answer is the last ``\boxed{}``, LaTeX or number outside of thinking blocks. A
+    response without one is wrong.
+
+    Raises:
+        ValueError: The row's answer has nothing that math-verify can read.
+    """
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
+    wanted = parse(_marked(str(prompt[answer_key])), parsing_timeout=None)
+    if not wanted:
+        raise ValueError(
+            f"math-verify reads no answer in {answer_key}={prompt[answer_key]!r:.80}; write the "
+            "value alone, as a number or LaTeX"
+        )
+    given = parse(without_thinking(response), parsing_timeout=None)
+    return correct if verify(wanted, given, timeout_seconds=None) else 0.0
+
+
+def _marked(answer: str) -> str:
+    """Mark a bare value as LaTeX, of which math-verify would otherwise read the last number."""
+    return answer if any(mark in answer for mark in _MARKED) else f"\\boxed{{{answer}}}"
