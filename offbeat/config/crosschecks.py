@@ -266,13 +266,19 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
         yield Clash(
             ("data.path", "environment.name"),
             "environment.name=function has no prompts: a reward function makes none",
-            "Set data.path to a JSON Lines file with a `prompt` or `messages` in each row.",
+            "Set data.path to a file with a `prompt` or `messages` in each row.",
         )
     elif name == "gsm8k" and path is None:
         yield Clash(
             ("data.path", "environment.name"),
             "environment.name=gsm8k has no prompts of its own",
-            "Set data.path to a JSON Lines file with `question` and `answer` in each row.",
+            "Set data.path to a file with `question` and `answer` in each row.",
+        )
+    if config.data.columns and path is None:
+        yield Clash(
+            ("data.columns", "data.path"),
+            "data.columns is not used: there is no data.path",
+            "Set data.path to the file that has these columns, or leave data.columns out.",
         )
 
 
@@ -282,6 +288,12 @@ def _eval_prompts_have_a_reader(config: RunConfig) -> Iterator[Clash]:
             ("eval.path", "environment.name"),
             "eval.path is not used: environment.name=arithmetic makes its own prompts",
             "Leave eval.path out: the first eval.prompts of the training source are scored.",
+        )
+    if config.eval.columns and config.eval.path is None:
+        yield Clash(
+            ("eval.columns", "eval.path"),
+            "eval.columns is not used: there is no eval.path",
+            "Set eval.path to the file that has these columns, or leave eval.columns out.",
         )
 
 

@@ -18,14 +18,8 @@ from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gsm8k import row_problem as question_problem
 from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, check_same, source_digest
 from offbeat.environments.killable import RewardTarget
-from offbeat.environments.prompts import (
-    ArithmeticPrompts,
-    JsonlPrompts,
-    PromptSource,
-    RowCheck,
-    StubPrompts,
-    row_problem,
-)
+from offbeat.environments.prompt_files import FilePrompts, RowCheck, prompt_files, row_problem
+from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPrompts
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
@@ -71,7 +65,7 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     if name == "gsm8k":
         _gsm8k_options(config.environment)  # report a mistake in the options before anything starts
     if data.path is not None:
-        prompts = _file_prompts(config, data.path, shuffle=shuffle, epochs=epochs)
+        prompts = _file_prompts(config, data.path, data.columns, shuffle=shuffle, epochs=epochs)
         check_same(DATA, data.path, prompts.digest, began_with)
         return prompts
     if name == "stub":
@@ -96,7 +90,9 @@ def make_evaluation_prompts(
     if not evaluation.interval:
         return None
     if evaluation.path is not None:
-        prompts = _file_prompts(config, evaluation.path, shuffle=False, epochs=1)
+        prompts = _file_prompts(
+            config, evaluation.path, evaluation.columns, shuffle=False, epochs=1
+        )
         check_same(EVAL, evaluation.path, prompts.digest, began_with)
         return prompts
     # One epoch: a short source gives no row twice
@@ -146,11 +142,20 @@ def make_environment(
 
 
 def _file_prompts(
-    config: RunConfig, path: str, *, shuffle: bool, epochs: int | None
-) -> JsonlPrompts:
-    problem_of = _row_check(config.environment)
-    return JsonlPrompts(
-        Path(path), shuffle=shuffle, seed=config.seed, epochs=epochs, problem_of=problem_of
+    config: RunConfig,
+    path: str,
+    columns: Mapping[str, str],
+    *,
+    shuffle: bool,
+    epochs: int | None,
+) -> FilePrompts:
+    return FilePrompts(
+        prompt_files(path),
+        shuffle=shuffle,
+        seed=config.seed,
+        epochs=epochs,
+        columns=columns,
+        problem_of=_row_check(config.environment),
     )
 
 

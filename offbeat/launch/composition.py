@@ -29,7 +29,8 @@ from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Ports
 from offbeat.environments.factory import make_evaluation_prompts, make_prompts
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
-from offbeat.environments.prompts import JsonlPrompts, PromptSource
+from offbeat.environments.prompt_files import FilePrompts
+from offbeat.environments.prompts import PromptSource
 from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
@@ -139,7 +140,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
 def _prompts(spec: RunSpec) -> PromptSource:
     """Read and verify the run's prompts; a restarted controller reads them again."""
     prompts = make_prompts(spec.config, spec.inputs)
-    if isinstance(prompts, JsonlPrompts) and DATA not in spec.inputs:
+    if isinstance(prompts, FilePrompts) and DATA not in spec.inputs:
         record_input(spec.run_dir, DATA, prompts.digest)  # the driver could not read them
     return prompts
 

@@ -27,8 +27,8 @@ def dry(config: RunConfig) -> RunConfig:
             "max_turns": 1,
             "workers": 1,
         },
-        "data": {"path": None},
-        "eval": {"path": None},
+        "data": {"path": None, "columns": {}},
+        "eval": {"path": None, "columns": {}},
         "generator": {
             "backend": "stub",
             "engines": min(config.generator.engines, ENGINES),

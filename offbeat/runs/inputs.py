@@ -12,6 +12,7 @@ from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
 from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER, digest_of, source_digest
+from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.telemetry.summary import write_atomically
 
@@ -40,8 +41,9 @@ def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
     """
     digests = dict[str, str]()
     for key, path in ((DATA, config.data.path), (EVAL, config.eval.path)):
-        if path is not None and Path(path).is_file():
-            digests[key] = digest_of([Path(path).read_bytes()])
+        files = prompt_files(path) if path is not None else []
+        if files and all(file.is_file() for file in files):
+            digests[key] = files_digest(files)
     model = Path(config.model.path)
     if model.is_dir():
         files = sorted({file for form in _DESCRIBES_MODEL for file in model.glob(form)})

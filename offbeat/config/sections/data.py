@@ -11,8 +11,12 @@ class DataConfig(Config):
     """Source of prompts."""
 
     path: RecipePath | None = None
-    """JSON Lines file, one prompt a row; relative to the recipe. None: the environment makes
-    its own."""
+    """File of prompts, one a row: JSON Lines or Parquet, or a directory of such files; relative to
+    the recipe. None: the environment makes its own."""
+
+    columns: dict[str, str] = {}
+    """Column of the file under which each key of a row stands, as in `{prompt: problem, answer:
+    solution}`; a row then has these keys alone. Empty: the keys are the columns' names."""
 
     shuffle: bool = True
     """Visit the rows of each epoch in an order drawn from ``seed``; off: in the order of the

@@ -15,9 +15,12 @@ class EvalConfig(Config):
     engine from training each time."""
 
     path: RecipePath | None = None
-    """JSON Lines file with held-out prompts; relative to the recipe. None: the first
+    """File of held-out prompts, as `data.path` has it; relative to the recipe. None: the first
     ``prompts`` that the run trains on, each once, whose score counts what was learnt by heart
     too."""
+
+    columns: dict[str, str] = {}
+    """Column of the file under which each key of a row stands, as `data.columns` has it."""
 
     prompts: Annotated[int, Field(ge=1)] = 64
     """Prompts of one evaluation, at most. More make the score less noisy and hold the engine

@@ -13,7 +13,8 @@ from offbeat.environments.factory import (
     make_evaluation_prompts,
     make_prompts,
 )
-from offbeat.environments.prompts import PromptFileError, PromptSource
+from offbeat.environments.prompt_files import PromptFileError
+from offbeat.environments.prompts import PromptSource
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
 from offbeat.launch.checks.model_files import ModelFiles
 
@@ -89,7 +90,9 @@ def _read(
     try:
         prompts = make(config)
     except PromptFileError as broken:
-        fix = "Fix the line." if broken.line else f"Point {key} at a JSON Lines file."
+        columns = key.replace("path", "columns")
+        fix = f"Point {key} at JSON Lines or Parquet, and {columns} at its columns."
+        fix = "Fix the line." if broken.line else fix
         yield error("prompts", str(broken), fix)
         return None
     except BadEnvironment as wrong:

@@ -7,7 +7,7 @@ from typing import Final
 
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import make_environment, make_evaluation_prompts, make_prompts
-from offbeat.environments.prompts import JsonlPrompts
+from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
 from offbeat.launch.checks.finding import Finding, ok, warning
@@ -34,12 +34,12 @@ def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
     except (OSError, ValueError, OffbeatError):
         return  # reported by the checks of the model, the files and the target
     for key, prompts in files.items():
-        if isinstance(prompts, JsonlPrompts) and (key == "data.path" or config.eval.path):
+        if isinstance(prompts, FilePrompts) and (key == "data.path" or config.eval.path):
             yield _longest(config, key, prompts, environment)
 
 
 def _longest(
-    config: RunConfig, key: str, prompts: JsonlPrompts, environment: Environment
+    config: RunConfig, key: str, prompts: FilePrompts, environment: Environment
 ) -> Finding:
     limit, give_up_at = config.generator.max_model_len, time.monotonic() + _WITHIN_S
     looked_at, too_long, longest = 0, list[int](), 0

@@ -71,6 +71,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "samples_per_group": st.integers(2, 20),
     "model.path": PATHS,
     "data.path": st.none(),
+    "data.columns": st.just({}),  # of a file
     "environment.name": st.sampled_from(["arithmetic", "stub"]),
     "environment.target": st.none(),
     "environment.options": OPTIONS,
@@ -95,6 +96,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.loss.constant_tokens": st.none(),
     "algorithm.loss.step_std": st.just(value=False),
     "eval.path": st.none(),
+    "eval.columns": st.just({}),
     "runtime.env": st.fixed_dictionaries({"HF_HOME": TEXT.filter(lambda text: "\0" not in text)}),
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),

@@ -254,6 +254,12 @@ def test_arithmetic_scores_no_file_either() -> None:
     assert not messages({"eval": {"interval": 5}})
 
 
+@pytest.mark.parametrize("section", ["data", "eval"])
+def test_columns_need_the_file_that_has_them(section: str) -> None:
+    text = only({section: {"columns": {"prompt": "problem"}}})
+    assert f"{section}.columns is not used: there is no {section}.path" in text
+
+
 def test_a_reward_function_is_scored_on_a_file_or_on_its_own_prompts() -> None:
     function = {"environment": {"name": "function", "target": "a:b"}, **DATA}
     assert not messages(function, {"eval": {"interval": 5, "path": "held_out.jsonl"}})
@@ -262,7 +268,7 @@ def test_a_reward_function_is_scored_on_a_file_or_on_its_own_prompts() -> None:
 
 def test_questions_come_from_a_file() -> None:
     text = only({"environment": {"name": "gsm8k"}})
-    assert "Set data.path to a JSON Lines file with `question` and `answer` in each row" in text
+    assert "Set data.path to a file with `question` and `answer` in each row" in text
     assert not messages({"environment": {"name": "gsm8k"}, **DATA})
 
 

@@ -20,7 +20,7 @@ from offbeat.environments.factory import (
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.killable import RewardFailed, RewardTarget
-from offbeat.environments.prompts import PromptFileError
+from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.user_code import TargetNotFound

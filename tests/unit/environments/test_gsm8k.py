@@ -21,7 +21,7 @@ from offbeat.environments.factory import (
     make_prompts,
 )
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions, NoChatTemplate
-from offbeat.environments.prompts import PromptFileError
+from offbeat.environments.prompt_files import PromptFileError
 from offbeat.messages.groups import Prompt
 from tests.support.environment_fakes import CharTokenizer, result, task
 

@@ -1,0 +1,91 @@
+"""Reads the rows of a Parquet file, a few at a time."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, Final, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as kinds
+
+from offbeat.messages.failures import OffbeatError
+
+_BATCH_ROWS: Final = 256
+"""Rows decoded at once: a row group may have a million."""
+
+_BUFFER_BYTES: Final = 2**20
+"""Bytes of a column read at once; without a bound a column of a row group is read whole."""
+
+
+class UnreadableParquet(OffbeatError):
+    """A Parquet file, or one of its columns, cannot be read as prompts."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+def parquet_rows(file: BinaryIO, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an open file as plain values, in its order.
+
+    Only ``columns`` are read, all if none are named. A null is no key: a Parquet row has a place
+    for every column, and a struct for every field.
+
+    Raises:
+        UnreadableParquet: The file is damaged or changes meanwhile, lacks a column, or has one that
+            JSON cannot hold.
+    """
+    before = _version(file)
+    try:
+        parquet = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        names = _checked_columns(parquet.schema_arrow, columns)
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            for row in batch.to_pylist():
+                yield _without_nulls(row)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UnreadableParquet(f"is no readable Parquet file: {error}") from error
+    if _version(file) != before:
+        raise UnreadableParquet("was changed while it was read")
+
+
+def _checked_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+    names = cast("list[str]", schema.names)
+    if missing := [column for column in columns if column not in names]:
+        raise UnreadableParquet(f"has no column {missing[0]!r} (columns: {', '.join(names)})")
+    for name in columns or names:
+        if not _is_plain(schema.field(name).type):
+            raise UnreadableParquet(
+                f"has column {name!r} of type {schema.field(name).type}, which no prompt can hold; "
+                "name the columns that are needed"
+            )
+    return list(dict.fromkeys(columns)) or names
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Return whether JSON has such values, at any depth."""
+    if kinds.is_struct(kind):
+        return all(_is_plain(kind.field(place).type) for place in range(kind.num_fields))
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        return _is_plain(kind.value_type)
+    if kinds.is_dictionary(kind):
+        return _is_plain(kind.value_type)
+    text = kinds.is_string(kind) or kinds.is_large_string(kind)
+    number = kinds.is_integer(kind) or kinds.is_floating(kind)
+    return text or number or kinds.is_boolean(kind) or kinds.is_null(kind)
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - a plain value of any kind
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {key: _without_nulls(child) for key, child in fields.items() if child is not None}
+    if isinstance(value, list):
+        return [_without_nulls(child) for child in cast("list[Any]", value)]
+    return value
+
+
+def _version(file: BinaryIO) -> tuple[int, int]:
+    seen = os.fstat(file.fileno())
+    return seen.st_size, seen.st_mtime_ns

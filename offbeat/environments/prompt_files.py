@@ -1,0 +1,260 @@
+"""Prompts from files: JSON Lines or Parquet, one row a prompt.
+
+Every row is read and checked once, at the start, in the one process that gives out prompts. Rows
+are kept as JSON: in memory, and beyond a bound in a temporary file (``RowStore``).
+"""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BufferedReader
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import msgspec
+
+from offbeat.environments.prompts import RowPrompts
+from offbeat.environments.row_store import RowStore
+from offbeat.messages.failures import OffbeatError
+from offbeat.messages.groups import Prompt
+
+RowCheck = Callable[[Mapping[str, object]], str | None]
+"""Returns why a row of a prompt file cannot be used; None when it can."""
+
+_LONGEST_ROW_BYTES: Final = 16 * 2**20
+"""A prompt travels to a worker in one message."""
+
+_DEEPEST: Final = 100
+"""Maximum nesting of lists and objects: far below the limit of recursive readers."""
+
+_TOO_DEEP: Final = f"is nested more than {_DEEPEST} deep; make it flatter, or put it in a string"
+_TOO_LONG: Final = f"has more than {_LONGEST_ROW_BYTES >> 20} MiB; a prompt travels in one message"
+_PARQUET_MAGIC: Final = b"PAR1"
+_NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class PromptFileError(OffbeatError):
+    """A prompt file cannot be used as it is.
+
+    ``line`` is a line of JSON Lines, or a row of Parquet counted from 1; 0 is the file as a whole.
+    """
+
+    def __init__(self, path: str, line: int, problem: str) -> None:
+        super().__init__(path, line, problem)
+        self.path, self.line, self.problem = path, line, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}:{self.line}: {self.problem}"
+            if self.line
+            else f"{self.path}: {self.problem}"
+        )
+
+
+class FilePrompts(RowPrompts):
+    """The rows of JSON Lines or Parquet files, one file after another; blank lines are skipped.
+
+    Each row is an object in which ``problem_of`` finds no problem: unless the environment has rows
+    of its own, ``prompt`` (a string, tokenised as it is) or ``messages`` (a list of ``{"role": ...,
+    "content": ...}``, rendered by the chat template). All other keys belong to the environment.
+    ``columns`` says which column of the file each key is read from; with it a row has these keys
+    alone.
+
+    Raises:
+        PromptFileError: Names the line, its problem and what is expected.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        shuffle: bool,
+        seed: int,
+        epochs: int | None,
+        columns: Mapping[str, str] = _NO_COLUMNS,
+        problem_of: RowCheck | None = None,
+    ) -> None:
+        reader = _Reader(columns, problem_of or row_problem)
+        self._store = reader.stored(files)
+        self.digest = reader.digest
+        """Digest of the files' bytes."""
+        super().__init__(len(self._store), shuffle=shuffle, seed=seed, epochs=epochs)
+
+    def longest(self, count: int) -> Iterator[Prompt]:
+        """Yield the prompts of the longest rows by bytes, longest first."""
+        for row in self._store.longest(count):
+            yield Prompt(row, 0, row, self._data(row))
+
+    def _data(self, row: int) -> dict[str, Any]:
+        return msgspec.json.decode(self._store[row], type=dict[str, Any])
+
+
+def prompt_files(path: str) -> list[Path]:
+    """Return the files behind ``data.path``: itself, or the files of a directory by their names.
+
+    A directory gives its ``*.parquet``, without any its ``*.jsonl``, and without both itself, which
+    cannot be read.
+    """
+    whole = Path(path)
+    return sorted(whole.glob("*.parquet")) or sorted(whole.glob("*.jsonl")) or [whole]
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """Return the digest that ``FilePrompts`` has of these files.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+class _Reader:
+    """Reads and checks the rows of files, and digests the very bytes that it reads."""
+
+    def __init__(self, columns: Mapping[str, str], problem_of: RowCheck) -> None:
+        self._columns, self._problem_of = columns, problem_of
+        self._digest = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def stored(self, files: Sequence[Path]) -> RowStore:
+        shown = str(files[0] if len(files) == 1 else files[0].parent)
+        try:
+            store = RowStore(row for path in files for row in self._rows(path))
+        except OSError as error:  # of the store: those of the file are caught where it is read
+            problem = f"cannot be kept in a temporary file: {error.strerror}. Set TMPDIR"
+            raise PromptFileError(shown, 0, problem) from error
+        if not len(store):
+            raise PromptFileError(shown, 0, "holds no prompts; write one JSON object a line")
+        return store
+
+    def _rows(self, path: Path) -> Iterator[bytes]:
+        try:
+            with path.open("rb") as file:
+                is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+                file.seek(0)
+                yield from (self._parquet if is_parquet else self._json_lines)(path, file)
+        except OSError as error:
+            raise PromptFileError(str(path), 0, f"cannot be read: {error.strerror}") from error
+
+    def _json_lines(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
+        digest, number = hashlib.sha256(), 0
+        while line := file.readline(_LONGEST_ROW_BYTES + 1):
+            digest.update(line)
+            number += 1
+            if len(line) > _LONGEST_ROW_BYTES:
+                raise PromptFileError(str(path), number, _TOO_LONG)
+            if row := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
+                yield self._from_json(path, number, row)
+        self._digest.update(digest.digest())
+
+    def _from_json(self, path: Path, number: int, row: bytes) -> bytes:
+        value = _decoded(row)
+        if isinstance(value, str):
+            raise PromptFileError(str(path), number, value)
+        if problem := self._problem(value):
+            raise PromptFileError(str(path), number, problem)
+        return msgspec.json.encode(self._mapped(value)) if self._columns else row
+
+    def _parquet(self, path: Path, file: BufferedReader) -> Iterator[bytes]:
+        # Loaded here: most runs read JSON Lines, or have an environment that makes its prompts
+        from offbeat.environments.parquet_rows import (  # noqa: PLC0415
+            UnreadableParquet,
+            parquet_rows,
+        )
+
+        self._digest.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            rows = parquet_rows(file, tuple(self._columns.values()))
+            for number, fields in enumerate(rows, start=1):
+                yield self._from_parquet(path, number, fields)
+        except UnreadableParquet as error:
+            raise PromptFileError(str(path), 0, error.problem) from error
+
+    def _from_parquet(self, path: Path, number: int, fields: dict[str, Any]) -> bytes:
+        if problem := self._problem(fields):
+            raise PromptFileError(str(path), number, problem)
+        try:
+            row = json.dumps(self._mapped(fields), ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            problem = "holds a number that is not finite"
+            raise PromptFileError(str(path), number, problem) from error
+        if len(row) > _LONGEST_ROW_BYTES:
+            raise PromptFileError(str(path), number, _TOO_LONG)
+        return row
+
+    def _problem(self, row: Mapping[str, object]) -> str | None:
+        for key, column in self._columns.items():
+            if column not in row:
+                return f"has no {column!r}, which columns.{key} names (keys: {', '.join(row)})"
+        return self._problem_of(self._mapped(row))
+
+    def _mapped(self, row: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the row under the keys that the environment reads."""
+        if not self._columns:
+            return row
+        return {key: row[column] for key, column in self._columns.items()}
+
+
+def _decoded(line: bytes) -> dict[str, object] | str:
+    """Return the row that a line holds, or why it holds none."""
+    try:
+        row: object = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"is not JSON: {error}"
+    except RecursionError:
+        return _TOO_DEEP
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(row) > _DEEPEST:
+        return _TOO_DEEP
+    if not isinstance(row, dict):
+        return f"is a JSON {type(row).__name__}; a row is an object, one a line"
+    return cast("dict[str, object]", row)
+
+
+def _depth(value: object) -> int:
+    """Return the nesting depth of lists and objects, without recursion."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [
+            child
+            for each in cast("list[dict[str, object] | list[object]]", level)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return depth
+
+
+def row_problem(fields: Mapping[str, object]) -> str | None:
+    """Return why a row is not a prompt; None when it is."""
+    if ("prompt" in fields) == ("messages" in fields):
+        both = "both" if "prompt" in fields else "neither"
+        return f"has {both} of 'prompt' and 'messages' (keys: {', '.join(fields)}); give one"
+    if "prompt" in fields:
+        return _problem_of_prompt(fields["prompt"])
+    return _problem_of_messages(fields["messages"])
+
+
+def _problem_of_prompt(prompt: object) -> str | None:
+    if not isinstance(prompt, str):
+        return f"'prompt' is {prompt!r}; it is a string"
+    return None if prompt else "'prompt' is empty; it needs at least one character"
+
+
+def _problem_of_messages(messages: object) -> str | None:
+    if not isinstance(messages, list) or not messages:
+        return f"'messages' is {messages!r}; it is a list with at least one message"
+    for place, message in enumerate(cast("list[object]", messages)):
+        if not isinstance(message, dict):
+            return f"messages[{place}] is {message!r}; a message is an object"
+        fields = cast("dict[str, object]", message)
+        if not isinstance(fields.get("role"), str) or "content" not in fields:
+            return f"messages[{place}] has keys {', '.join(fields)}; it needs 'role' and 'content'"
+    return None

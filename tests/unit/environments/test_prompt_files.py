@@ -1,0 +1,209 @@
+"""Prompts from files: JSON Lines and Parquet, their columns, and what is refused."""
+
+import json
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.environments.prompt_files import (
+    FilePrompts,
+    PromptFileError,
+    files_digest,
+    prompt_files,
+)
+from offbeat.environments.row_store import RowStore
+
+
+def jsonl(folder: Path, text: str) -> Path:
+    file = folder / "prompts.jsonl"
+    file.write_text(text)
+    return file
+
+
+def parquet(folder: Path, columns: Mapping[str, Any], name: str = "prompts.parquet") -> Path:
+    """A Parquet file with these columns, in row groups of two rows."""
+    pq.write_table(pa.table(dict(columns)), folder / name, row_group_size=2)
+    return folder / name
+
+
+def prompts(
+    *files: Path, shuffle: bool = True, columns: Mapping[str, str] | None = None
+) -> FilePrompts:
+    return FilePrompts(files, shuffle=shuffle, seed=0, epochs=2, columns=columns or {})
+
+
+def rows_of(*files: Path, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """The rows in the order of the files."""
+    source = prompts(*files, shuffle=False, columns=columns)
+    found = [source.prompt(prompt_index) for prompt_index in range(source.rows)]
+    return [prompt.data for prompt in found if prompt is not None]
+
+
+def test_a_file_without_shuffling_is_read_in_its_own_order(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, '\ufeff{"prompt": "a", "n": 1}\n\n{"prompt": "b"}\r\n')
+    source = prompts(file, shuffle=False)
+    rows = [source.prompt(prompt_index) for prompt_index in range(3)]
+    assert [prompt.data for prompt in rows if prompt] == [
+        {"prompt": "a", "n": 1},
+        {"prompt": "b"},
+        {"prompt": "a", "n": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"prompt": "a"', "is not JSON"),
+        ('{"prompt": NaN}', "is not JSON"),
+        ('["a"]', "is a JSON list; a row is an object"),
+        ('{"text": "a"}', r"neither of 'prompt' and 'messages' \(keys: text\)"),
+        ('{"prompt": "a", "messages": []}', "both of 'prompt' and 'messages'"),
+        ('{"prompt": 3}', "'prompt' is 3; it is a string"),
+        ('{"prompt": ""}', "'prompt' is empty"),
+        ('{"messages": []}', "at least one message"),
+        ('{"messages": ["hi"]}', r"messages\[0\] is 'hi'"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\] .* needs 'role' and 'content'"),
+    ],
+)
+def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: str, problem: str) -> None:
+    file = jsonl(tmp_path, f'{{"prompt": "good"}}\n{line}\n')
+    with pytest.raises(PromptFileError, match=rf"prompts\.jsonl:2: .*{problem}"):
+        prompts(file)
+
+
+@pytest.mark.parametrize("depth", [101, 5000, 100_000])
+def test_a_row_that_is_nested_deep_is_named(tmp_path: Path, depth: int) -> None:
+    brackets = "[" * (depth - 1) + "]" * (depth - 1)
+    file = jsonl(tmp_path, f'{{"prompt": "?", "tree": {brackets}}}\n')
+    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: is nested more than 100 deep"):
+        prompts(file)
+
+
+def test_a_row_with_many_lists_is_not_deep(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, f'{{"prompt": "?", "many": [{",".join(["[]"] * 500)}]}}\n')
+    assert prompts(file).rows == 1
+
+
+def test_text_that_is_not_utf8_is_a_bad_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "\xff"}\n')
+    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: is not JSON"):
+        prompts(file)
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptFileError, match="holds no prompts"):
+        prompts(jsonl(tmp_path, "\n  \n"))
+    with pytest.raises(PromptFileError, match="No such file"):
+        prompts(tmp_path / "absent.jsonl")
+
+
+def test_a_parquet_file_gives_the_prompts_that_the_same_rows_give_as_json(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "answer": n + 1, "level": n / 2} for n in range(9)]
+    as_json = jsonl(tmp_path, "\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=2)
+    one, other = prompts(as_json), prompts(tmp_path / "rows.parquet")
+    drawn = [one.prompt(prompt_index) for prompt_index in range(10)]
+    assert [other.prompt(prompt_index) for prompt_index in range(10)] == drawn
+    assert [prompt.data for prompt in one.longest(2)] == [
+        prompt.data for prompt in other.longest(2)
+    ]
+
+
+def test_a_null_of_parquet_is_no_key(tmp_path: Path) -> None:
+    messages = [[{"role": "user", "content": "2+3?", "name": None}], None]
+    kind = pa.list_(pa.struct({name: pa.string() for name in ("role", "content", "name")}))
+    file = parquet(tmp_path, {"prompt": [None, "a"], "messages": pa.array(messages, kind)})
+    assert rows_of(file) == [
+        {"messages": [{"role": "user", "content": "2+3?"}]},
+        {"prompt": "a"},
+    ]
+
+
+def test_the_files_of_a_directory_are_one_source_in_the_order_of_their_names(
+    tmp_path: Path,
+) -> None:
+    parquet(tmp_path, {"prompt": ["c"]}, "train-00001.parquet")
+    parquet(tmp_path, {"prompt": ["a", "b"]}, "train-00000.parquet")
+    (tmp_path / "README.md").write_text("no prompts")
+    files = prompt_files(str(tmp_path))
+    assert [row["prompt"] for row in rows_of(*files)] == ["a", "b", "c"]
+    assert prompts(*files).digest == files_digest(files) != files_digest(files[:1])
+
+
+@pytest.mark.parametrize("is_parquet", [True, False])
+def test_a_row_has_the_keys_that_columns_names_and_no_others(
+    tmp_path: Path, is_parquet: bool
+) -> None:
+    rows = {"problem": ["2+3="], "solution": ["5"], "prompt": ["not this one"]}
+    lines = json.dumps({name: values[0] for name, values in rows.items()})
+    file = parquet(tmp_path, rows) if is_parquet else jsonl(tmp_path, lines)
+    assert rows_of(file, columns={"prompt": "problem", "answer": "solution"}) == [
+        {"prompt": "2+3=", "answer": "5"}
+    ]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    columns = {"prompt": "question"}
+    with pytest.raises(PromptFileError, match=r"no column 'question' \(columns: a, b\)"):
+        prompts(parquet(tmp_path, {"a": ["x"], "b": [1]}), columns=columns)
+    lines = jsonl(tmp_path, '{"question": "x"}\n{"a": 1, "b": 2}')
+    expected = r"jsonl:2: has no 'question', which columns\.prompt names \(keys: a, b\)"
+    with pytest.raises(PromptFileError, match=expected):
+        prompts(lines, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"text": ["a"]}, r"parquet:1: .*neither of 'prompt' and 'messages' \(keys: text\)"),
+        ({"prompt": ["a", None]}, r"parquet:2: .*neither of 'prompt' and 'messages'"),
+        ({"prompt": ["a"], "x": [float("nan")]}, "parquet:1: holds a number that is not finite"),
+        ({"prompt": ["a"], "image": [b"png"]}, "column 'image' of type binary, which no prompt"),
+        ({"prompt": ["a"], "when": [[date(2020, 1, 1)]]}, "column 'when' of type list"),
+        ({"prompt": pa.array([], pa.string())}, "holds no prompts"),
+        ({"prompt": ["a" * (17 * 2**20)]}, "parquet:1: has more than 16 MiB"),
+    ],
+)
+def test_a_bad_row_or_column_of_parquet_is_named(
+    tmp_path: Path, columns: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(PromptFileError, match=problem):
+        prompts(parquet(tmp_path, columns))
+
+
+def test_a_column_that_no_prompt_can_hold_is_no_problem_where_it_is_not_read(
+    tmp_path: Path,
+) -> None:
+    file = parquet(tmp_path, {"prompt": ["a"], "image": [b"png"]})
+    assert rows_of(file, columns={"prompt": "prompt"}) == [{"prompt": "a"}]
+
+
+@pytest.mark.parametrize("damage", [slice(0, 40), slice(0, -9)])
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path, damage: slice) -> None:
+    file = parquet(tmp_path, {"prompt": ["a", "b"]})
+    file.write_bytes(file.read_bytes()[damage])
+    with pytest.raises(PromptFileError, match=r"prompts\.parquet: is no readable Parquet file"):
+        prompts(file)
+
+
+def test_a_line_that_never_ends_is_refused_without_reading_it_all(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    with file.open("wb") as lines:
+        lines.truncate(2**33)  # a hole of 8 GiB
+    with pytest.raises(PromptFileError, match=r"prompts\.jsonl:1: has more than 16 MiB"):
+        prompts(file)
+
+
+@given(rows=st.lists(st.binary()), memory_bytes=st.integers(1, 40))
+def test_rows_are_the_same_in_memory_and_on_disk(rows: list[bytes], memory_bytes: int) -> None:
+    store = RowStore(rows, memory_bytes)
+    assert [store[row] for row in range(len(store))] == rows
+    assert [len(rows[row]) for row in store.longest(3)] == sorted(map(len, rows))[::-1][:3]
