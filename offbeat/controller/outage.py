@@ -31,23 +31,27 @@ class OutageBreaker:
         self._failures_in_row = self.trials = 0
         self._is_trying, self._not_before = False, 0.0
 
-    def failed(self, now: float, *, spends_last_retry: bool = False) -> bool:
+    def failed(
+        self, now: float, *, spends_last_retry: bool = False, is_first_suspect: bool = False
+    ) -> bool:
         """Record that a rollout failed by its environment; return whether its prompt pays for it.
 
         No prompt pays once the breaker is open, be it for a trial or for a rollout that was out
         before. Nor does a prompt whose last retry it would cost, where no rollout was answered since
-        the failure before: with few groups in flight an outage is seen by one prompt alone, so the
-        breaker opens there at once, and others are tried before that prompt is given up.
+        the failure before, or where it may be the first to see an outage: engines may have spent its
+        other retries, and with few groups in flight it may see the outage alone. The breaker opens
+        there at once, and others are tried before that prompt is given up.
 
         Args:
             now: The event loop's time, in seconds.
             spends_last_retry: Whether the prompt is dropped if it pays.
+            is_first_suspect: Whether one failure alone, of this prompt, may be taken for an outage.
         """
         was_open = self.is_open
         if was_open and not self._is_trying:
             return False
         self._failures_in_row += 1
-        is_suspected = spends_last_retry and self._failures_in_row > 1
+        is_suspected = spends_last_retry and (is_first_suspect or self._failures_in_row > 1)
         if is_suspected:
             self._failures_in_row = max(self._failures_in_row, self._limits.outage_failures)
         if self.is_open:

@@ -73,7 +73,11 @@ class RetryPolicy:
             raise failure
         now = asyncio.get_running_loop().time()
         if isinstance(failure, RolloutFailed) and failure.source is Component.ENVIRONMENT:
-            counts = self.outage.failed(now, spends_last_retry=self._is_at_last_retry(task, kind))
+            counts = self.outage.failed(
+                now,
+                spends_last_retry=self._is_at_last_retry(task, kind),
+                is_first_suspect=self._may_see_outage_first(task),
+            )
         else:
             counts = True
             self.outage.returned()
@@ -101,6 +105,14 @@ class RetryPolicy:
         retries = self._state.config.rollout.infrastructure_retries
         spent = returns.get(ReturnKind.INFRASTRUCTURE, 0)
         return kind is FailureKind.INFRASTRUCTURE and spent >= retries
+
+    def _may_see_outage_first(self, task: RolloutTask) -> bool:
+        """Return whether one failure of this group may be taken for an outage.
+
+        Bounded, so that a prompt whose own environment never works is dropped in the end.
+        """
+        returns = self._state.ledger.groups[task.prompt_index].returns
+        return returns.get(ReturnKind.OUTAGE, 0) < self._state.config.rollout.outage_failures
 
     def after_refusal(self, unfit: UnfitGroup) -> float | None:
         """Decide like ``after`` about a ready group that the trainer cannot read."""

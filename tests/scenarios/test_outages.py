@@ -81,6 +81,27 @@ def test_an_outage_that_one_prompt_alone_sees_costs_it_nothing() -> None:
     assert not world.built.state.ledger.totals.dropped
 
 
+def test_an_outage_costs_nothing_to_the_first_prompt_that_sees_it_without_a_retry_left() -> None:
+    world = World({"rollout": {"infrastructure_retries": 0}})
+    use_rollouts(world, OutOfService(world.generators))
+    play(world)
+    world.assert_books_agree()
+    assert not world.built.state.ledger.totals.dropped
+
+
+def test_a_prompt_whose_own_environment_never_works_is_dropped() -> None:
+    """The others are answered in between, so its failures are no outage."""
+    world = World({"rollout": {"infrastructure_retries": 1, "infrastructure_drop_budget": 1}})
+    down = RolloutFailed(
+        FailureKind.INFRASTRUCTURE, 0, 1, "environment_unavailable", "down", Component.ENVIRONMENT
+    )
+    world.rollouts.faults = {0: [down] * 100}
+    play(world)
+    world.assert_books_agree()
+    assert [event.prompt_index for event in world.events(Dropped)] == [0]
+    assert len(world.trained) == 40
+
+
 def test_a_prompt_that_fails_by_itself_does_not_hold_up_what_follows_an_outage() -> None:
     """Others are tried before it is tried again: the first one that is answered ends the outage."""
     world = World({"rollout": {"drop_budget": 1, "data_retries": 8, "outage_failures": 2}})
