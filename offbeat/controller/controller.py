@@ -39,7 +39,6 @@ from offbeat.controller.errors import (
     leaves,
 )
 from offbeat.controller.evaluation import Evaluation
-from offbeat.controller.fleet import Fleet
 from offbeat.controller.group_moves import Place
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.lifecycle import RunPhase
@@ -51,7 +50,6 @@ from offbeat.controller.rollouts import RolloutPump
 from offbeat.controller.state import RunState
 from offbeat.controller.step_metrics import StepMetricsBuilder
 from offbeat.controller.syncing import WeightSync
-from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.controller.train_step import Advantages, TrainStep
 from offbeat.controller.trainer_client import TrainerClient
 from offbeat.controller.training import TrainPump
@@ -107,22 +105,8 @@ class Controller:
             groups_per_turn: Groups that a rewind returns between two turns of the event loop.
         """
         self._config, self._ports, self._driver = config, ports, driver
-        clock = asyncio.get_running_loop().time
-        fleet = Fleet(ports.generators, request_strikes=config.generator.request_strikes)
-        ledger = ledger or Ledger()
-        ledger.record = ports.journal.append
-        state = self.state = RunState(
-            config,
-            fence,
-            ledger,
-            fleet,
-            sampler,
-            TimeAttribution(clock, fleet.engines),
-            journal=ports.journal,
-            trace=ports.trace,
-            reached=ports.failpoints,
-        )
-        self.progress = Progress(state, clock)
+        state = self.state = RunState(config, fence, ports, sampler, ledger or Ledger())
+        self.progress = Progress(state, asyncio.get_running_loop().time)
         self._trainer_client = trainer_client = TrainerClient(state, ports.trainer)
         self._sync = WeightSync(state, trainer_client, ports.generators)
         self._rollout_pump = RolloutPump(
@@ -182,13 +166,13 @@ class Controller:
                 await self._outlive(train)
                 for helper in helpers:
                     helper.cancel()
-            self.state.enter(RunPhase.FINISHED)
+            self.state.lifecycle.enter(RunPhase.FINISHED)
         except BaseExceptionGroup as group:
             raised = self._ended(group)
             raise raised from group
         except asyncio.CancelledError as cancelled:
             raised = cancelled
-            self.state.enter(RunPhase.ABORTED)
+            self.state.lifecycle.enter(RunPhase.ABORTED)
             raise
         except OffbeatError as failure:
             raised = self._ended(BaseExceptionGroup("journal", [failure]))
@@ -218,7 +202,7 @@ class Controller:
         """Record the start of this incarnation durably before any actor is called."""
         state = self.state
         state.ledger.open(state.fence.run_id, state.fence.incarnation, self._driver)
-        await state.durable(f"beginning of incarnation {state.fence.incarnation}")
+        await state.waits.durable(f"beginning of incarnation {state.fence.incarnation}")
 
     def _leave_out_retired_engines(self) -> None:
         """Skip the engines that a former controller has retired."""
@@ -227,7 +211,6 @@ class Controller:
             fleet.dead(name)
             fleet.retire(name)
             self._sync.canaries.retired(name)
-            self.state.engine_moved(name)
 
     # --- pumps -----------------------------------------------------------------------------------
 
@@ -245,21 +228,22 @@ class Controller:
 
     async def _watchdog(self) -> NoReturn:
         """End a deadlocked run at once, and one that has made no progress for too long."""
-        state, limit = self.state, self._config.supervision.stall_timeout_s
+        state, waits = self.state, self.state.waits
+        limit = self._config.supervision.stall_timeout_s
         clock = asyncio.get_running_loop().time
         seen, looks = -1.0, 0
         while True:
-            now, busy_until = clock(), state.awaits.healthy_until
+            now, busy_until = clock(), waits.pending.healthy_until
             # A call at its deadline ends by itself, with a more specific error than a stall.
-            stuck = now >= max(state.moved_at + limit, busy_until + _GRACE_S)
-            nobody_acts = busy_until == -float("inf") and seen == state.moved_at
+            stuck = now >= max(waits.changed_at + limit, busy_until + _GRACE_S)
+            nobody_acts = busy_until == -float("inf") and seen == waits.changed_at
             looks = looks + 1 if nobody_acts else 0
             if (stuck or looks == _DEADLOCK_LOOKS) and not state.operator.is_paused:
-                raise RunStalled(now - state.moved_at, self._where(), state.awaits.describe(now))
-            seen = state.moved_at
+                raise RunStalled(now - waits.changed_at, self._where(), waits.pending.describe(now))
+            seen = waits.changed_at
             await asyncio.sleep(min(_LOOK_S, limit))
             # A run without progress, also a paused one, leaves no unwritten records.
-            await state.call(
+            await waits.call(
                 "watchdog",
                 on="the journal",
                 component=Component.JOURNAL,
@@ -272,7 +256,7 @@ class Controller:
         """Execute the operator's commands from the inbox."""
         operator = self.state.operator
         while True:
-            await self.state.changed.wait_for(operator.has_command)
+            await self.state.waits.unlisted(operator.has_command)
             command = operator.next_command()
             log.info("run.command", command=type(command).__name__)
             match command:
@@ -298,7 +282,7 @@ class Controller:
         within_s = grace_s if self._config.checkpoint.interval else min(grace_s, _MOMENT_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await state.changed.wait_for(lambda: state.ledger.intent is None)
+                await state.waits.unlisted(lambda: state.ledger.intent is None)
 
     def _step_done(self, measures: StepMetricsBuilder) -> None:
         busy = self.progress.step_done(measures)
@@ -342,7 +326,7 @@ class Controller:
         """Enter the last phase; return the error that ``run`` raises."""
         cause, state = self._cause, self.state
         asked = isinstance(cause, RunAborted | asyncio.CancelledError)
-        state.enter(RunPhase.ABORTED if asked else RunPhase.FAILED)
+        state.lifecycle.enter(RunPhase.ABORTED if asked else RunPhase.FAILED)
         if isinstance(cause, asyncio.CancelledError):
             return cause  # a cancellation stays one, whatever clean-up raised
         first = set(leaves(cause)) if cause is not None else set[BaseException]()

@@ -84,7 +84,7 @@ class EnginePump:
 
     async def _start(self) -> None:
         deadline_s = self._config.start_deadline_s
-        await self._state.call(
+        await self._state.waits.call(
             f"start of {self._name}",
             on="its first answer (is there room for it in the cluster?)",
             component=Component.ENGINE,
@@ -98,7 +98,6 @@ class EnginePump:
             state = await first_answer(ask, self._config.start_deadline_s)
             if self._state.fleet.probe_answered(state):
                 self._state.joined(Component.ENGINE, self._name, state.incarnation)
-                self._state.engine_moved(self._name)
                 return
             await asyncio.sleep(RETRY_S)  # the process that was given up still answers
 
@@ -112,10 +111,10 @@ class EnginePump:
                 return True
             if state.fleet.engines[self._name].sync_timeouts >= _SYNC_TIMEOUTS:
                 return False
-            strikes += not self._sync.is_lost  # otherwise the engine is not at fault
+            strikes += not state.sync.is_lost  # otherwise the engine is not at fault
             if self._sync.canaries.must_be_replaced(self._name):
                 return False
-            await state.awaits.pause(self._name, on="another sync", for_s=RETRY_S)
+            await state.waits.back_off(self._name, on="another sync", for_s=RETRY_S)
             if not await self._probe():
                 return False
         return False
@@ -129,11 +128,8 @@ class EnginePump:
             if not await self._probe() or self._state.fleet.is_failing(self._name):
                 return
             if engine.incarnation != incarnation:  # its owner has started a process already
-                self._state.engines_replaced += 1
-                if (
-                    self._state.engines_replaced > self._config.restart_budget
-                    or self._is_hopeless()
-                ):
+                self._state.fleet.replaced += 1
+                if self._state.fleet.replaced > self._config.restart_budget or self._is_hopeless():
                     return
             behind = engine.health is Health.STALE or self._sync.is_behind(engine)
             if (engine.incarnation != incarnation or behind) and not await self._catch_up():
@@ -167,7 +163,6 @@ class EnginePump:
                     return self._lost(late)
                 log.warning("engine.silent", engine=self._name, error=str(late))
                 self._state.fleet.suspect(self._name)
-                self._state.engine_moved(self._name)
             except (ActorLost, EngineUnavailable) as failure:
                 return self._lost(failure)
             else:
@@ -183,7 +178,7 @@ class EnginePump:
     async def _ask(self) -> None:
         """Send one probe; raises the errors of the call."""
         state = self._state
-        answer = await state.call(
+        answer = await state.waits.call(
             f"probe of {self._name}",
             on=self._name,
             component=Component.ENGINE,
@@ -193,8 +188,6 @@ class EnginePump:
         )
         if state.fleet.probe_answered(answer):
             state.joined(Component.ENGINE, self._name, answer.incarnation)
-        state.busy.engine_changed(state.fleet.engines[self._name])
-        state.changed.notify()  # not ``moved``: a probe is no progress
 
     # --- the end of a process --------------------------------------------------------------------
 
@@ -215,7 +208,7 @@ class EnginePump:
             BudgetSpent: It may not be restarted, and the run needs it.
         """
         state, budget = self._state, self._config.restart_budget
-        if state.engines_replaced >= budget:
+        if state.fleet.replaced >= budget:
             if not self._can_be_spared():
                 raise BudgetSpent("engine restarts", budget, "generator.restart_budget", self._name)
             return True
@@ -240,20 +233,18 @@ class EnginePump:
         log.warning(
             "engine.retired",
             engine=self._name,
-            restarts=state.engines_replaced,
+            restarts=state.fleet.replaced,
             engines_left=len(fleet.engines) - len(fleet.retired),
             fix="what failed is in the lines engine.lost before this one; a resumed run starts it again",
         )
-        state.engine_moved(self._name)
         # The next controller must know before the process ends, or it would wait for its start.
-        await state.durable(f"retirement of {self._name}")
+        await state.waits.durable(f"retirement of {self._name}")
         await self._generator.retire()
 
     async def _restart(self) -> None:
         state = self._state
-        state.engines_replaced += 1
+        state.fleet.replaced += 1
         if not self._gone:
             await self._generator.restart()
         state.fleet.restarting(self._name)
         self._gone = False
-        state.engine_moved(self._name)

@@ -14,7 +14,7 @@ import structlog
 
 from offbeat.config.limits import min_valid_samples
 from offbeat.config.sampling_identity import sampling_identity
-from offbeat.controller.fleet import EngineRecord
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.pending_waits import Pump
 from offbeat.controller.ports import Prompts, Rollouts, TelemetryPort
 from offbeat.controller.receipts import refusal
@@ -62,8 +62,6 @@ class Evaluation:
         self._state, self._prompts = state, prompts
         self._workers, self._telemetry = workers, telemetry
         self._sampling = sampling_identity(state.config)
-        self._asked: int | None = None
-        self._busy = False
         self._engine: str | None = None  # pinned
 
     def is_due(self, version: int) -> bool:
@@ -72,23 +70,23 @@ class Evaluation:
 
     def ask(self, version: int) -> None:
         """Request the score of this version, or of a newer one if no engine serves it any more."""
-        self._asked = version
-        self._state.moved()
+        self._state.evaluation.asked = version
 
     async def finished(self) -> None:
         """Wait until nothing is left to score; an evaluation ends by its deadline."""
-        await self._state.until(
-            Pump.TRAIN, "the evaluation", lambda: self._asked is None and not self._busy
+        pending = self._state.evaluation
+        await self._state.waits.until(
+            Pump.TRAIN, "the evaluation", lambda: pending.asked is None and not pending.is_busy
         )
 
     async def run(self) -> NoReturn:
         """Score the requested versions, one after another."""
-        state = self._state
+        state, pending = self._state, self._state.evaluation
         while True:
-            await state.until(
-                Pump.EVALUATION, "a version to score", lambda: self._asked is not None
+            await state.waits.until(
+                Pump.EVALUATION, "a version to score", lambda: pending.asked is not None
             )
-            self._busy, asked, self._asked = True, self._asked or 0, None
+            pending.is_busy, asked, pending.asked = True, pending.asked or 0, None
             limit_s = state.config.eval.deadline_s
             try:
                 async with asyncio.timeout(limit_s):
@@ -97,18 +95,17 @@ class Evaluation:
             except (EvaluationFailed, TimeoutError) as failure:
                 error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
                 log.warning("eval.given_up", version=asked, error=error)
-                state.evaluations_failed += 1
-                state.evaluation_failure = error
+                pending.failed_count += 1
+                pending.failure = error
             finally:
-                self._busy = False
                 self._unpin()
-            state.moved()
+                pending.is_busy = False
 
     async def _pinned(self, asked: int) -> EngineRecord:
         """Pin an engine that serves the requested version or a newer one, and return it."""
         state, fleet = self._state, self._state.fleet
 
-        await state.until(
+        await state.waits.until(
             Pump.EVALUATION,
             f"an engine with version {asked}",
             lambda: fleet.can_pin(max(asked, fleet.serving_version)),
@@ -116,14 +113,11 @@ class Evaluation:
         self._engine = fleet.pin(max(asked, fleet.serving_version))
         if self._engine is None:
             raise LookupError(f"no engine serves version {asked}, and one did when it was chosen")
-        engine = fleet.engines[self._engine]
-        state.engine_moved(engine.name)
-        return engine
+        return fleet.engines[self._engine]
 
     def _unpin(self) -> None:
         if self._engine is not None:
             self._state.fleet.unpin(self._engine)
-            self._state.engine_moved(self._engine)
             self._engine = None
 
     async def _score(self, engine: EngineRecord) -> None:
@@ -160,7 +154,7 @@ class Evaluation:
 
     async def _one(self, task: RolloutTask, version: int) -> Receipt | EvaluationFailed:
         try:
-            receipt, _ = await self._state.call(
+            receipt, _ = await self._state.waits.call(
                 f"evaluation of prompt {task.prompt_index}",
                 on=f"a worker and {task.engine}",
                 component=Component.WORKER,

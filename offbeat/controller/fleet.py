@@ -1,10 +1,10 @@
 """Health and routing of engines: which may serve, and which one gets the next group. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.health import MOVES, Health, IllegalHealth
 from offbeat.controller.pool import EnginePool
 from offbeat.messages.failures import OffbeatError
@@ -28,57 +28,8 @@ class NothingOutstanding(OffbeatError):
         return f"{self.engine} has no groups out: each that it took is given back once"
 
 
-@dataclass(slots=True)
-class EngineRecord:
-    """State of one engine as the controller knows it. Only its fleet changes it."""
-
-    name: str
-    health: Health = Health.RESTARTING
-    incarnation: str = ""
-    version: int = -1  # acked by this incarnation since the last rewind; -1 for none
-    outstanding: int = 0  # prompt groups, over all incarnations
-    pinned: bool = False  # to its version, for an evaluation
-    strikes: int = 0  # requests failed in a row, of this incarnation
-    fruitless: int = 0  # incarnations that ended since it last completed a request
-    # Whether its transfers run separately, because one passed its deadline
-    syncs_apart: bool = False
-    sync_timeouts: int = 0  # transfers to this incarnation that passed their deadline
-    former: set[str] = field(default_factory=set[str])  # incarnations before this one
-    busy_s: float = 0.0  # decoding, over all incarnations, as last reported
-    tokens: int = 0  # generated, likewise
-    reported_busy_s: float = 0.0  # of this incarnation alone
-    reported_tokens: int = 0
-
-    @property
-    def doubted(self) -> bool:
-        """Return whether the engine gets no work until its pump has checked it."""
-        return self.health is not Health.HEALTHY
-
-    @property
-    def is_on_trial(self) -> bool:
-        """Return whether its last request failed and one is open.
-
-        It gets no other one meanwhile.
-        """
-        return self.strikes > 0 and self.outstanding > 0
-
-    def account(self, state: EngineState | WeightsAck) -> None:
-        """Add the work of this incarnation since its last report."""
-        self.busy_s += state.busy_s - self.reported_busy_s
-        self.tokens += state.tokens - self.reported_tokens
-        self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
-
-    def reborn(self, incarnation: str) -> None:
-        """Switch to another process that answers under this name."""
-        if self.incarnation:
-            self.former.add(self.incarnation)
-        self.incarnation, self.version = incarnation, -1
-        self.strikes = self.sync_timeouts = 0
-        self.reported_busy_s, self.reported_tokens = 0.0, 0
-
-    def __str__(self) -> str:
-        pinned = ", pinned" if self.pinned else ""
-        return f"{self.name} {self.health} v{self.version} ({self.outstanding} groups{pinned})"
+def _ignore(engine: EngineRecord) -> None:
+    """Do nothing: outside a controller nobody waits for an engine."""
 
 
 class Fleet:
@@ -94,8 +45,23 @@ class Fleet:
     ``pin``, ``rewound`` and ``str``.
     """
 
-    def __init__(self, names: Iterable[str], request_strikes: int = 3) -> None:
-        """``request_strikes``: failed requests in a row after which an engine is replaced."""
+    def __init__(
+        self,
+        names: Iterable[str],
+        request_strikes: int = 3,
+        on_change: Callable[[EngineRecord], None] = _ignore,
+        on_report: Callable[[EngineRecord], None] = _ignore,
+    ) -> None:
+        """Create the fleet; no engine has replied yet.
+
+        Args:
+            names: The engines.
+            request_strikes: Failed requests in a row after which an engine is replaced.
+            on_change: Called with an engine after its health, version, pin or strikes have changed.
+            on_report: Called with an engine after only its load or its figures have changed.
+        """
+        self._on_change, self._on_report = on_change, on_report
+        self.replaced = 0  # processes that were given up, but those of retired engines
         self.engines = {name: EngineRecord(name) for name in names}
         self.serving_version = 0
         self.restarts = 0  # of all engines
@@ -190,6 +156,7 @@ class Fleet:
             served = state.version == engine.version and engine.version >= 0
             self._become(engine, Health.HEALTHY if served else Health.STALE)
         engine.account(state)
+        self._on_report(engine)
         return True
 
     def acked(self, ack: WeightsAck) -> bool:
@@ -212,6 +179,7 @@ class Fleet:
         self._newest = max(self._newest, ack.version)
         self._enter(engine)
         engine.account(ack)
+        self._on_change(engine)
         return True
 
     def suspect(self, name: str) -> None:
@@ -235,6 +203,7 @@ class Fleet:
             return False
         engine.strikes += 1
         self.suspect(name)
+        self._on_change(engine)
         return self.is_failing(name)
 
     def is_failing(self, name: str) -> bool:
@@ -262,11 +231,13 @@ class Fleet:
         engine.syncs_apart = True
         engine.sync_timeouts += 1
         self.stale(name)
+        self._on_change(engine)
 
     def took_former_release(self, name: str) -> None:
         """Record that a transfer of a superseded release to this engine succeeded."""
         self.engines[name].syncs_apart = False
         self.stale(name)
+        self._on_change(self.engines[name])
 
     def dead(self, name: str) -> None:
         """Mark this engine as DEAD, whatever its state was."""
@@ -343,6 +314,8 @@ class Fleet:
                 self._become(engine, Health.STALE)
             engine.version = -1
         self._newest, self.serving_version = -1, to_version
+        for engine in self.engines.values():
+            self._on_change(engine)
 
     # --- every change goes through here ----------------------------------------------------------
 
@@ -351,6 +324,7 @@ class Fleet:
         engine.fruitless += bool(engine.incarnation) and engine.health is not Health.RESTARTING
         self._become(engine, Health.STALE)
         engine.reborn(incarnation)
+        self._on_change(engine)
 
     def _become(self, engine: EngineRecord, health: Health) -> None:
         """Change an engine's health by a legal transition; an unchanged health is a no-op."""
@@ -362,20 +336,23 @@ class Fleet:
         engine.health = health
         engine.pinned = engine.pinned and health in _UP
         self._enter(engine)
+        self._on_change(engine)
 
     def _repin(self, engine: EngineRecord, *, pinned: bool) -> None:
         self._leave(engine)
         engine.pinned = pinned
         self._enter(engine)
+        self._on_change(engine)
 
     def _load(self, engine: EngineRecord, change: int) -> None:
         if engine.health is not Health.HEALTHY:
             engine.outstanding += change
-            return
-        pool = self._pinned if engine.pinned else self._routed
-        pool.remove(engine)
-        engine.outstanding += change
-        pool.add(engine)
+        else:
+            pool = self._pinned if engine.pinned else self._routed
+            pool.remove(engine)
+            engine.outstanding += change
+            pool.add(engine)
+        self._on_report(engine)
 
     def _leave(self, engine: EngineRecord) -> None:
         if engine.health is Health.HEALTHY:

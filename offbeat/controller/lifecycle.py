@@ -1,7 +1,7 @@
 """The phases of a run, and the only moves between them."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -32,17 +32,20 @@ _MOVES: Final[Mapping[RunPhase, frozenset[RunPhase]]] = {
 
 
 class Lifecycle:
-    """The phase of one run; an illegal move raises."""
+    """Phase of one run. An illegal move raises; every other one notifies who waits for a change."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._changed, self._clock = changed, clock
         self._history = [RunPhase.STARTING]
+        self.running_since: float | None = None
+        """Time of the first RUNNING, from which on this incarnation has served weights."""
 
     @property
     def phase(self) -> RunPhase:
         return self._history[-1]
 
     def enter(self, target: RunPhase) -> None:
-        """Move on.
+        """Enter the next phase.
 
         Raises:
             RuntimeError: The table has no such move.
@@ -51,3 +54,6 @@ class Lifecycle:
             raise RuntimeError(f"cannot enter {target} after {' -> '.join(self._history[-4:])}")
         log.debug("run.phase", old=self.phase, new=target)
         self._history = [*self._history[-3:], target]
+        if target is RunPhase.RUNNING and self.running_since is None:
+            self.running_since = self._clock()
+        self._changed()

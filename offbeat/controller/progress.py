@@ -103,7 +103,7 @@ class Progress:
             generator_busy=shares[1].get(GeneratorTime.COMPUTE),
             samples_per_s=self._rate(self._samples),
             verdict=self._verdict,
-            waiting_for=state.awaits.waits_of(Pump.TRAIN) or state.awaits.oldest(),
+            waiting_for=state.waits.pending.waits_of(Pump.TRAIN) or state.waits.pending.oldest(),
         )
 
     def summary(
@@ -145,8 +145,8 @@ class Progress:
             worker_restarts=restarts.get(Component.WORKER, 0),
             trainer_restarts=restarts.get(Component.TRAINER, 0),
             engines_retired=sorted(state.tally.retired),
-            evaluations_failed=state.evaluations_failed,
-            evaluation_failure=state.evaluation_failure,
+            evaluations_failed=state.evaluation.failed_count,
+            evaluation_failure=state.evaluation.failure,
             rewinds=ledger.lineage,
             controller_incarnations=state.fence.incarnation,
             resumes=self._before.resumes,
@@ -185,8 +185,8 @@ class Progress:
     def _rate(self, count: int) -> float | None:
         """Return ``count`` per second in which an incarnation has served weights."""
         serving_s = self._before.serving_s
-        if self._state.serving_since is not None:
-            serving_s += self._now() - self._state.serving_since
+        if self._state.lifecycle.running_since is not None:
+            serving_s += self._now() - self._state.lifecycle.running_since
         return count / serving_s if serving_s > 0 else None
 
 

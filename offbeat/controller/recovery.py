@@ -106,8 +106,6 @@ class Recovery:
         is_cut_short = ledger.rewinding_to is not None  # by the death of a former controller
         undone = restored.version < before or not whole or is_cut_short
         state.fleet.rewound(restored.version)
-        for engine in state.fleet.engines:
-            state.engine_moved(engine)
         groups = await self._undo(restored.version, reason) if undone else 0
         self._readmit(self._take_payloads(), "payload_lost")
         self._rollouts.make_room()
@@ -130,7 +128,7 @@ class Recovery:
         Other tasks run in between. No engine serves and no step is open, so nothing is dispatched
         or trained.
         """
-        after = await self._state.call(
+        after = await self._state.waits.call(
             f"rewind to version {to_version}",
             on="the journal, for the steps since",
             deadline_s=READ_JOURNAL_S,
@@ -154,7 +152,6 @@ class Recovery:
         for begin in range(0, len(prompt_indices), self._groups_per_turn):
             for prompt_index in prompt_indices[begin : begin + self._groups_per_turn]:
                 self._rollouts.again(prompt_index)
-            self._state.moved()
             await asyncio.sleep(0)
 
     async def payloads_lost(self, failure: PayloadLost) -> None:
@@ -183,7 +180,6 @@ class Recovery:
             rolled_out_again=len(again) + len(unreadable),
             error=str(failure),
         )
-        state.moved()
 
     async def _also_lost(self) -> set[int]:
         """Return ready groups whose columns are known to be lost."""
@@ -194,7 +190,7 @@ class Recovery:
             if prompt_index in state.queue
         }
         try:
-            return await state.call(
+            return await state.waits.call(
                 "search for lost payloads",
                 on="the object store",
                 component=Component.OBJECT_STORE,

@@ -221,9 +221,6 @@ class RetryPolicy:
             and fleet.engines[task.engine].incarnation == incarnation
         ):
             fleet.suspect(task.engine)
-        else:
-            return
-        self._state.engine_moved(task.engine)
 
     def _count(self, task: RolloutTask) -> None:
         """Count one more failure in a row, unless its cause was counted already.

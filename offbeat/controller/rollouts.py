@@ -14,9 +14,9 @@ import structlog
 from offbeat.config.limits import min_valid_samples
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.config.sections.sampler import WindowedConfig
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.events import DropReason, ReturnKind
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.pending_waits import Pump, is_cancelled
 from offbeat.controller.ports import Prompts, Rollouts
@@ -95,7 +95,7 @@ class RolloutPump:
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
-                await state.until(Pump.ROLLOUT, "room for a prompt group", self._can_dispatch)
+                await state.waits.until(Pump.ROLLOUT, "room for a prompt group", self._can_dispatch)
                 self._dispatch_one(rollouts)
 
     def again(self, prompt_index: int) -> None:
@@ -107,7 +107,7 @@ class RolloutPump:
     def _can_dispatch(self) -> bool:
         state = self._state
         return (
-            state.gate_open
+            state.sync.is_gate_open
             and not (state.operator.is_stopping or state.operator.is_paused)
             and state.lifecycle.phase is not RunPhase.REWINDING
             and state.ledger.in_flight < self._max_in_flight
@@ -148,7 +148,7 @@ class RolloutPump:
         """Return the admission of one more prompt; None when none is needed or admitted."""
         state = self._state
         config, ledger = state.config, state.ledger
-        if state.exhausted:
+        if state.prompts.is_exhausted:
             return None
         later = sum(ledger.batch_deficits.values()) - ledger.batch_deficits.get(state.step, 0)
         left = (config.steps - state.step) * config.groups_per_step + state.groups_needed - later
@@ -181,7 +181,6 @@ class RolloutPump:
         attempt = state.ledger.dispatch(prompt_index, engine.name, engine.version)
         state.fleet.took(engine.name)
         self._retries.outage.dispatched()
-        state.busy.engine_changed(engine)
         state.reached(Failpoint.DISPATCHED)
         task = self._task(prompt, attempt, engine)
         running = rollouts.create_task(self._rollout(task), name=task.group_id)
@@ -195,8 +194,7 @@ class RolloutPump:
     def _draw(self) -> int | None:
         state = self._state
         if self._prompts.prompt(state.ledger.totals.drawn) is None:
-            state.exhausted = True
-            state.moved()
+            state.prompts.is_exhausted = True
             return None
         admission = state.sampler.admit(state.view)
         if admission is None:
@@ -225,7 +223,7 @@ class RolloutPump:
         clock = asyncio.get_running_loop().time
         since = clock()
         try:
-            receipt, payload = await state.call(
+            receipt, payload = await state.waits.call(
                 f"rollout {task.group_id}",
                 on=f"a worker and {task.engine}",
                 component=Component.WORKER,
@@ -251,7 +249,6 @@ class RolloutPump:
         """Release the engine from this group; return the incarnation it was sent to."""
         running = self._running.pop(prompt_index)
         self._state.fleet.gave_back(running.engine)
-        self._state.busy.engine_changed(self._state.fleet.engines[running.engine])
         return running.incarnation
 
     def _trace(self, task: RolloutTask, since: float, outcome: str) -> None:
@@ -299,16 +296,14 @@ class RolloutPump:
             # A task that waits for the next trial of an environment that is out of service is woken.
             if rest_s := self._retries.outage.remaining_s(asyncio.get_running_loop().time()):
                 trial = f"a trial of the environment after {task.group_id}"
-                await state.awaits.pause(trial, on="its back-off", for_s=rest_s)
-                state.moved()
+                await state.waits.back_off(trial, on="its back-off", for_s=rest_s)
             return
         if wait_s:
             who = f"retry of {task.group_id}"
             self._waiting.back_off(task.prompt_index)
-            await state.awaits.pause(who, on="its back-off", for_s=wait_s)
+            await state.waits.back_off(who, on="its back-off", for_s=wait_s)
         if self._retries.outage.is_open:
             self._waiting.after_all_others(task.prompt_index)
-            state.moved()
         else:
             self._waiting.again_if_admitted(task.prompt_index)
 

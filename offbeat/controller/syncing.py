@@ -15,9 +15,9 @@ from typing import Final, NoReturn
 
 import structlog
 
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.errors import TrainerLost
 from offbeat.controller.failpoints import Failpoint
-from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.health import Health
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.controller.pending_waits import Pump
@@ -77,11 +77,7 @@ class WeightSync:
         self._state, self._trainer_client, self._generators = state, trainer_client, generators
         self._lock = asyncio.Lock()
         self._epoch = state.first_of_life  # an engine refuses those of former controllers
-        self._asked: int | None = None  # version to publish; None once its snapshot is made
-        self._busy = False  # a release is being made or travels
         self._released = Signal()
-        self.release: WeightRelease | None = None
-        self.is_lost = False  # the release can no longer be fetched
         self._republished = 0  # since an engine last acked one
         self._report: SyncReport | None = None  # of the last sync, until ``take_report``
         self.unchanged, self.canaries = UnchangedReleases(), CanaryWatch(generators)
@@ -97,21 +93,21 @@ class WeightSync:
         Raises:
             TrainerLost: The trainer could not make a release.
         """
-        self._asked = version
-        self._state.moved()
-        await self._until("the call for a snapshot", lambda: self._busy or self._asked is None)
+        sync = self._state.sync
+        sync.asked = version
+        await self._until("the call for a snapshot", lambda: sync.is_busy or sync.asked is None)
         if self._state.config.sync.mode == "drain":
             await self.synced()
 
     async def snapshot_made(self) -> None:
         """Wait until no snapshot is pending: the weights may change."""
-        await self._until("the snapshot of the last step", lambda: self._asked is None)
+        sync = self._state.sync
+        await self._until("the snapshot of the last step", lambda: sync.asked is None)
 
     async def synced(self) -> None:
         """Wait until every live engine has loaded the release or was left behind."""
-        await self._until(
-            "the weight sync", lambda: not (self._asked is not None or self._busy or self.is_lost)
-        )
+        sync = self._state.sync
+        await self._until("the weight sync", lambda: sync.is_settled)
 
     def take_report(self) -> SyncReport | None:
         """Return the report of the last sync, once; None if none has ended since."""
@@ -120,56 +116,57 @@ class WeightSync:
 
     def forget(self) -> None:
         """Forget the release before a rewind; results of transfers in progress are ignored."""
-        self._asked, self.release, self.is_lost = None, None, False
+        sync = self._state.sync
+        sync.asked, sync.release, sync.is_lost = None, None, False
         self._republished = 0
-        self._state.moved()
 
     async def _until(self, on: str, predicate: Callable[[], bool]) -> None:
         state = self._state
-        await state.until(Pump.TRAIN, on, lambda: predicate() or state.trainer_lost is not None)
-        state.check_trainer()
+        await state.waits.until(
+            Pump.TRAIN, on, lambda: predicate() or state.trainer.lost is not None
+        )
+        state.trainer.check()
 
     # --- the pump --------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
         """Publish each requested release and sync the engines to it."""
-        state = self._state
+        state, sync = self._state, self._state.sync
         while True:
-            await state.until(Pump.SYNC, "a version to publish", self._may_publish)
+            await state.waits.until(Pump.SYNC, "a version to publish", self._may_publish)
             if not self._may_publish():
                 continue  # a step is being finished by now
-            if self._asked is None:
-                self._asked = state.ledger.trainer_version
-            release = await self._publish(self._asked)
+            if sync.asked is None:
+                sync.asked = state.ledger.trainer_version
+            release = await self._publish(sync.asked)
             if release is not None:
                 if state.config.sync.mode == "drain":
                     await self._drain()
                 async with self._lock:
                     acks = await self._sync(state.fleet.in_sync_set(), release)
                 self._report = _report(release, acks) or self._report
-            self._busy, state.gate_open = False, True
+            sync.is_busy, sync.is_gate_open = False, True
             state.busy.engines_wait(GeneratorTime.WAITING_GATE)
             if state.lifecycle.phase is RunPhase.SYNCING:
-                state.enter(RunPhase.RUNNING)
+                state.lifecycle.enter(RunPhase.RUNNING)
             for engine in state.fleet.serving:
                 if self.is_behind(engine):
                     state.engine_signals[engine.name].notify()
-            state.moved()
 
     def _may_publish(self) -> bool:
         """Return whether a release is due and may be made while the weights stay as they are."""
-        return self._asked is not None or (self.is_lost and self._state.ledger.intent is None)
+        sync = self._state.sync
+        return sync.asked is not None or (sync.is_lost and self._state.ledger.intent is None)
 
     async def _publish(self, version: int) -> WeightRelease | None:
         """Have the trainer publish a release.
 
         None if it could not, which the train pump handles.
         """
-        state, trainer = self._state, self._trainer_client.trainer
-        self._busy = True
+        state, sync, trainer = self._state, self._state.sync, self._trainer_client.trainer
+        sync.is_busy = True
         if state.lifecycle.phase is RunPhase.RUNNING:
-            state.enter(RunPhase.SYNCING)
-        state.moved()
+            state.lifecycle.enter(RunPhase.SYNCING)
         state.reached(Failpoint.PUBLISHING)
         who = f"publish of version {version}"
         lineage = state.ledger.lineage
@@ -181,15 +178,15 @@ class WeightSync:
                     state.config.sync.deadline_s,
                 )
         except (TrainerLost, TrainStepFailed) as failure:
-            if state.ledger.lineage == lineage and self._asked is not None:
+            if state.ledger.lineage == lineage and sync.asked is not None:
                 lost = failure if isinstance(failure, TrainerLost) else None
-                state.trainer_lost = lost or TrainerLost(who, str(failure))
-                self._asked = None
+                state.trainer.lost = lost or TrainerLost(who, str(failure))
+                sync.asked = None
             return None  # after a rewind another version may be requested: that one is next
-        if self._asked is None or state.ledger.lineage != lineage:
+        if sync.asked is None or state.ledger.lineage != lineage:
             return None  # forgotten meanwhile
-        self.unchanged.released(self.release, release)
-        self._asked, self.release, self.is_lost = None, release, False
+        self.unchanged.released(sync.release, release)
+        sync.asked, sync.release, sync.is_lost = None, release, False
         state.ledger.released(version, release.digest)
         state.fleet.released(version)
         self._released.notify()
@@ -198,45 +195,46 @@ class WeightSync:
 
     async def first_release(self, who: str) -> None:
         """Wait until there is a release for an engine to load."""
-        if not self._is_there():
-            until = self._released.wait_for(self._is_there)
-            await self._state.awaits.local(who, on="weights to serve", until=until)
-
-    def _is_there(self) -> bool:
-        return self.release is not None and not self.is_lost
+        sync = self._state.sync
+        if not sync.is_there:
+            until = self._released.wait_for(lambda: sync.is_there)
+            await self._state.waits.pending.local(who, on="weights to serve", until=until)
 
     def is_behind(self, engine: EngineRecord) -> bool:
         """Return whether the engine serves an older release and no sync of it is in progress."""
-        release = self.release
+        sync = self._state.sync
+        release = sync.release
         return (
             release is not None
-            and not (self._busy or self.is_lost or engine.pinned)
+            and not (sync.is_busy or sync.is_lost or engine.pinned)
             and engine.health is Health.HEALTHY
             and engine.version != release.version
         )
 
     async def catch_up(self, name: str) -> bool:
         """Sync one engine to the current release; return False if that failed."""
-        engine = self._state.fleet.engines[name]
-        if engine.syncs_apart and self.release is not None and not self.is_lost:
-            acks = await self._sync([name], self.release)
+        engine, sync = self._state.fleet.engines[name], self._state.sync
+        if engine.syncs_apart and sync.release is not None and not sync.is_lost:
+            acks = await self._sync([name], sync.release)
             if acks[0] is not None or engine.syncs_apart:
                 return acks[0] is not None
             # It took a release, but not the current one: the next sync waits for it again.
         async with self._lock:
-            if self.release is None or self.is_lost:
+            if sync.release is None or sync.is_lost:
                 return False
-            if engine.health is Health.HEALTHY and engine.version == self.release.version:
+            if engine.health is Health.HEALTHY and engine.version == sync.release.version:
                 return True  # the sync that held the lock served it as well
-            acks = await self._sync([name], self.release)
+            acks = await self._sync([name], sync.release)
         return acks[0] is not None
 
     async def _drain(self) -> None:
         """Close the gate and wait for every group in flight."""
         state = self._state
-        state.gate_open = False
+        state.sync.is_gate_open = False
         state.busy.engines_wait(GeneratorTime.WAITING_WEIGHTS)
-        await state.until(Pump.SYNC, "rollouts in flight", lambda: state.ledger.in_flight == 0)
+        await state.waits.until(
+            Pump.SYNC, "rollouts in flight", lambda: state.ledger.in_flight == 0
+        )
 
     async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
         self._epoch += 1
@@ -258,7 +256,7 @@ class WeightSync:
         since = clock()
         try:
             with state.busy.syncing(state.fleet.engines[name]):
-                ack = await state.call(
+                ack = await state.waits.call(
                     f"sync of version {release.version}",
                     on=name,
                     component=Component.ENGINE,
@@ -277,22 +275,18 @@ class WeightSync:
                 state.fleet.sync_timed_out(name)
             else:
                 state.fleet.stale(name)
-            state.engine_moved(name)
             return None
-        if release is not self.release:  # published meanwhile, or of an abandoned lineage
+        if release is not state.sync.release:  # published meanwhile, or of an abandoned lineage
             state.fleet.took_former_release(name)
-            state.engine_moved(name)
             return None
         if not state.fleet.acked(ack):  # taken by a process that is gone by now
             state.fleet.stale(name)
-            state.engine_moved(name)
             return None
         if ack.canary_gap is not None:
             self.canaries.passed(name)
         self._republished = 0
         state.ledger.served(ack)
         state.busy.paused(ack.pause_s)
-        state.engine_moved(name)
         state.trace.span(
             ("engine", name), f"weights v{release.version}", since, clock(), pause_s=ack.pause_s
         )
@@ -301,17 +295,16 @@ class WeightSync:
 
     def _lose(self, release: WeightRelease, lost: ReleaseLost) -> None:
         """Have a lost release published again; engines keep serving their version."""
-        state = self._state
-        if release is not self.release:
+        state, sync = self._state, self._state.sync
+        if release is not sync.release:
             return  # another one is on its way already
         log.warning("sync.release_lost", version=release.version, error=str(lost))
-        if not self.is_lost:
+        if not sync.is_lost:
             self._republished += 1
-            self.is_lost = True
+            sync.is_lost = True
         if self._republished > _REPUBLISHED:
             who = f"publish of version {release.version}"
-            state.trainer_lost = TrainerLost(who, f"lost {_REPUBLISHED} times in a row: {lost}")
-        state.moved()
+            state.trainer.lost = TrainerLost(who, f"lost {_REPUBLISHED} times in a row: {lost}")
 
 
 def _check_ack(ack: WeightsAck, release: WeightRelease) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.controller.fleet import EngineRecord
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.health import Health
 from offbeat.telemetry.time_accounting import (
     FleetTimeAccount,

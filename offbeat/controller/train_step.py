@@ -120,7 +120,7 @@ class TrainStep:
         state = self._state
         state.ledger.intend(key.step, key.attempt)
         state.reached(Failpoint.INTENDED)
-        await state.durable(f"intent of step {key.step}")
+        await state.waits.durable(f"intent of step {key.step}")
         state.reached(Failpoint.INTENT_DURABLE)
         call = partial(self._trainer_client.trainer.finish_train_step, state.fence, key)
         return await self._queue(calls, f"finish of step {key.step}", call)
@@ -134,7 +134,7 @@ class TrainStep:
         first.
         """
         state = self._state
-        await state.until(
+        await state.waits.until(
             Pump.TRAIN, "the trainer's queue", lambda: self._queued < _QUEUED_CALLS, who=who
         )
         sent = asyncio.Event()
@@ -166,12 +166,12 @@ class TrainStep:
         state = self._state
         state.busy.trainer_waits(TrainerTime.WAITING_GROUPS)
         with measures.timed("wait_groups"):
-            await state.until(
+            await state.waits.until(
                 Pump.TRAIN,
                 "ready groups",
-                lambda: state.trainer_lost is not None or self._due() is not None,
+                lambda: state.trainer.lost is not None or self._due() is not None,
             )
-        state.check_trainer()
+        state.trainer.check()
         state.busy.trainer_waits(TrainerTime.CONTROLLER)
         due = self._due()
         if due is None:
@@ -186,7 +186,7 @@ class TrainStep:
         groups_needed = state.groups_needed
         if groups_needed <= 0:
             return _Due([], is_empty_batch=not ledger.training)
-        last = state.exhausted and not ledger.in_flight and not self._more_waits()
+        last = state.prompts.is_exhausted and not ledger.in_flight and not self._more_waits()
         if state.operator.is_stopping:
             ready = state.sampler.select(state.view) if ledger.training else []
             completes = len(ready) >= groups_needed or (last and bool(ledger.training))
@@ -282,9 +282,8 @@ class TrainStep:
             state.ledger.refused(key.step, key.attempt, result.reason)
             log.warning("step.not_applied", step=key.step, reason=result.reason)
         state.reached(Failpoint.APPLIED)
-        await state.durable(f"outcome of step {key.step}")
+        await state.waits.durable(f"outcome of step {key.step}")
         state.reached(Failpoint.APPLIED_DURABLE)
         state.queue.clear(trained)
-        state.moved()
         state.reached(Failpoint.CLEARED)
         return result

@@ -45,9 +45,10 @@ class TrainerClient:
         """
         state, clock = self._state, asyncio.get_running_loop().time
         since = clock()
+        state.trainer.open_calls += 1
         state.busy.call_opened()
         try:
-            return await state.call(
+            return await state.waits.call(
                 who,
                 on="the trainer",
                 component=Component.TRAINER,
@@ -57,9 +58,9 @@ class TrainerClient:
         except (ActorLost, DeadlineExceeded) as failure:
             raise TrainerLost(who, str(failure)) from failure
         finally:
+            state.trainer.open_calls -= 1
             state.busy.call_answered()
             state.trace.span(("rank", "0"), who, since, clock())
-            state.moved()
 
     async def abort(self, key: StepKey, deadline_s: float) -> None:
         """Abort the open step, if any.
@@ -81,7 +82,7 @@ class TrainerClient:
             DeadlineExceeded: They are not within ``trainer.start_deadline_s``.
             InitialWeightsChanged: They began with other weights than the run.
         """
-        answer = await self._state.call(
+        answer = await self._state.waits.call(
             "start of the trainer",
             on="its first answer (is there room for it in the cluster?)",
             component=Component.TRAINER,

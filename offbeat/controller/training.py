@@ -83,7 +83,6 @@ class TrainPump:
             await self._start()
         except TrainerLost as lost:
             await self._rewind(lost)
-        self._state.serving_since = asyncio.get_running_loop().time()
         while True:
             try:
                 await self._until_done()
@@ -123,7 +122,7 @@ class TrainPump:
         """Recover the run's position, and have its weights served."""
         await self._recovery.start()
         await self._serve()
-        self._state.enter(RunPhase.RUNNING)
+        self._state.lifecycle.enter(RunPhase.RUNNING)
 
     async def _until_done(self) -> None:
         state = self._state
@@ -151,7 +150,7 @@ class TrainPump:
         if state.operator.is_paused:
             state.busy.trainer_waits(TrainerTime.WAITING_GATE)
             asked = "an operator to resume or stop"
-            await state.until(
+            await state.waits.until(
                 Pump.TRAIN,
                 asked,
                 lambda: not state.operator.is_paused or state.operator.is_stopping,
@@ -257,18 +256,18 @@ class TrainPump:
         log.warning("trainer.lost", step=state.step, error=str(lost))
         state.count(TrainerReplaced(reason=str(lost)))
         state.reached(Failpoint.REWINDING)
-        state.enter(RunPhase.REWINDING)
+        state.lifecycle.enter(RunPhase.REWINDING)
         with state.busy.incident():
             try:
                 await self._trainer_client.replace()
                 await self._recovery.rewind(str(lost))
-                state.trainer_lost = None
+                state.trainer.lost = None
                 await self._serve()
             except TrainerLost as again:
-                state.trainer_lost = None
+                state.trainer.lost = None
                 await self._rewind(again)
                 return
-        state.enter(RunPhase.RUNNING)
+        state.lifecycle.enter(RunPhase.RUNNING)
 
     async def _serve(self) -> None:
         """Have the engines serve the trainer's weights."""

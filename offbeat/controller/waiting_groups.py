@@ -36,10 +36,12 @@ class WaitingGroups:
         self._backing_off.discard(prompt_index)
         step = earliest_step(self._state.ledger.groups[prompt_index].target_step)
         heapq.heappush(self._due, (step, prompt_index))
+        self._state.waits.changed()
 
     def after_all_others(self, prompt_index: int) -> None:
         """Keep a group until no other one can be tried, or the outage is over."""
         self._tried[prompt_index] = None
+        self._state.waits.changed()
 
     def outage_is_over(self) -> None:
         """Make every group that was tried due."""
@@ -50,7 +52,6 @@ class WaitingGroups:
         """Make a group due, unless it has left admitted meanwhile."""
         if self._is_admitted(prompt_index):
             self.again(prompt_index)
-            self._state.moved()
         else:
             self._tried.pop(prompt_index, None)
 

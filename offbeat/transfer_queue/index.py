@@ -5,7 +5,7 @@ Payload handles are opaque; in production they are object references owned by th
 process, and dropping the last one frees the memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from offbeat.transfer_queue.errors import StaleHandle
@@ -28,6 +28,10 @@ class _Entry:
         return frozenset[str]().union(*(part.columns for part in self.parts))
 
 
+def _nobody_waits() -> None:
+    """Do nothing: outside a controller nobody waits for room."""
+
+
 class QueueIndex:
     """Maps each group to its payloads and columns.
 
@@ -35,7 +39,9 @@ class QueueIndex:
     older attempt of the group, and is refused if it is older itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, freed: Callable[[], None] = _nobody_waits) -> None:
+        """Create an empty index; ``freed`` is called after payloads were cleared."""
+        self._freed = freed
         self._entries: dict[int, _Entry] = {}
         self.bytes_held = 0
 
@@ -108,3 +114,4 @@ class QueueIndex:
             entry = self._entries.pop(prompt_index, None)
             if entry is not None:
                 self.bytes_held -= sum(part.payload_bytes for part in entry.parts)
+        self._freed()

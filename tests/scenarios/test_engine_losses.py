@@ -169,7 +169,7 @@ def test_an_engine_that_dies_after_every_start_is_retired_before_it_spends_the_b
     play(world)
     assert len(world.trainer.steps) == 100
     assert world.generators["generator-0"].retired
-    assert world.built.state.engines_replaced <= world.config.generator.retire_after + 1
+    assert world.built.state.fleet.replaced <= world.config.generator.retire_after + 1
 
 
 def test_an_engine_that_answers_requests_between_its_deaths_is_not_retired() -> None:

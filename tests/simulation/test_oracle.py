@@ -16,8 +16,8 @@ from planted.planting import become
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.controller.controller import Controller
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.events import Dropped, DropReason
-from offbeat.controller.fleet import EngineRecord
 from offbeat.controller.rollouts import RolloutPump
 from offbeat.messages.groups import Prompt, RolloutTask
 from offbeat.simulation.campaign import violations_of

@@ -232,8 +232,6 @@ class AStepIsOneGroupShort(Planted):
     breaks = frozenset({"I3"})
 
     class State(RunState):
-        __slots__ = ()
-
         @property
         def groups_needed(self) -> int:
             ledger = self.ledger

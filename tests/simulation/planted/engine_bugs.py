@@ -5,7 +5,8 @@ from typing import ClassVar
 import msgspec
 from planted.planting import Planted, become
 
-from offbeat.controller.fleet import EngineRecord, Fleet
+from offbeat.controller.engine_record import EngineRecord
+from offbeat.controller.fleet import Fleet
 from offbeat.controller.health import Health
 from offbeat.controller.syncing import WeightSync
 from offbeat.controller.training import TrainPump
@@ -56,7 +57,7 @@ class ADigestIsNotChecked(Planted):
         ) -> WeightsAck | None:
             state = self._state
             try:
-                ack = await state.call(
+                ack = await state.waits.call(
                     f"sync of version {release.version}",
                     on=name,
                     component=Component.ENGINE,
@@ -65,11 +66,9 @@ class ADigestIsNotChecked(Planted):
                 )
             except Exception:  # noqa: BLE001 - a planted bug
                 state.fleet.stale(name)
-                state.engine_moved(name)
                 return None
             if state.fleet.acked(ack):
                 state.ledger.served(ack)
-            state.engine_moved(name)
             return ack
 
     def plant(self) -> None:
@@ -87,8 +86,8 @@ class ReleasesGoOutWithoutTheirCanary(Planted):
 
     class Sync(WeightSync):
         async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
-            self.release = msgspec.structs.replace(release, canary=None)
-            return await super()._sync(names, self.release)
+            self._state.sync.release = msgspec.structs.replace(release, canary=None)
+            return await super()._sync(names, self._state.sync.release)
 
     def plant(self) -> None:
         become(self._sync, self.Sync)
@@ -156,7 +155,7 @@ class AnAbandonedReleaseIsStillServed(Planted):
 
     class Sync(WeightSync):
         def forget(self) -> None:
-            self._asked = None
+            self._state.sync.asked = None
 
     def plant(self) -> None:
         become(self._sync, self.Sync)

@@ -33,7 +33,6 @@ class ReceiptsAreNotChecked(Planted):
             columns, nbytes = receipt.columns, receipt.payload_bytes
             state.queue.put(task.prompt_index, task.attempt, columns, nbytes, payload)
             state.ledger.commit(receipt)
-            state.moved()
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)
@@ -145,7 +144,6 @@ class AFailedGroupIsNotSentAgain(Planted):
     class Pump(RolloutPump):
         async def _failed(self, task: RolloutTask, failure: Any, *life: str) -> None:
             self._retries.after(task, failure, *life)
-            self._state.moved()
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)
@@ -163,7 +161,6 @@ class AnEvictedPromptIsForgotten(Planted):
             for prompt_index in state.sampler.stale(state.view):
                 state.queue.clear((prompt_index,))
                 state.ledger.evict(prompt_index, "stale")
-                state.moved()
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)
@@ -178,7 +175,7 @@ class MoreIsDrawnThanIsTrained(Planted):
     class Pump(RolloutPump):
         def _next_admission(self) -> Admission | None:
             state = self._state
-            return None if state.exhausted else state.sampler.admit(state.view)
+            return None if state.prompts.is_exhausted else state.sampler.admit(state.view)
 
     def plant(self) -> None:
         become(self._rollout_pump, self.Pump)

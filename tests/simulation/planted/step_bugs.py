@@ -112,11 +112,8 @@ class ARewindGuessesTheVersion(Planted):
             prompt_indices = ledger.rewind(to_version, reason, after)
             state.queue.clear(prompt_indices)
             state.fleet.rewound(to_version)
-            for engine in state.fleet.engines:
-                state.engine_moved(engine)
             for prompt_index in prompt_indices:
                 self._rollouts.again(prompt_index)
-            state.moved()
 
     def plant(self) -> None:
         become(self._recovery, self.Start)

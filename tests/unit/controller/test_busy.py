@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.controller.fleet import EngineRecord
+from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.health import Health
 from offbeat.controller.time_attribution import TimeAttribution
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime

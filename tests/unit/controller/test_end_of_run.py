@@ -151,7 +151,7 @@ def test_a_stall_names_who_waits_for_what() -> None:
     class Stuck(FakePrompts):
         def prompt(self, prompt_index: int) -> Any:
             if prompt_index >= 6:
-                world.built.state.gate_open = False  # a planted bug: nobody opens it again
+                world.built.state.sync.is_gate_open = False  # a planted bug: nobody opens it again
             return super().prompt(prompt_index)
 
     world.prompts = Stuck()

@@ -71,7 +71,10 @@ def test_an_evaluation_that_takes_too_long_is_given_up_and_its_engine_set_free()
     world.run()
     assert scores(world) == []
     state = world.built.state
-    assert (state.evaluations_failed, state.evaluation_failure) == (2, "eval.deadline_s=5 is over")
+    assert (state.evaluation.failed_count, state.evaluation.failure) == (
+        2,
+        "eval.deadline_s=5 is over",
+    )
     assert len(world.trained) == 40
     assert not any(engine.pinned for engine in world.built.state.fleet.engines.values())
     assert max(engine.version or 0 for engine in world.generators.values()) == 10

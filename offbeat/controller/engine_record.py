@@ -1,0 +1,59 @@
+"""State of one engine as the controller knows it."""
+
+from dataclasses import dataclass, field
+
+from offbeat.controller.health import Health
+from offbeat.messages.weights import EngineState, WeightsAck
+
+
+@dataclass(slots=True)
+class EngineRecord:
+    """State of one engine as the controller knows it. Only its fleet changes it."""
+
+    name: str
+    health: Health = Health.RESTARTING
+    incarnation: str = ""
+    version: int = -1  # acked by this incarnation since the last rewind; -1 for none
+    outstanding: int = 0  # prompt groups, over all incarnations
+    pinned: bool = False  # to its version, for an evaluation
+    strikes: int = 0  # requests failed in a row, of this incarnation
+    fruitless: int = 0  # incarnations that ended since it last completed a request
+    # Whether its transfers run separately, because one passed its deadline
+    syncs_apart: bool = False
+    sync_timeouts: int = 0  # transfers to this incarnation that passed their deadline
+    former: set[str] = field(default_factory=set[str])  # incarnations before this one
+    busy_s: float = 0.0  # decoding, over all incarnations, as last reported
+    tokens: int = 0  # generated, likewise
+    reported_busy_s: float = 0.0  # of this incarnation alone
+    reported_tokens: int = 0
+
+    @property
+    def doubted(self) -> bool:
+        """Return whether the engine gets no work until its pump has checked it."""
+        return self.health is not Health.HEALTHY
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Return whether its last request failed and one is open.
+
+        It gets no other one meanwhile.
+        """
+        return self.strikes > 0 and self.outstanding > 0
+
+    def account(self, state: EngineState | WeightsAck) -> None:
+        """Add the work of this incarnation since its last report."""
+        self.busy_s += state.busy_s - self.reported_busy_s
+        self.tokens += state.tokens - self.reported_tokens
+        self.reported_busy_s, self.reported_tokens = state.busy_s, state.tokens
+
+    def reborn(self, incarnation: str) -> None:
+        """Switch to another process that answers under this name."""
+        if self.incarnation:
+            self.former.add(self.incarnation)
+        self.incarnation, self.version = incarnation, -1
+        self.strikes = self.sync_timeouts = 0
+        self.reported_busy_s, self.reported_tokens = 0.0, 0
+
+    def __str__(self) -> str:
+        pinned = ", pinned" if self.pinned else ""
+        return f"{self.name} {self.health} v{self.version} ({self.outstanding} groups{pinned})"

@@ -1,0 +1,98 @@
+"""Waits of a run's pumps, each under a name: for a change, for a reply, for a back-off."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from offbeat.controller.pending_waits import PendingWaits, Pump
+from offbeat.controller.ports import Journal, Trace
+from offbeat.controller.signal import Signal
+from offbeat.messages.failures import Component
+
+T = TypeVar("T")
+_JOURNAL_DEADLINE_S: Final = 120.0
+
+
+class Waits:
+    """Named waits, and the notification that ends those for a change.
+
+    The objects that own the run's state call ``changed`` after each change of it; pumps do not. The
+    end of a back-off is a change too.
+    """
+
+    def __init__(self, journal: Journal, trace: Trace) -> None:
+        """Create it on the event loop whose clock times the waits."""
+        self._journal, self._trace = journal, trace
+        self._clock = asyncio.get_running_loop().time
+        self._signal = Signal()
+        self.pending = PendingWaits()
+        self.changed_at = 0.0  # event loop's clock
+
+    def changed(self) -> None:
+        """Have every waiting task check its predicate again; the watchdog counts it as progress."""
+        self.changed_at = self._clock()
+        self._signal.notify()
+
+    async def until(
+        self, pump: Pump, on: str, predicate: Callable[[], bool], *, who: str = ""
+    ) -> None:
+        """Wait until ``predicate`` holds, under the name of the pump or of its call ``who``.
+
+        It still holds for the caller until the caller awaits.
+        """
+        if not predicate():
+            since = self._clock()
+            until = self._signal.wait_for(predicate)
+            await self.pending.local(who or pump, on=on, until=until, pump=pump)
+            self._trace.span(("pump", pump), on, since, self._clock())
+
+    async def unlisted(self, predicate: Callable[[], bool]) -> None:
+        """Wait until ``predicate`` holds; the watchdog does not list the wait."""
+        await self._signal.wait_for(predicate)
+
+    async def call(
+        self,
+        who: str,
+        *,
+        on: str,
+        component: Component,
+        deadline_s: float,
+        reply: Awaitable[T],
+        background: bool = False,
+    ) -> T:
+        """Await a reply of ``component`` under its name.
+
+        A ``background`` call, such as a periodic probe, is listed but is no sign of progress.
+
+        Raises:
+            DeadlineExceeded: It took longer than ``deadline_s``; the call was cancelled.
+        """
+        return await self.pending.call(
+            who,
+            on=on,
+            component=component,
+            deadline_s=deadline_s,
+            reply=reply,
+            background=background,
+        )
+
+    async def durable(self, who: str) -> None:
+        """Wait until everything recorded so far would survive a crash.
+
+        Raises:
+            DeadlineExceeded: The disk takes longer than two minutes.
+            JournalFailed: The disk refused.
+            JournalTaken: A newer controller writes this journal.
+        """
+        await self.call(
+            who,
+            on="the journal",
+            component=Component.JOURNAL,
+            deadline_s=_JOURNAL_DEADLINE_S,
+            reply=self._journal.barrier(),
+        )
+
+    async def back_off(self, who: str, *, on: str, for_s: float) -> None:
+        """Wait for a fixed time; until it is over, the watchdog waits too."""
+        await self.pending.pause(who, on=on, for_s=for_s)
+        self.changed()
