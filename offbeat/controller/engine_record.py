@@ -16,6 +16,7 @@ class EngineRecord:
     version: int = -1  # acked by this incarnation since the last rewind; -1 for none
     outstanding: int = 0  # prompt groups, over all incarnations
     pinned: bool = False  # to its version, for an evaluation
+    loads: int = 0  # transfers of a release to it in progress
     strikes: int = 0  # requests failed in a row, of this incarnation
     fruitless: int = 0  # incarnations that ended since it last completed a request
     # Whether its transfers run separately, because one passed its deadline

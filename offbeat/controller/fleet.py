@@ -233,6 +233,15 @@ class Fleet:
         self.stale(name)
         self._on_change(engine)
 
+    def load_began(self, name: str) -> None:
+        """Record that a release is about to be transferred to this engine."""
+        self.engines[name].loads += 1
+
+    def load_ended(self, name: str) -> None:
+        """Record that this transfer is over, however it ended."""
+        self.engines[name].loads -= 1
+        self._on_change(self.engines[name])
+
     def took_former_release(self, name: str) -> None:
         """Record that a transfer of a superseded release to this engine succeeded."""
         self.engines[name].syncs_apart = False
@@ -271,21 +280,26 @@ class Fleet:
     # --- evaluations and rewinds -----------------------------------------------------------------
 
     def can_pin(self, version: int) -> bool:
-        """Return whether a HEALTHY unpinned engine serves exactly ``version``."""
-        return any(engine.version == version for engine in self._routed)
+        """Return whether ``pin`` finds an engine at ``version``."""
+        return self._pinnable(version) is not None
 
     def pin(self, version: int) -> str | None:
-        """Keep an engine at exactly ``version``; return None if no HEALTHY unpinned one serves it.
+        """Keep an engine at exactly ``version``; return None if there is none to pin.
 
+        One that is HEALTHY, unpinned and loads no other release qualifies.
         It gets no training groups and does not count for ``serving_version``, unless no other
         engine serves, and is excluded from syncs. The pin ends by ``unpin``, or as soon as the
         engine may no longer serve that version; see ``EngineRecord.pinned``.
         """
-        engine = next((e for e in self._routed if e.version == version), None)
+        engine = self._pinnable(version)
         if engine is None:
             return None
         self._repin(engine, pinned=True)
         return engine.name
+
+    def _pinnable(self, version: int) -> EngineRecord | None:
+        """Return an engine to pin. One that loads a release would change its version soon."""
+        return next((e for e in self._routed if e.version == version and not e.loads), None)
 
     def unpin(self, name: str) -> None:
         """End a pin; one that has ended already is ignored.

@@ -222,6 +222,8 @@ class WeightSync:
         async with self._lock:
             if sync.release is None or sync.is_lost:
                 return False
+            if engine.pinned:
+                return True  # since the wait for the lock; it catches up when it is unpinned
             if engine.health is Health.HEALTHY and engine.version == sync.release.version:
                 return True  # the sync that held the lock served it as well
             acks = await self._sync([name], sync.release)
@@ -238,6 +240,8 @@ class WeightSync:
 
     async def _sync(self, names: list[str], release: WeightRelease) -> list[WeightsAck | None]:
         self._epoch += 1
+        for name in names:  # before anything else runs: none of them may be pinned from here on
+            self._state.fleet.load_began(name)
         self._state.reached(Failpoint.TRANSFERRING)
         async with asyncio.TaskGroup() as transfers:
             tasks = [
@@ -251,6 +255,12 @@ class WeightSync:
         return [task.result() for task in tasks]
 
     async def _sync_one(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
+        try:
+            return await self._transfer(name, epoch, release)
+        finally:
+            self._state.fleet.load_ended(name)
+
+    async def _transfer(self, name: str, epoch: int, release: WeightRelease) -> WeightsAck | None:
         """Sync one engine; None when it is left behind as STALE."""
         state, clock = self._state, asyncio.get_running_loop().time
         since = clock()

@@ -52,7 +52,7 @@ class ADigestIsNotChecked(Planted):
     profile = "engines"
 
     class Sync(WeightSync):
-        async def _sync_one(
+        async def _transfer(
             self, name: str, epoch: int, release: WeightRelease
         ) -> WeightsAck | None:
             state = self._state

@@ -51,6 +51,17 @@ def test_each_evaluation_is_sampled_from_one_version_only() -> None:
     assert all(before == after for _, before, after in rollouts.scored)
 
 
+def test_no_engine_is_pinned_while_a_newer_release_is_on_its_way_to_it() -> None:
+    world = World({"eval": {"interval": 2, "prompts": 3}}, engines=3, scored=FakePrompts())
+    rollouts = watched(world)
+    rollouts.rollout_s = 3.0
+    for generator in world.generators.values():
+        generator.load_s = 2.0
+    world.run()
+    assert len(scores(world)) == 5
+    assert all(before == after for _, before, after in rollouts.scored)
+
+
 def test_with_one_engine_training_waits_for_the_evaluation_and_goes_on() -> None:
     world = World({**EVERY_FOURTH, "sampler": {"name": "ready_first", "max_staleness": 0}},
                   engines=1, scored=FakePrompts())  # fmt: skip

@@ -290,3 +290,11 @@ def test_after_a_rewind_no_engine_serves_until_it_acks_anew() -> None:
     assert fleet.in_sync_set() == list(NAMES)
     assert fleet.acked(ack("generator-2", 1, 5)), "lower than it acked before"
     assert fleet.pick() is fleet.engines["generator-2"]
+
+
+def test_an_engine_that_loads_a_release_is_pinned_only_after_it() -> None:
+    fleet = synced(1)
+    fleet.load_began("generator-0")
+    assert not fleet.can_pin(1) and fleet.pin(1) is None
+    fleet.load_ended("generator-0")
+    assert fleet.can_pin(1) and fleet.pin(1) == "generator-0"
