@@ -61,21 +61,27 @@ class WaitingGroups:
         return sum(earliest_step(groups[each].target_step) < step for each in self._backing_off)
 
     def next_due(self) -> GroupRecord | None:
-        """Return the next due group, if its policy allows its dispatch now."""
-        state, groups = self._state, self._state.ledger.groups
-        while self._due:
-            prompt_index = self._due[0][1]
-            if self._is_admitted(prompt_index):
-                group = groups[prompt_index]
-                return group if state.sampler.may_dispatch(state.view, group) else None
-            self.pop_due()  # it went its way meanwhile
-        return None
+        """Return the next due group, if its policy allows its dispatch now. Changes nothing."""
+        state = self._state
+        first = self._due[0] if self._due else None
+        if first is not None and not self._is_admitted(first[1]):
+            # It has left admitted meanwhile. The next ``pop_due`` discards it.
+            first = min((each for each in self._due if self._is_admitted(each[1])), default=None)
+        if first is None:
+            return None
+        group = state.ledger.groups[first[1]]
+        return group if state.sampler.may_dispatch(state.view, group) else None
 
     def pop_due(self) -> int:
-        """Remove and return the next due group."""
-        _, prompt_index = heapq.heappop(self._due)
-        self._is_due.remove(prompt_index)
-        return prompt_index
+        """Remove and return the next due group; there must be one.
+
+        Those before it that have left admitted meanwhile are discarded.
+        """
+        while True:
+            _, prompt_index = heapq.heappop(self._due)
+            self._is_due.remove(prompt_index)
+            if self._is_admitted(prompt_index):
+                return prompt_index
 
     def next_trial(self) -> int | None:
         """Return the group tried longest ago that may be dispatched now."""

@@ -1,0 +1,46 @@
+"""Order of the groups that are dispatched again."""
+
+from offbeat.controller.events import DropReason
+from offbeat.controller.waiting_groups import WaitingGroups
+from tests.support.virtual_time import run
+from tests.support.world import World
+
+
+async def two_due() -> tuple[World, WaitingGroups]:
+    world = World()
+    ledger = world.controller().state.ledger
+    waiting = WaitingGroups(world.built.state)
+    for prompt_index in (ledger.admit(None), ledger.admit(None)):
+        waiting.again(prompt_index)
+    return world, waiting
+
+
+def test_the_lowest_prompt_index_of_a_step_is_due_first() -> None:
+    _, waiting = run(two_due())
+    due = waiting.next_due()
+    assert due is not None and due.prompt_index == 0
+    assert [waiting.pop_due(), waiting.pop_due()] == [0, 1]
+    assert waiting.next_due() is None
+
+
+def test_a_group_that_was_dropped_while_due_is_passed_over() -> None:
+    async def drop_the_first() -> None:
+        world, waiting = await two_due()
+        world.built.state.ledger.drop(0, DropReason.DATA)
+        for _ in range(2):  # asking changes nothing
+            due = waiting.next_due()
+            assert due is not None and due.prompt_index == 1
+        assert waiting.pop_due() == 1
+        assert waiting.next_due() is None
+
+    run(drop_the_first())
+
+
+def test_each_group_is_due_once_however_often_it_is_made_due() -> None:
+    async def twice() -> None:
+        _, waiting = await two_due()
+        waiting.again(0)
+        assert [waiting.pop_due(), waiting.pop_due()] == [0, 1]
+        assert waiting.next_due() is None
+
+    run(twice())
