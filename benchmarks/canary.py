@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.generators.embedded import EmbeddedEngine, load_model
 from offbeat.messages.generation import GenerateRequest, SamplingParams
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.weight_sync import canary
 

@@ -38,13 +38,13 @@ from benchmarks.noop_ports import (
     StepClock,
     names,
 )
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.journal import open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Journal, NoPayloads, NoTrace, Ports
 from offbeat.messages.fences import Fence
-from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 
 

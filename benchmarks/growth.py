@@ -38,6 +38,7 @@ from benchmarks.noop_ports import (
     names,
     receipt,
 )
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.journal import FileJournal, open_journal
@@ -46,7 +47,6 @@ from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import Prompt, RolloutTask
-from offbeat.messages.training import LossSpec
 from offbeat.messages.weights import WeightsAck
 from offbeat.sampler.build import build_sampler
 

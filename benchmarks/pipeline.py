@@ -42,12 +42,12 @@ import structlog
 
 from benchmarks.noop_ports import SAMPLES, NoopPrompts, StepClock, names
 from benchmarks.timed_ports import Costs, TimedEngine, TimedJournal, TimedRollouts, TimedTrainer
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoPayloads, NoTrace, Ports
 from offbeat.messages.fences import Fence
-from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.loop import VirtualLoop
 from offbeat.telemetry.time_accounting import TrainerTime

@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 
 from benchmarks.noop_ports import NoJournal, NoopGenerator, NoopTrainer, receipt
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt, RolloutTask, VersionSpans
-from offbeat.messages.training import Chunk, ChunkResult, LossSpec, StepResult
+from offbeat.messages.training import Chunk, ChunkResult, StepResult
 from offbeat.messages.weights import WeightRelease, WeightsAck
 
 FINISH_SHARE: Final = 0.1  # of a step's time, as in the stub trainer

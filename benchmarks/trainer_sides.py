@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.trainer_cases import Advantages, Groups
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.torch import TorchTrainer
 
-LOSS = LossSpec()
+CLIP = ClippedPgLossConfig()
+LOSS = LossSpec(CLIP)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
 MAX_MODEL_LEN = 512  # no sample of a case is longer
 
@@ -87,7 +89,7 @@ class Plain:
             for rows in self._microbatches(*ids_ST.shape):
                 logprobs_SL = self._logprobs(self._tensor(ids_ST[rows]), response_tokens)
                 ratio_SL = torch.exp(logprobs_SL - self._tensor(old_SL[rows]))
-                bounded_SL = ratio_SL.clamp(1 - LOSS.clip_low, 1 + LOSS.clip_high)
+                bounded_SL = ratio_SL.clamp(1 - CLIP.clip_low, 1 + CLIP.clip_high)
                 gain_S = self._tensor(advantages_S[rows])[:, None]
                 share = -torch.minimum(ratio_SL * gain_S, bounded_SL * gain_S).sum() / tokens
                 share.backward()

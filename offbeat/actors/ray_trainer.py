@@ -21,6 +21,7 @@ from offbeat.actors.call import ArgumentLost, reply_of
 from offbeat.actors.handles import Handle
 from offbeat.actors.ray_ports import PayloadHandle, Places, flat
 from offbeat.config.limits import trainer_replicas
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TorchTrainerConfig, TrainerConfig
 from offbeat.messages.failures import ActorLost, PayloadLost, StartFailed, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
@@ -28,7 +29,6 @@ from offbeat.messages.training import (
     Checkpoint,
     Chunk,
     ChunkResult,
-    LossSpec,
     PreparedColumns,
     StepResult,
     TrainerState,

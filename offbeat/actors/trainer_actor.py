@@ -18,6 +18,7 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
 from offbeat.config.limits import trainer_device
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
@@ -28,7 +29,7 @@ from offbeat.messages.failures import (
     TrainStepFailed,
 )
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import Checkpoint, ChunkResult, LossSpec, StepResult, TrainerState
+from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
 from offbeat.rendezvous.frames import StoreAddress
 from offbeat.rendezvous.interface import AddressNotLocal, interface_of
 from offbeat.run_files.disk import DISK
@@ -215,14 +216,13 @@ class TrainerActor:
             self._split.steps_applied + 1,
             lambda: self._split.prepare_logprobs(
                 groups,
-                policy=loss.needs_policy_logprobs,
-                reference=loss.needs_reference_logprobs,
+                policy=loss.config.needs_policy_logprobs,
+                reference=loss.config.needs_reference_logprobs,
                 temperature=loss.temperature,
             ),
         )
-        sizes = tuple(payload_bytes(columns) for columns in written)
         names = tuple(written[0]) if written else ()
-        return (names, sizes), list(written)
+        return (names, tuple(payload_bytes(columns) for columns in written)), list(written)
 
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         """Open the step after the version that these ranks have, and no other.

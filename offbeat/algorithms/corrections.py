@@ -23,7 +23,7 @@ from torch import Tensor
 
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
 from offbeat.algorithms.tokens import ValidTokens, ratio, token_mean
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 Band = tuple[float, float]
 
@@ -32,30 +32,30 @@ class Correction(NamedTuple):
     """Importance weights that multiply the surrogate's loss, and their metrics."""
 
     weight_N: Tensor | None  # None: no correction, every weight is 1
-    dropped_N: Tensor | None  # bool, dropped by a band; None without a band
+    uncounted_N: Tensor | None  # bool, dropped by a band and not to count; None: all count
     metrics: dict[str, PartialMetric]
 
 
-def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
-    """Return the product of all corrections of ``spec``. NaN at a valid token stays NaN."""
+def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correction:
+    """Return the product of all corrections of ``config``. NaN at a valid token stays NaN."""
     parts, dropped, metrics = list[Tensor](), list[Tensor](), dict[str, PartialMetric]()
     log_k_N = (tokens.old_N - tokens.generation_N).detach()
-    if spec.tis_cap is not None or spec.icepop_band is not None:
+    if config.tis_cap is not None or config.icepop_band is not None:
         k_N = weight_N = ratio(log_k_N)
-        if spec.tis_cap is not None:
-            weight_N = truncated(k_N, spec.tis_cap)
+        if config.tis_cap is not None:
+            weight_N = truncated(k_N, config.tis_cap)
             metrics["train/tis_weight_mean"] = token_mean(weight_N, tokens.mask_N)
-        if spec.icepop_band is not None:
-            out_N = outside(k_N, spec.icepop_band)
+        if config.icepop_band is not None:
+            out_N = outside(k_N, config.icepop_band)
             dropped.append(out_N)
             weight_N = torch.where(out_N, 0.0, weight_N)
             metrics["train/icepop_masked_fraction"] = token_mean(out_N, tokens.mask_N)
         parts.append(weight_N)
-    if spec.sequence_band is not None:
-        k_S = sequence_ratio(tokens, log_k_N, spec.sequence_statistic)
-        out_S = outside(k_S, spec.sequence_band)
+    if config.sequence_band is not None:
+        k_S = sequence_ratio(tokens, log_k_N, config.sequence_statistic)
+        out_S = outside(k_S, config.sequence_band)
         # k / k is 1, or NaN where k is: a broken logprob must not pass for a valid one.
-        weight_S = torch.where(out_S, 0.0, k_S if spec.sequence_weights else k_S / k_S)
+        weight_S = torch.where(out_S, 0.0, k_S if config.sequence_weights else k_S / k_S)
         parts.append(weight_S[tokens.sequence_N])
         dropped.append(out_S[tokens.sequence_N])
         metrics["train/sequence_masked_fraction"] = PartialMetric(
@@ -63,7 +63,7 @@ def correction(tokens: ValidTokens, spec: LossSpec) -> Correction:
         )
     return Correction(
         torch.stack(parts).prod(0) if parts else None,
-        torch.stack(dropped).any(0) if dropped else None,
+        torch.stack(dropped).any(0) if dropped and not config.count_dropped else None,
         metrics,
     )
 

@@ -2,7 +2,7 @@
 
 Each call of a loss returns its part: units, samples, squares; parts of microbatches, chunks and
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
-each sequence (``LossSpec.normalize``). *Samples* and *squares*, the sum of squared advantages, give
+each sequence (``normalize`` of the recipe's loss). *Samples* and *squares*, the sum of squared advantages, give
 the standard deviation of the step's advantages, which is unknown before the last group: because a
 loss without a KL penalty is proportional to its advantages, dividing its gradient by that number at
 the end is the same as dividing the advantages at the beginning. That is the second half of
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.tokens import ValidTokens
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import AnyLossConfig, PolicyGradientLossConfig
 
 STD_EPS: Final = 1e-8
 """Added to the standard deviation of a step's advantages, so that zeros stay zeros."""
@@ -29,23 +29,23 @@ NOTHING: Final = (0.0, 0.0, 0.0)
 
 
 @torch.no_grad()
-def divisor_parts(valid: ValidTokens, counted: ValidTokens, spec: LossSpec) -> Tensor:
+def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfig) -> Tensor:
     """Return the part of one call, float64 [3].
 
     Args:
         valid: All valid tokens: their sequences are the samples.
         counted: Tokens that the loss is averaged over, fewer if a band dropped some.
-        spec: Must have ``constant_tokens`` for ``normalize="constant"``.
+        config: Must have ``constant_tokens`` for ``normalize="constant"``.
     """
     counts_S, present_S = counted.counts_S.double(), valid.counts_S > 0
     sequences = (counts_S > 0).sum(dtype=torch.float64)
-    match spec.normalize:
+    match config.normalize:
         case "tokens":
             units = counts_S.sum()
         case "sequences":
             units = sequences
         case _:
-            units = sequences * _constant_tokens(spec)
+            units = sequences * _constant_tokens(config)
     # In float64: the sum over a long sequence must equal its advantage.
     advantages_N = torch.where(valid.mask_N, valid.advantages_N.double(), 0.0)
     sums_S = torch.zeros_like(counts_S).index_add(0, valid.sequence_N, advantages_N)
@@ -53,7 +53,7 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, spec: LossSpec) -> T
     return torch.stack([units, present_S.sum(dtype=torch.float64), squares])
 
 
-def denominator(spec: LossSpec, parts: Iterable[Parts]) -> float:
+def denominator(config: AnyLossConfig, parts: Iterable[Parts]) -> float:
     """Return the divisor of the step's loss and gradient; 0 when no token counts.
 
     With ``step_std`` the units times the standard deviation of the samples' advantages. Their mean
@@ -61,12 +61,12 @@ def denominator(spec: LossSpec, parts: Iterable[Parts]) -> float:
     cancel.
     """
     units, samples, squares = (sum(each) for each in zip(NOTHING, *parts, strict=True))
-    if not spec.step_std or not samples:
-        return units
-    return units * (math.sqrt(squares / samples) + STD_EPS)
+    if isinstance(config, PolicyGradientLossConfig) and config.step_std and samples:
+        return units * (math.sqrt(squares / samples) + STD_EPS)
+    return units
 
 
-def _constant_tokens(spec: LossSpec) -> int:
-    if spec.constant_tokens is None:
-        raise AssertionError(f"normalize={spec.normalize} without constant_tokens: {spec}")
-    return spec.constant_tokens
+def _constant_tokens(config: AnyLossConfig) -> int:
+    if config.constant_tokens is None:
+        raise AssertionError(f"normalize={config.normalize} without constant_tokens: {config}")
+    return config.constant_tokens

@@ -44,12 +44,16 @@ from offbeat.algorithms.tokens import (
     token_mean,
     valid_tokens,
 )
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import (
+    AnyLossConfig,
+    PessimisticLossConfig,
+    PolicyGradientLossConfig,
+)
 
 __all__ = ["LOSSES", "LossSums", "LossTokens", "clipped_pg"]
 
 
-def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
+def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
     """Compute the clipped policy gradient of PPO, GRPO and DAPO: ``surrogates.clipped``.
 
     For each valid token, with ratio ``r = exp(logprob - old)`` and advantage ``A``::
@@ -60,32 +64,32 @@ def clipped_pg(tokens: LossTokens, spec: LossSpec) -> LossSums:
     loss (arXiv:2503.14476, section 3.3), ``"sequences"`` GRPO's mean of means (arXiv:2402.03300),
     ``"constant"`` Dr. GRPO's division by the generation budget (arXiv:2503.20783, section 3.2).
     """
-    valid = valid_tokens(tokens, spec)
-    return _sums(valid, clipped(valid, spec), correction(valid, spec), tokens, spec)
+    valid = valid_tokens(tokens, config.old_logprobs)
+    return _sums(valid, clipped(valid, config), correction(valid, config), tokens, config)
 
 
-def gspo(tokens: LossTokens, spec: LossSpec) -> LossSums:
+def gspo(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
     """Compute ``clipped_pg`` with one ratio per sequence: ``surrogates.sequence_clipped``.
 
     arXiv:2507.18071.
     """
-    valid = valid_tokens(tokens, spec)
-    return _sums(valid, sequence_clipped(valid, spec), correction(valid, spec), tokens, spec)
+    valid = valid_tokens(tokens, config.old_logprobs)
+    return _sums(valid, sequence_clipped(valid, config), correction(valid, config), tokens, config)
 
 
-def cispo(tokens: LossTokens, spec: LossSpec) -> LossSums:
+def cispo(tokens: LossTokens, config: PolicyGradientLossConfig) -> LossSums:
     """Compute a policy gradient with a bounded importance weight: ``surrogates.bounded_weight``.
 
     arXiv:2506.13585, which normalises over tokens.
     """
-    valid = valid_tokens(tokens, spec)
-    return _sums(valid, bounded_weight(valid, spec), correction(valid, spec), tokens, spec)
+    valid = valid_tokens(tokens, config.old_logprobs)
+    return _sums(valid, bounded_weight(valid, config), correction(valid, config), tokens, config)
 
 
-def sft(tokens: LossTokens, spec: LossSpec) -> LossSums:
+def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
     """Compute the negative log-likelihood of the trained tokens, without any weights."""
-    valid = valid_tokens(tokens, spec)
-    return _sums(valid, likelihood(valid, spec), Correction(None, None, {}), tokens, spec)
+    valid = valid_tokens(tokens)
+    return _sums(valid, likelihood(valid), Correction(None, None, {}), tokens, config)
 
 
 def _sums(
@@ -93,34 +97,34 @@ def _sums(
     surrogate: Surrogate,
     corrected: Correction,
     tokens: LossTokens,
-    spec: LossSpec,
+    config: AnyLossConfig,
 ) -> LossSums:
     mask_N, counted = valid.mask_N, valid
-    if corrected.dropped_N is not None and not spec.count_dropped:
-        counted = valid.without(corrected.dropped_N)
-    share_N = _share(counted, spec)
+    if corrected.uncounted_N is not None:
+        counted = valid.without(corrected.uncounted_N)
+    share_N = _share(counted, config)
     policy_N = surrogate.loss_N
     if corrected.weight_N is not None:
         policy_N = policy_N * corrected.weight_N
     loss = policy = (policy_N * share_N).sum()
     metrics = corrected.metrics | _ratio_metrics(surrogate, mask_N) | _gap_metrics(valid)
     metrics["train/policy_loss"] = PartialMetric(PartialReduction.LOSS, policy.detach())
-    if valid.reference_N is not None and spec.kl_coef > 0:
-        kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, spec.kl_kind)
-        loss = loss + spec.kl_coef * (kl_N * share_N).sum()
+    if valid.reference_N is not None and config.kl_coef > 0:
+        kl_N = kl_penalty(valid.logprobs_N, valid.reference_N, config.kl_kind)
+        loss = loss + config.kl_coef * (kl_N * share_N).sum()
         metrics["train/kl_reference"] = token_mean(kl_N.detach(), mask_N)
     bounded_N = reduce(torch.logical_or, surrogate.bounded_N.values(), torch.zeros_like(mask_N))
     by_age = None if tokens.staleness_N is None else spread(valid, tokens.staleness_N, bounded_N)
-    return LossSums(loss, metrics, divisor_parts(valid, counted, spec), by_age)
+    return LossSums(loss, metrics, divisor_parts(valid, counted, config), by_age)
 
 
-def _share(counted: ValidTokens, spec: LossSpec) -> Tensor:
+def _share(counted: ValidTokens, config: AnyLossConfig) -> Tensor:
     """Return each token's weight in the sum [N]: 1, or its part of its sequence's mean.
 
     0 if invalid.
     """
     one_N = counted.mask_N.to(counted.counts_S.dtype)
-    if spec.normalize != "sequences":
+    if config.normalize != "sequences":
         return one_N
     return one_N / counted.lengths_S[counted.sequence_N]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.tokens import ValidTokens, ratio
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import PessimisticLossConfig, PolicyGradientLossConfig
 
 LOW, HIGH, DUAL = "clip_fraction_low", "clip_fraction_high", "clip_fraction_dual"
 
@@ -25,17 +25,17 @@ class Surrogate:
     bounded_N: dict[str, Tensor] = field(default_factory=dict)
 
 
-def clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+def clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
     """Compute ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO's clipped objective.
 
     Tokens beyond their bound have no gradient. PPO, arXiv:1707.06347, equation 7. Separate bounds
     are DAPO's clip-higher, arXiv:2503.14476. With ``dual_clip = c`` a token of negative advantage
     stops at ``r = c`` too: see ``_pessimistic``.
     """
-    return _pessimistic(ratio(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, spec)
+    return _pessimistic(ratio(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, config)
 
 
-def sequence_clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:
     """Compute ``clipped`` with one ratio for all tokens of a sequence: their geometric mean.
 
     ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071;
@@ -44,10 +44,10 @@ def sequence_clipped(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
     token of the sequence through ``s``.
     """
     mean_S = tokens.sequence_sums(tokens.logprobs_N - tokens.old_N) / tokens.lengths_S
-    return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, spec)
+    return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, config)
 
 
-def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+def bounded_weight(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Surrogate:
     """Compute ``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``.
 
     There is no gradient through the clipped ratio. CISPO, arXiv:2506.13585 (MiniMax-M1), equations
@@ -56,7 +56,7 @@ def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
     is.
     """
     ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
-    low, high = 1 - spec.clip_low, 1 + spec.clip_high
+    low, high = 1 - config.clip_low, 1 + config.clip_high
     weight_N = ratio_N.clamp(low, high)
     return Surrogate(
         -weight_N * tokens.advantages_N * tokens.logprobs_N,
@@ -65,28 +65,27 @@ def bounded_weight(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
     )
 
 
-def likelihood(tokens: ValidTokens, spec: LossSpec) -> Surrogate:
+def likelihood(tokens: ValidTokens) -> Surrogate:
     """Compute ``-logprob``: imitate every trained token, whatever its advantage."""
-    del spec
     return Surrogate(-tokens.logprobs_N)
 
 
-def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, spec: LossSpec) -> Surrogate:
+def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, config: PessimisticLossConfig) -> Surrogate:
     """Compute PPO's lower bound on ``r A``, with an optional floor below it.
 
     The bound leaves ``r A`` unbounded where A < 0 and r is large: a token that is now far more
     likely than when it was sampled. ``max(bound, c A)`` there, with ``c = dual_clip > 1``, is
     dual-clip PPO, arXiv:1912.09729, equation 5.
     """
-    low, high = 1 - spec.clip_low, 1 + spec.clip_high
+    low, high = 1 - config.clip_low, 1 + config.clip_high
     objective_N = torch.minimum(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)
     values_N = ratio_N.detach()
     bounded = {
         LOW: (values_N < low) & (advantages_N < 0),
         HIGH: (values_N > high) & (advantages_N > 0),
     }
-    if spec.dual_clip is not None:
-        floor_N = torch.maximum(objective_N, spec.dual_clip * advantages_N)
+    if config.dual_clip is not None:
+        floor_N = torch.maximum(objective_N, config.dual_clip * advantages_N)
         objective_N = torch.where(advantages_N < 0, floor_N, objective_N)
-        bounded[DUAL] = (values_N > spec.dual_clip) & (advantages_N < 0)
+        bounded[DUAL] = (values_N > config.dual_clip) & (advantages_N < 0)
     return Surrogate(-objective_N, values_N, bounded)

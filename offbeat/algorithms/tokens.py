@@ -6,13 +6,12 @@ the same call.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
-from offbeat.messages.training import LossSpec
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Bound on the absolute value of log-ratios: ``exp`` stays finite in float32 and bfloat16."""
@@ -35,7 +34,7 @@ class LossTokens:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Loss summed over tokens or over sequence means, by the spec; and the parts of its divisor."""
+    """Loss summed over tokens or over sequence means, by the config; and the parts of its divisor."""
 
     loss: Tensor  # scalar, carries the gradient
     metrics: dict[str, PartialMetric]
@@ -43,7 +42,8 @@ class LossSums:
     spread: Tensor | None = None  # sums by staleness (``diagnostics``); None: staleness not known
 
 
-Loss = Callable[[LossTokens, LossSpec], LossSums]
+Loss = Callable[[LossTokens, Any], LossSums]
+"""A loss takes the config of its own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ValidTokens:
         return sums_S.index_add(0, self.sequence_N, torch.where(self.mask_N, values_N, 0.0))
 
 
-def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
+def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidTokens:
     """Replace invalid values before anything is computed from them: no NaN reaches a gradient.
 
     All values take the type of ``logprobs_N``, or float32 if that is shorter: counts have to be exact.
@@ -93,7 +93,7 @@ def valid_tokens(tokens: LossTokens, spec: LossSpec) -> ValidTokens:
 
     logprobs_N = valid(tokens.logprobs_N)
     none_S = torch.zeros(tokens.sequences, dtype=dtype, device=mask_N.device)
-    current = spec.old_logprobs == "current"
+    current = old_logprobs == "current"
     return ValidTokens(
         logprobs_N=logprobs_N,
         old_N=logprobs_N.detach() if current else valid(tokens.old_N),

@@ -25,6 +25,7 @@ from typing import Final, NoReturn, ParamSpec
 
 import structlog
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.checkpoints import Checkpoints
 from offbeat.controller.commands import Abort, Command, Pause, Resume, Stop
@@ -56,7 +57,6 @@ from offbeat.controller.training import TrainPump
 from offbeat.messages.failures import Component, OffbeatError
 from offbeat.messages.fences import Fence
 from offbeat.messages.groups import group_id
-from offbeat.messages.training import LossSpec
 from offbeat.sampler.policy import Sampler
 
 P = ParamSpec("P")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.steps_after import StepsAfter
@@ -21,7 +22,6 @@ from offbeat.messages.training import (
     Checkpoint,
     Chunk,
     ChunkResult,
-    LossSpec,
     PreparedColumns,
     StepResult,
     TrainerState,

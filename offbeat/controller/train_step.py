@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 
 from offbeat.config.limits import trainer_replicas
+from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.errors import EmptyBatch
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.group_moves import Place
@@ -25,7 +26,7 @@ from offbeat.controller.syncing import WeightSync
 from offbeat.controller.trainer_client import TrainerClient
 from offbeat.messages.fences import StepKey
 from offbeat.messages.groups import Receipt
-from offbeat.messages.training import Chunk, LossSpec, StepResult
+from offbeat.messages.training import Chunk, StepResult
 from offbeat.sampler.policy import earliest_step
 from offbeat.telemetry.time_accounting import TrainerTime
 
@@ -228,7 +229,8 @@ class TrainStep:
                 self._advantages(receipt.rewards, receipt.valid) for receipt in receipts
             )
         measures.add(receipts, advantages, state.ledger.trainer_version)
-        if self._loss.needs_policy_logprobs or self._loss.needs_reference_logprobs:
+        loss = self._loss.config
+        if loss.needs_policy_logprobs or loss.needs_reference_logprobs:
             with measures.timed("prepare_logprobs"):
                 await self._prepare_logprobs(receipts)
         return self._chunk(receipts, advantages)

@@ -21,6 +21,7 @@ from offbeat.actors.ray_trainer import RayTrainer
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.dump import to_yaml
 from offbeat.config.limits import max_group_bytes
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.events import Opened
@@ -35,7 +36,6 @@ from offbeat.launch.controller_host import ControllerHost, segments_needed
 from offbeat.messages.failures import Component, DeadlineExceeded
 from offbeat.messages.fences import Fence
 from offbeat.messages.fixed_times import READ_JOURNAL_S
-from offbeat.messages.training import LossSpec
 from offbeat.run_files.sharing import Sharing
 from offbeat.runs.directory import JOURNAL
 from offbeat.runs.inputs import record_input, targets
@@ -115,7 +115,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         ports,
         sampler=_sampler(spec),
         advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
-        loss=loss_spec(config),
+        loss=LossSpec.of(config),
         max_group_bytes=max_group_bytes(config),
         rng=random.Random(config.seed),
         ledger=ledger,
@@ -172,11 +172,3 @@ async def _journal_of(spec: RunSpec) -> tuple[Ledger, FileJournal]:
     took_s = round(loop.time() - began_at, 3)
     log.info("journal.read", incarnation=ledger.incarnation, took_s=took_s)
     return ledger, journal
-
-
-def loss_spec(config: RunConfig) -> LossSpec:
-    """Return the recipe's loss, with the settings that depend on sampling."""
-    loss, sampling = config.algorithm.loss.model_dump(), config.generator.sampling
-    if loss["normalize"] == "constant" and loss["constant_tokens"] is None:
-        loss["constant_tokens"] = sampling.max_new_tokens
-    return LossSpec(**loss, temperature=sampling.temperature)

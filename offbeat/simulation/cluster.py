@@ -9,7 +9,7 @@ import msgspec
 
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
-from offbeat.config.run import RunConfig
+from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.events import Admitted, Opened
@@ -17,7 +17,6 @@ from offbeat.controller.history import History
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import NoTrace, Ports
 from offbeat.messages.fences import Fence
-from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
@@ -160,7 +159,7 @@ class Cluster:
             ports,
             sampler=build_sampler(config.sampler, config.groups_per_step),
             advantages=estimator(config.algorithm.advantage, pass_k=config.algorithm.pass_k),
-            loss=_loss_spec(config),
+            loss=LossSpec.of(config),
             max_group_bytes=max_group_bytes(config),
             rng=random.Random(f"{config.seed}/{simulated.incarnation}"),
             ledger=Ledger.fold(self.events) if self.events else None,  # type: ignore[arg-type]
@@ -342,9 +341,3 @@ class Cluster:
     def describe(self, error: Exception | Deadlock) -> str:
         state = self.latest.controller.state if self.latest.controller else None
         return f"{error}; {state.ledger if state else 'no controller'}"
-
-
-def _loss_spec(config: RunConfig) -> LossSpec:
-    """The part of the loss that the controller acts on; the simulated trainer computes none."""
-    loss = config.algorithm.loss
-    return LossSpec() if loss.name == "sft" else LossSpec(old_logprobs=loss.old_logprobs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.messages.fences import Fence, StepKey
@@ -16,7 +17,6 @@ from offbeat.messages.training import (
     Checkpoint,
     Chunk,
     ChunkResult,
-    LossSpec,
     PreparedColumns,
     StepResult,
     TrainerState,

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import (
     CheckpointFailed,
     OffbeatError,
@@ -21,7 +22,6 @@ from offbeat.messages.training import (
     Checkpoint,
     Chunk,
     ChunkResult,
-    LossSpec,
     PreparedColumns,
     StepResult,
     TrainerState,

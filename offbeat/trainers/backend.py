@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.checkpoints.manifest import Identity
 from offbeat.trainers.step_guard import StepCall, StepGuard
 from offbeat.transfer_queue.schema import Columns

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import LossConfig
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
-from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import Advantages, LogprobColumns, TrainerBackend
 from offbeat.trainers.batches.inputs import loss_tokens
 from offbeat.trainers.batches.packing import Batch, PackedRows
@@ -119,19 +121,21 @@ class ModelTrainer(TrainerBackend):
             batch, own = self._planner.cut(groups, only_trained=True)
             if batch is None:
                 return (None, 0), own
-            spec, version = sums.spec, self.steps_applied
-            inputs_of = loss_tokens(batch, groups, advantages, spec, self._device, version=version)
+            config, version = sums.loss.config, self.steps_applied
+            inputs_of = loss_tokens(
+                batch, groups, advantages, config, self._device, version=version
+            )
             return (_Chunk(batch, inputs_of), len(own)), own
 
         def loss_of(packed: PackedRows, logprobs_N: Tensor) -> Tensor:
             assert chunk is not None  # noqa: S101 -- only groups have wanted tokens
-            part = self._loss(chunk.inputs_of(packed, logprobs_N), sums.spec)
+            part = self._loss(chunk.inputs_of(packed, logprobs_N), sums.loss.config)
             sums.add(part)
             return part.loss
 
         with self._undone_if_raised():
             (chunk, count), microbatches = self._prepared_on_all_ranks("microbatch", read)
-            self._add_gradients(microbatches, loss_of, sums.spec.temperature)
+            self._add_gradients(microbatches, loss_of, sums.loss.temperature)
         own = microbatches[:count]  # the rest is padding
         tokens = sum(len(each.source_N) for each in own)
         sequences = 0 if chunk is None else sum(_sequences(chunk.batch, each) for each in own)
@@ -139,8 +143,8 @@ class ModelTrainer(TrainerBackend):
         sums.count_chunk(tokens, sequences, compute_s)
         return ChunkResult(tokens, sequences, count, compute_s)
 
-    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
-        return LOSSES[spec.name](inputs, spec)
+    def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
+        return LOSSES[config.name](inputs, config)
 
     def _finish(self) -> StepResult:
         started, sums = time.perf_counter(), self._step

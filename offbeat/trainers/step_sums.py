@@ -16,7 +16,9 @@ from offbeat.algorithms.diagnostics import SpreadRows, spread_metrics
 from offbeat.algorithms.divisors import NOTHING, denominator
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import LossConfig
+from offbeat.messages.training import StepResult
 from offbeat.trainers.ranks.peers import Peers
 
 _COMBINE = {PartialReduction.MIN: torch.minimum, PartialReduction.MAX: torch.maximum}
@@ -41,7 +43,7 @@ _RANK_SUMS: Final = msgspec.msgpack.Decoder[RankSums | None](RankSums | None)
 class StepTotals:
     """Sums of a whole step over all ranks; equal on each of them."""
 
-    spec: LossSpec
+    config: LossConfig
     ranks: Sequence[RankSums]
 
     @property
@@ -55,7 +57,7 @@ class StepTotals:
     @property
     def denominator(self) -> float:
         """Return the divisor of loss and gradients; 0 without valid tokens."""
-        return denominator(self.spec, (each.divisor for each in self.ranks))
+        return denominator(self.config, (each.divisor for each in self.ranks))
 
     @property
     def loss(self) -> float:
@@ -105,7 +107,7 @@ class StepTotals:
 class StepSums:
     """The running sums of one rank's step."""
 
-    spec: LossSpec
+    loss: LossSpec
     tokens: int = 0  # with loss mask set
     sequences: int = 0  # with a valid token
     chunks: int = 0
@@ -136,7 +138,7 @@ class StepSums:
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
         """Return the sums over all ranks that contribute; all ranks call it together, once."""
         gathered = peers.all_gather(self.own() if contributes else None, _RANK_SUMS)
-        return StepTotals(self.spec, [each for each in gathered if each is not None])
+        return StepTotals(self.loss.config, [each for each in gathered if each is not None])
 
     def own(self) -> RankSums:
         """Return the sums of this rank as numbers."""

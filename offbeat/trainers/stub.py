@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 import xxhash
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.stub import StubConfig
-from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.backend import (
     Advantages,
     LogprobColumns,

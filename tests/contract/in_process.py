@@ -11,6 +11,7 @@ from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.engine_actor import EngineActor
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.actors.trainer_actor import TrainerActor
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.generation import GenerateRequest, GenerateResult
@@ -19,7 +20,6 @@ from offbeat.messages.training import (
     Checkpoint,
     Chunk,
     ChunkResult,
-    LossSpec,
     PreparedColumns,
     StepResult,
     TrainerState,

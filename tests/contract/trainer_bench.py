@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from lives import answer_of
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.ports import Trainer
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import Chunk, LossSpec, StepResult, TrainerState
+from offbeat.messages.training import Chunk, StepResult, TrainerState
 
 FENCE = Fence("run", 1)
 LOSS = LossSpec()

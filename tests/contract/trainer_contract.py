@@ -7,6 +7,8 @@ import msgspec
 import pytest
 from trainer_bench import FENCE, LOSS, Bench, Play, weights
 
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.messages.failures import (
     PayloadLost,
     StaleFence,
@@ -16,7 +18,7 @@ from offbeat.messages.failures import (
     UnfitGroup,
 )
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import LossSpec, TrainerState
+from offbeat.messages.training import TrainerState
 
 NEWER = Fence("run", 2)
 
@@ -264,7 +266,7 @@ class TrainerContract:
     def test_prepared_logprobs_are_a_payload_a_group_and_train_nothing(self, play: Play) -> None:
         async def story(on: Bench) -> None:
             before = await on.trainer.state(FENCE)
-            loss = LossSpec(old_logprobs="policy")
+            loss = LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
             made = await on.trainer.prepare_logprobs(FENCE, on.chunk(0, 1, 2), loss)
             assert made.columns == ("policy_logprobs",)
             assert len(made.payloads) == len(made.payload_bytes) == 3

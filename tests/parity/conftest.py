@@ -12,7 +12,7 @@ from parity_table import ParityTable
 from tiny_models import save_tiny_model
 from world import World, a_world
 
-from offbeat.messages.training import LossSpec
+from offbeat.config.loss_spec import LossSpec
 
 Models = Callable[[str], Path]
 

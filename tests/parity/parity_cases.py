@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
+from offbeat.messages.training import StepResult
 
 Arrays = dict[str, NDArray[Any]]
 SIZES: dict[str, Any] = {
@@ -24,8 +26,12 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.2,
 }
-TOKENS = LossSpec(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6)
-SEQUENCES = LossSpec(normalize="sequences", temperature=0.7)
+TOKENS = LossSpec(
+    ClippedPgLossConfig(
+        old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6
+    )
+)
+SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7)
 LOSSES = {"tokens": TOKENS, "sequences": SEQUENCES}
 CHUNKS = (1, 2, 8)
 BOUND = 1e-10

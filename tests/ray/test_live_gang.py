@@ -16,15 +16,17 @@ import ray
 
 from offbeat.actors.ray_ports import PayloadHandle
 from offbeat.actors.ray_trainer import RayTrainer
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.messages.failures import ActorLost, UnfitGroup
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import Chunk, LossSpec, StepResult, TrainerState
+from offbeat.messages.training import Chunk, StepResult, TrainerState
 from offbeat.trainers.spec import TrainerSpec
 from tests.ray.conftest import ROOT
 from tests.support.faulty_trainer import FaultyTrainerActor
 
-FENCE, LOSS = Fence("run", 1), LossSpec(old_logprobs="policy")
+FENCE, LOSS = Fence("run", 1), LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
 TINY = ROOT / "models" / "tiny-addition"
 DEADLINE_S = 12.0
 CONFIG = RunConfig.model_validate(

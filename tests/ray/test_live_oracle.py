@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from offbeat.algorithms.advantages import ESTIMATORS
 from offbeat.config.base import of_kind
 from offbeat.config.loader import load_recipe
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import EmbeddedGeneratorConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
@@ -16,7 +17,6 @@ from offbeat.controller.events import Committed, Released, StepApplied
 from offbeat.controller.rollouts import group_seed
 from offbeat.environments.factory import make_environment, make_prompts
 from offbeat.generators.embedded import EmbeddedEngine, load_model
-from offbeat.launch.composition import loss_spec
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.group import run_group
@@ -84,7 +84,7 @@ class Synchronous:
             result = self._trainer.train(
                 [columns for _, columns in groups],
                 [estimator(each, (True,) * len(each)) for each in rewards],
-                loss_spec(config),
+                LossSpec.of(config),
             )
             assert result.applied
             self._engine.model.load_state_dict(self._trainer.module.state_dict())

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.messages.failures import (
     CheckpointFailed,
@@ -19,7 +20,7 @@ from offbeat.messages.failures import (
 )
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, RolloutTask
-from offbeat.messages.training import Chunk, LossSpec
+from offbeat.messages.training import Chunk
 from offbeat.messages.weights import WeightRelease
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import (

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.steps_after import StepsAfter, steps_after
 from offbeat.messages.failures import (
     ActorLost,
@@ -30,7 +31,6 @@ from offbeat.messages.training import (
     Checkpoint,
     Chunk,
     ChunkResult,
-    LossSpec,
     PreparedColumns,
     StepResult,
     TrainerState,

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunFailed
@@ -17,7 +18,6 @@ from offbeat.controller.recovery import GROUPS_PER_TURN
 from offbeat.controller.train_step import Advantages
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
-from offbeat.messages.training import LossSpec
 from offbeat.sampler.build import build_sampler
 from tests.support.fakes import (
     FakeGenerator,

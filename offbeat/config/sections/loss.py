@@ -30,6 +30,16 @@ class AnyLossConfig(Config):
     """Estimator of that KL. k1 is unbiased and noisy, k2 and k3 are never negative; k3 is the
     usual one."""
 
+    @property
+    def needs_policy_logprobs(self) -> bool:
+        """Return whether the trainer computes its own logprobs in a pass before the step."""
+        return False
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Return whether the trainer computes the initial model's logprobs before the step."""
+        return self.kl_coef > 0
+
 
 class PolicyGradientLossConfig(AnyLossConfig):
     """Keys of the losses with an importance ratio: its range, and the off-policy corrections."""
@@ -78,6 +88,10 @@ class PolicyGradientLossConfig(AnyLossConfig):
     step_std: bool = False
     """Divide the step's advantages by their standard deviation over its samples. On makes the
     size of steps independent of the scale of rewards, and enlarges steps with little signal."""
+
+    @property
+    def needs_policy_logprobs(self) -> bool:
+        return self.old_logprobs == "policy"
 
 
 class PessimisticLossConfig(PolicyGradientLossConfig):

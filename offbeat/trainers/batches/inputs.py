@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.algorithms.losses import LossTokens
+from offbeat.config.sections.loss import LossConfig
 from offbeat.messages.failures import SchemaError
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.batches.fitness import check_finite, check_length
 from offbeat.trainers.batches.packing import Batch, PackedRows
 from offbeat.trainers.errors import UnfitColumns
@@ -26,7 +26,7 @@ def loss_tokens(
     batch: Batch,
     groups: Sequence[Columns],
     advantages: Sequence[Sequence[float]],
-    spec: LossSpec,
+    config: LossConfig,
     device: torch.device,
     *,
     version: int | None = None,
@@ -51,8 +51,8 @@ def loss_tokens(
         return _column(batch, groups, name)
 
     generation = column(GENERATION_LOGPROBS)
-    old = column(POLICY_LOGPROBS) if spec.needs_policy_logprobs else generation
-    reference = column(REFERENCE_LOGPROBS) if spec.needs_reference_logprobs else None
+    old = column(POLICY_LOGPROBS) if config.needs_policy_logprobs else generation
+    reference = column(REFERENCE_LOGPROBS) if config.needs_reference_logprobs else None
     staleness = None if version is None else np.subtract(version, column(WEIGHT_VERSIONS))
 
     def make(packed: PackedRows, logprobs_N: Tensor) -> LossTokens:

@@ -8,7 +8,7 @@ from megatron_world import MegatronWorld
 from parity_cases import Outcome
 from world import World
 
-from offbeat.messages.training import LossSpec
+from offbeat.config.loss_spec import LossSpec
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from parity_cases import Arrays, Outcome, Step
 
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.config.loss_spec import LossSpec
+from offbeat.messages.training import StepResult
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Told:
 def told(outcome: Outcome, loss: LossSpec) -> Told:
     """The torch trainer's outcome in the terms of this one."""
     result, sums = outcome.result, outcome.gradients[1]
-    divisor = result.tokens if loss.normalize == "tokens" else result.sequences
+    divisor = result.tokens if loss.config.normalize == "tokens" else result.sequences
     gradients = {name: each / divisor for name, each in apart(sums).items()}
     return Told(result, gradients, apart(outcome.weights), in_step=True)
 

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron_bugs import (
@@ -343,7 +342,9 @@ def fault(
     if dist.get_rank() in failing:
         gradients.site = optimizer.site = site
         handle = hooked(trainer, site)
-    loss = msgspec.structs.replace(step.loss, name="no such loss") if site == "loss" else step.loss
+    loss = step.loss
+    if site == "loss":
+        loss = replace(loss, config=loss.config.model_copy(update={"name": "no such loss"}))
     calls = calls_of(trainer, replace(step, loss=loss), 3, StepKey(1, 1, 0))
     for call in calls:
         try:

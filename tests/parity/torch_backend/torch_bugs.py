@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbeat.algorithms.losses import LossSums, LossTokens
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.config.sections.loss import LossConfig
+from offbeat.messages.training import StepResult
 from offbeat.trainers.batches.planner import MicrobatchPlanner
 from offbeat.trainers.schedule import learning_rate
 from offbeat.trainers.step_sums import StepTotals
@@ -67,7 +68,7 @@ class OwnCounts(Exact):
     """Gradients of all ranks are divided by the tokens of one."""
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        return super()._update(StepTotals(totals.spec, totals.ranks[:1]), rate)
+        return super()._update(StepTotals(totals.config, totals.ranks[:1]), rate)
 
 
 class OwnMetrics(Exact):
@@ -148,11 +149,11 @@ class Failing(Exact):
         sizes = {each.name: getattr(self._planner, each.name) for each in fields(self._planner)}
         self._planner = FailingCutting(**sizes, fail_at=self._fail_at)
 
-    def _loss(self, inputs: LossTokens, spec: LossSpec) -> LossSums:
+    def _loss(self, inputs: LossTokens, config: LossConfig) -> LossSums:
         self._fail_at("loss")
         if self._due("backward"):
             inputs.logprobs_N.register_hook(raise_injected)
-        return super()._loss(inputs, spec)
+        return super()._loss(inputs, config)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
         self._fail_at("finish")

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch_backend.torch_bugs import KINDS, Exact, Failing, Injected, Unsharded
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.model import ModelConfig
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 from offbeat.messages.failures import SchemaError
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.messages.training import StepResult
 from offbeat.trainers.ranks.dispatch import shares
 from offbeat.trainers.ranks.peers import PeerFailed, Peers
 from offbeat.trainers.torch import TorchTrainer

@@ -11,11 +11,13 @@ import pytest
 
 from offbeat.actors.stub_trainer_actor import StubSource
 from offbeat.actors.trainer_actor import Advantages, TrainerActor
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.failures import CheckpointFailed, StaleFence, StepOutOfOrder, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import ChunkResult, LossSpec, StepResult
+from offbeat.messages.training import ChunkResult, StepResult
 from offbeat.trainers.errors import ColumnsMissing
 from offbeat.trainers.held_columns import merged
 from offbeat.trainers.spec import TrainerSpec
@@ -287,7 +289,7 @@ def test_a_version_it_does_not_hold_is_not_published(actor: TrainerActor) -> Non
 
 
 def test_prepared_columns_come_with_their_names_and_sizes(actor: TrainerActor) -> None:
-    loss = LossSpec(old_logprobs="policy", kl_coef=0.1)
+    loss = LossSpec(ClippedPgLossConfig(old_logprobs="policy", kl_coef=0.1))
     payload = [group(0), group(1)]
     (names, sizes), columns = prepare(actor, loss, (((0, 1),), ((0, 0),)), 0, payload)
     assert names == ("policy_logprobs", "reference_logprobs")

@@ -10,29 +10,40 @@ import torch
 from torch import Tensor
 
 from offbeat.algorithms.losses import LossTokens
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import (
+    CispoLossConfig,
+    ClippedPgLossConfig,
+    GspoLossConfig,
+    LossConfig,
+    PessimisticLossConfig,
+    SftLossConfig,
+)
 
 SPECS = {
-    "ppo": LossSpec(clip_low=0.1, clip_high=0.3),
-    "dapo": LossSpec(clip_high=0.28, normalize="tokens"),
-    "grpo": LossSpec(normalize="sequences", kl_coef=0.2, kl_kind="k2"),
-    "dual_clip": LossSpec(dual_clip=1.6, clip_high=0.1),
-    "gspo": LossSpec(name="gspo", clip_low=0.03, clip_high=0.04, normalize="sequences"),
-    "gspo_tokens": LossSpec(name="gspo", clip_low=0.2, dual_clip=1.5, kl_coef=0.1),
-    "cispo": LossSpec(name="cispo", clip_low=0.3, clip_high=0.1),
-    "cispo_sequences": LossSpec(name="cispo", clip_low=1.0, clip_high=4.0, normalize="sequences"),
-    "sft": LossSpec(name="sft", normalize="sequences"),
-    "tis": LossSpec(old_logprobs="policy", tis_cap=1.1, kl_coef=0.3, kl_kind="k1"),
-    "icepop": LossSpec(old_logprobs="policy", icepop_band=(0.85, 1.2)),
-    "icepop_capped": LossSpec(old_logprobs="policy", icepop_band=(0.8, 1.4), tis_cap=1.05),
-    "geometric": LossSpec(old_logprobs="policy", sequence_band=(0.93, 1.05)),
-    "product": LossSpec(
+    "ppo": ClippedPgLossConfig(clip_low=0.1, clip_high=0.3),
+    "dapo": ClippedPgLossConfig(clip_high=0.28, normalize="tokens"),
+    "grpo": ClippedPgLossConfig(normalize="sequences", kl_coef=0.2, kl_kind="k2"),
+    "dual_clip": ClippedPgLossConfig(dual_clip=1.6, clip_high=0.1),
+    "gspo": GspoLossConfig(clip_low=0.03, clip_high=0.04, normalize="sequences"),
+    "gspo_tokens": GspoLossConfig(clip_low=0.2, dual_clip=1.5, kl_coef=0.1),
+    "cispo": CispoLossConfig(clip_low=0.3, clip_high=0.1),
+    "cispo_sequences": CispoLossConfig(clip_low=1.0, clip_high=4.0, normalize="sequences"),
+    "sft": SftLossConfig(normalize="sequences"),
+    "tis": ClippedPgLossConfig(old_logprobs="policy", tis_cap=1.1, kl_coef=0.3, kl_kind="k1"),
+    "icepop": ClippedPgLossConfig(old_logprobs="policy", icepop_band=(0.85, 1.2)),
+    "icepop_capped": ClippedPgLossConfig(
+        old_logprobs="policy", icepop_band=(0.8, 1.4), tis_cap=1.05
+    ),
+    "geometric": ClippedPgLossConfig(old_logprobs="policy", sequence_band=(0.93, 1.05)),
+    "product": ClippedPgLossConfig(
         old_logprobs="policy", sequence_band=(0.5, 1.3), sequence_statistic="product", tis_cap=2.0
     ),
-    "current": LossSpec(old_logprobs="current", icepop_band=(0.7, 1.5), normalize="sequences"),
-    "cispo_masked": LossSpec(name="cispo", old_logprobs="policy", sequence_band=(0.9, 1.1)),
-    "constant": LossSpec(normalize="constant", constant_tokens=11, kl_coef=0.1),
-    "mis": LossSpec(
+    "current": ClippedPgLossConfig(
+        old_logprobs="current", icepop_band=(0.7, 1.5), normalize="sequences"
+    ),
+    "cispo_masked": CispoLossConfig(old_logprobs="policy", sequence_band=(0.9, 1.1)),
+    "constant": ClippedPgLossConfig(normalize="constant", constant_tokens=11, kl_coef=0.1),
+    "mis": ClippedPgLossConfig(
         old_logprobs="policy",
         sequence_band=(0.0, 1.1),
         sequence_statistic="product",
@@ -40,11 +51,10 @@ SPECS = {
         count_dropped=False,
         kl_coef=0.2,
     ),
-    "icepop_kept": LossSpec(
+    "icepop_kept": ClippedPgLossConfig(
         old_logprobs="policy", icepop_band=(0.85, 1.2), count_dropped=False, normalize="sequences"
     ),
-    "gspo_kept": LossSpec(
-        name="gspo",
+    "gspo_kept": GspoLossConfig(
         old_logprobs="policy",
         sequence_band=(0.9, 1.1),
         icepop_band=(0.7, 1.3),
@@ -122,13 +132,19 @@ class Numbers:
     advantage: list[float]
 
 
-def expected(tokens: LossTokens, spec: LossSpec) -> Expected:
+def keys_of(config: LossConfig) -> PessimisticLossConfig:
+    """The keys of every loss, at their defaults where this one has no such key."""
+    return PessimisticLossConfig.model_validate(config.model_dump(exclude={"name"}))
+
+
+def expected(tokens: LossTokens, config: LossConfig) -> Expected:
     """Sequence after sequence, token after token. Log-ratios are taken to be small."""
     assert tokens.reference_N is not None
+    keys = keys_of(config)
     logprob: list[float] = tokens.logprobs_N.detach().tolist()
     numbers = Numbers(
         logprob,
-        logprob if spec.old_logprobs == "current" else tokens.old_N.tolist(),
+        logprob if keys.old_logprobs == "current" else tokens.old_N.tolist(),
         tokens.generation_N.tolist(),
         tokens.reference_N.tolist(),
         tokens.advantages_N.tolist(),
@@ -138,66 +154,68 @@ def expected(tokens: LossTokens, spec: LossSpec) -> Expected:
         mine = (tokens.sequence_N == s) & tokens.mask_N
         own = [i for i in range(len(logprob)) if bool(mine[i])]
         if own:
-            _add_sequence(made, numbers, own, spec)
+            _add_sequence(made, numbers, own, keys, config.name)
     return made
 
 
-def _add_sequence(made: Expected, numbers: Numbers, own: list[int], spec: LossSpec) -> None:
-    keep = _kept(numbers, own, spec)
-    weights = {i: keep * _weight(math.exp(_gap(numbers, i)), spec) for i in own}
-    if spec.sequence_weights:
+def _add_sequence(
+    made: Expected, numbers: Numbers, own: list[int], keys: PessimisticLossConfig, name: str
+) -> None:
+    keep = _kept(numbers, own, keys)
+    weights = {i: keep * _weight(math.exp(_gap(numbers, i)), keys) for i in own}
+    if keys.sequence_weights:
         weights = {i: w * math.exp(sum(_gap(numbers, j) for j in own)) for i, w in weights.items()}
-    counted = [i for i in own if spec.count_dropped or weights[i]]
-    share = 1 / len(counted) if spec.normalize == "sequences" and counted else 1.0
+    counted = [i for i in own if keys.count_dropped or weights[i]]
+    share = 1 / len(counted) if keys.normalize == "sequences" and counted else 1.0
     made.dropped_sequences += not keep
     made.samples += 1
     made.squares += numbers.advantage[own[0]] ** 2
     if counted:
-        each = {"tokens": len(counted), "sequences": 1, "constant": spec.constant_tokens}
-        made.units += each[spec.normalize] or 0
+        each = {"tokens": len(counted), "sequences": 1, "constant": keys.constant_tokens}
+        made.units += each[keys.normalize] or 0
     for i in own:
         made.weights.append(weights[i])
-        value, pulls, bound = _surrogate(numbers, own, i, spec)
+        value, pulls, bound = _surrogate(numbers, own, i, keys, name)
         made.held[bound] += 1
         made.loss -= share * weights[i] * value
         for j, slope in pulls.items():
             made.gradient[j] -= share * weights[i] * slope
-        if spec.kl_coef and i in counted:
-            kl, slope = _kl(numbers.reference[i] - numbers.logprob[i], spec.kl_kind)
-            made.loss += share * spec.kl_coef * kl
-            made.gradient[i] += share * spec.kl_coef * slope
+        if keys.kl_coef and i in counted:
+            kl, slope = _kl(numbers.reference[i] - numbers.logprob[i], keys.kl_kind)
+            made.loss += share * keys.kl_coef * kl
+            made.gradient[i] += share * keys.kl_coef * slope
 
 
 def _gap(numbers: Numbers, i: int) -> float:
     return numbers.old[i] - numbers.generation[i]
 
 
-def _kept(numbers: Numbers, own: list[int], spec: LossSpec) -> bool:
-    if spec.sequence_band is None:
+def _kept(numbers: Numbers, own: list[int], keys: PessimisticLossConfig) -> bool:
+    if keys.sequence_band is None:
         return True
     gap = sum(numbers.old[i] - numbers.generation[i] for i in own)
-    k = math.exp(gap if spec.sequence_statistic == "product" else gap / len(own))
-    return spec.sequence_band[0] <= k <= spec.sequence_band[1]
+    k = math.exp(gap if keys.sequence_statistic == "product" else gap / len(own))
+    return keys.sequence_band[0] <= k <= keys.sequence_band[1]
 
 
-def _weight(k: float, spec: LossSpec) -> float:
-    if spec.icepop_band is not None and not spec.icepop_band[0] <= k <= spec.icepop_band[1]:
+def _weight(k: float, keys: PessimisticLossConfig) -> float:
+    if keys.icepop_band is not None and not keys.icepop_band[0] <= k <= keys.icepop_band[1]:
         return 0.0
-    if spec.tis_cap is not None:
-        return min(k, spec.tis_cap)
-    return 1.0 if spec.icepop_band is None else k
+    if keys.tis_cap is not None:
+        return min(k, keys.tis_cap)
+    return 1.0 if keys.icepop_band is None else k
 
 
 def _surrogate(
-    numbers: Numbers, own: list[int], i: int, spec: LossSpec
+    numbers: Numbers, own: list[int], i: int, keys: PessimisticLossConfig, name: str
 ) -> tuple[float, dict[int, float], str]:
     """What is maximised at token i; its slope in each logprob; the bound that holds it."""
-    a, low, high = numbers.advantage[i], 1 - spec.clip_low, 1 + spec.clip_high
-    over = own if spec.name == "gspo" else [i]
+    a, low, high = numbers.advantage[i], 1 - keys.clip_low, 1 + keys.clip_high
+    over = own if name == "gspo" else [i]
     r = math.exp(sum(numbers.logprob[j] - numbers.old[j] for j in over) / len(over))
-    if spec.name == "sft":
+    if name == "sft":
         return numbers.logprob[i], {i: 1.0}, ""
-    if spec.name == "cispo":
+    if name == "cispo":
         bounded = max(low, min(high, r))
         bound = "low" if r < low else "high" if r > high else ""
         return bounded * a * numbers.logprob[i], {i: bounded * a}, bound
@@ -205,8 +223,8 @@ def _surrogate(
         return low * a, {}, "low"
     if a > 0 and r > high:
         return high * a, {}, "high"
-    if a < 0 and spec.dual_clip is not None and r > spec.dual_clip:
-        return spec.dual_clip * a, {}, "dual"
+    if a < 0 and keys.dual_clip is not None and r > keys.dual_clip:
+        return keys.dual_clip * a, {}, "dual"
     return r * a, {j: r * a / len(over) for j in over}, ""
 
 

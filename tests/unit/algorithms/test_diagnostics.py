@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import tokens_of
+from loss_cases import keys_of, tokens_of
 
 from offbeat.algorithms.diagnostics import EDGES, SpreadRows, spread, spread_metrics
 from offbeat.algorithms.losses import LOSSES, LossTokens, clipped_pg
@@ -18,15 +18,21 @@ from offbeat.algorithms.staleness_buckets import (
     metric_name,
 )
 from offbeat.algorithms.tokens import valid_tokens
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import (
+    CispoLossConfig,
+    ClippedPgLossConfig,
+    GspoLossConfig,
+    LossConfig,
+    SftLossConfig,
+)
 from offbeat.telemetry.metrics import METRICS
 
 BUCKET_OF = {0: "0", 1: "1", 2: "2_3", 3: "2_3", 4: "4_up", 5: "4_up", 100: "4_up"}
 MANY = (400, 300, 300, 1)
 
 
-def rows(tokens: LossTokens, spec: LossSpec = LossSpec()) -> SpreadRows:  # noqa: B008 - frozen
-    sums = clipped_pg(tokens, spec)
+def rows(tokens: LossTokens, config: ClippedPgLossConfig = ClippedPgLossConfig()) -> SpreadRows:  # noqa: B008 - frozen
+    sums = clipped_pg(tokens, config)
     assert sums.spread is not None
     return sums.spread.tolist()
 
@@ -77,7 +83,7 @@ def test_a_percentile_is_within_a_bin_of_the_value(value: float) -> None:
 @given(seed=st.integers(0, 1000))
 def test_clip_fractions_of_the_buckets_make_up_that_of_the_step(seed: int) -> None:
     tokens = tokens_of(seed, MANY)
-    sums = clipped_pg(tokens, LossSpec(dual_clip=1.3, clip_high=0.1))
+    sums = clipped_pg(tokens, ClippedPgLossConfig(dual_clip=1.3, clip_high=0.1))
     assert sums.spread is not None
     got = spread_metrics([sums.spread.tolist()])
     parts = [
@@ -90,25 +96,27 @@ def test_clip_fractions_of_the_buckets_make_up_that_of_the_step(seed: int) -> No
 
 
 BOUNDED = {
-    "ppo": LossSpec(clip_low=0.1, clip_high=0.2),
-    "dual": LossSpec(clip_low=0.1, clip_high=0.2, dual_clip=1.4),
-    "gspo": LossSpec(name="gspo", clip_low=0.01, clip_high=0.02),
-    "cispo": LossSpec(name="cispo", clip_low=0.1, clip_high=0.2),
-    "sft": LossSpec(name="sft"),
-    "dropped": LossSpec(old_logprobs="policy", icepop_band=(0.9, 1.1), count_dropped=False),
+    "ppo": ClippedPgLossConfig(clip_low=0.1, clip_high=0.2),
+    "dual": ClippedPgLossConfig(clip_low=0.1, clip_high=0.2, dual_clip=1.4),
+    "gspo": GspoLossConfig(clip_low=0.01, clip_high=0.02),
+    "cispo": CispoLossConfig(clip_low=0.1, clip_high=0.2),
+    "sft": SftLossConfig(),
+    "dropped": ClippedPgLossConfig(
+        old_logprobs="policy", icepop_band=(0.9, 1.1), count_dropped=False
+    ),
 }
 
 
-@pytest.mark.parametrize("spec", BOUNDED.values(), ids=BOUNDED)
-def test_a_bucket_tells_which_of_its_own_tokens_a_bound_holds(spec: LossSpec) -> None:
+@pytest.mark.parametrize("config", BOUNDED.values(), ids=BOUNDED)
+def test_a_bucket_tells_which_of_its_own_tokens_a_bound_holds(config: LossConfig) -> None:
     """What a band dropped is in it all the same: it is the data that the numbers are about."""
-    tokens = tokens_of(7, MANY)
-    sums, want = LOSSES[spec.name](tokens, spec), dict[str, list[float]]()
+    tokens, keys = tokens_of(7, MANY), keys_of(config)
+    sums, want = LOSSES[config.name](tokens, config), dict[str, list[float]]()
     assert sums.spread is not None and tokens.staleness_N is not None
     log_r = (tokens.logprobs_N.detach() - tokens.old_N).tolist()
     valid = [i for i, each in enumerate(tokens.mask_N.tolist()) if each]
     sequence = tokens.sequence_N.tolist()
-    if spec.name == "gspo":
+    if config.name == "gspo":
         means = {
             s: float(np.mean([log_r[i] for i in valid if sequence[i] == s]))
             for s in {sequence[i] for i in valid}
@@ -116,12 +124,12 @@ def test_a_bucket_tells_which_of_its_own_tokens_a_bound_holds(spec: LossSpec) ->
         log_r = [means.get(s, 0.0) for s in sequence]
     for i in valid:
         r, a = math.exp(log_r[i]), float(tokens.advantages_N[i])
-        low, high = r < 1 - spec.clip_low, r > 1 + spec.clip_high
+        low, high = r < 1 - keys.clip_low, r > 1 + keys.clip_high
         held = (low and a < 0) or (high and a > 0)
-        held |= spec.dual_clip is not None and a < 0 and r > spec.dual_clip
-        held = (low or high) if spec.name == "cispo" else held
+        held |= keys.dual_clip is not None and a < 0 and r > keys.dual_clip
+        held = (low or high) if config.name == "cispo" else held
         label = BUCKET_OF.get(int(tokens.staleness_N[i]), "4_up")
-        want.setdefault(label, []).append(held and spec.name != "sft")
+        want.setdefault(label, []).append(held and config.name != "sft")
     got = spread_metrics([sums.spread.tolist()])
     assert {label: got[metric_name("clip_fraction", label)] for label in LABELS} == {
         label: pytest.approx(float(np.mean(want[label])), abs=1e-12) for label in LABELS
@@ -217,5 +225,5 @@ def test_buckets_and_edges_are_in_order() -> None:
 def test_the_spread_carries_no_gradient() -> None:
     tokens = tokens_of(0)
     assert tokens.staleness_N is not None
-    made = spread(valid_tokens(tokens, LossSpec()), tokens.staleness_N, tokens.mask_N)
+    made = spread(valid_tokens(tokens), tokens.staleness_N, tokens.mask_N)
     assert not made.requires_grad and made.dtype is torch.float64

@@ -7,21 +7,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import SPECS, expected, picked, tokens_of
-from msgspec.structs import replace as replace_spec
+from loss_cases import SPECS, expected, keys_of, picked, tokens_of
 
 from offbeat.algorithms.divisors import denominator
 from offbeat.algorithms.losses import LOSSES, LossSums, LossTokens
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
 
-every_loss = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+every_loss = pytest.mark.parametrize("config", SPECS.values(), ids=SPECS)
 seeds = st.integers(0, 10_000)
 few = settings(max_examples=20)  # for each of the losses
 
 
-def sums_of(tokens: LossTokens, spec: LossSpec) -> LossSums:
-    sums = LOSSES[spec.name](tokens, spec)
+def sums_of(tokens: LossTokens, config: LossConfig) -> LossSums:
+    sums = LOSSES[config.name](tokens, config)
     sums.loss.backward()
     return sums
 
@@ -45,9 +44,9 @@ def combined(parts: list[PartialMetric]) -> float:
 @every_loss
 @few
 @given(seed=seeds)
-def test_value_and_gradient_are_those_of_plain_loops(spec: LossSpec, seed: int) -> None:
+def test_value_and_gradient_are_those_of_plain_loops(config: LossConfig, seed: int) -> None:
     tokens = tokens_of(seed)
-    sums, want = sums_of(tokens, spec), expected(tokens, spec)
+    sums, want = sums_of(tokens, config), expected(tokens, config)
     assert sums.loss.item() == pytest.approx(want.loss, rel=1e-11, abs=1e-11)
     assert gradient(tokens).tolist() == pytest.approx(want.gradient, rel=1e-10, abs=1e-11)
 
@@ -55,20 +54,20 @@ def test_value_and_gradient_are_those_of_plain_loops(spec: LossSpec, seed: int) 
 @every_loss
 @few
 @given(seed=seeds)
-def test_what_is_held_and_dropped_is_counted(spec: LossSpec, seed: int) -> None:
+def test_what_is_held_and_dropped_is_counted(config: LossConfig, seed: int) -> None:
     tokens = tokens_of(seed)
-    sums, want = sums_of(tokens, spec), expected(tokens, spec)
-    if spec.name != "sft":
+    sums, want, keys = sums_of(tokens, config), expected(tokens, config), keys_of(config)
+    if config.name != "sft":
         assert count(sums, "clip_fraction_low") == want.held["low"]
         assert count(sums, "clip_fraction_high") == want.held["high"]
-    assert ("train/clip_fraction_dual" in sums.metrics) == (spec.dual_clip is not None)
-    if spec.dual_clip is not None:
+    assert ("train/clip_fraction_dual" in sums.metrics) == (keys.dual_clip is not None)
+    if keys.dual_clip is not None:
         assert count(sums, "clip_fraction_dual") == want.held["dual"]
-    if spec.sequence_band is not None:
+    if keys.sequence_band is not None:
         assert count(sums, "sequence_masked_fraction") == want.dropped_sequences
         kind = sums.metrics["train/sequence_masked_fraction"].reduction
         assert kind is PartialReduction.SEQUENCES
-    if spec.icepop_band is not None and spec.sequence_band is None:
+    if keys.icepop_band is not None and keys.sequence_band is None:
         assert count(sums, "icepop_masked_fraction") == want.weights.count(0.0)
 
 
@@ -76,7 +75,7 @@ def test_what_is_held_and_dropped_is_counted(spec: LossSpec, seed: int) -> None:
 @few
 @given(seed=seeds, poison=st.sampled_from([math.nan, math.inf, -math.inf, 1e300]))
 def test_what_is_masked_leaks_neither_forward_nor_backward(
-    spec: LossSpec, seed: int, poison: float
+    config: LossConfig, seed: int, poison: float
 ) -> None:
     clean = tokens_of(seed)
     assert clean.reference_N is not None and clean.staleness_N is not None
@@ -93,7 +92,7 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(
         advantages_N=poisoned(clean.advantages_N),
         staleness_N=torch.where(clean.mask_N, clean.staleness_N, -(2**40)),
     )
-    one, other = sums_of(clean, spec), sums_of(bad, spec)
+    one, other = sums_of(clean, config), sums_of(bad, config)
     assert one.loss.item() == other.loss.item()
     assert torch.equal(gradient(clean), gradient(bad))
     assert not gradient(bad)[~bad.mask_N].any()
@@ -107,12 +106,12 @@ def test_what_is_masked_leaks_neither_forward_nor_backward(
 @every_loss
 @few
 @given(seed=seeds)
-def test_the_order_of_tokens_and_sequences_does_not_matter(spec: LossSpec, seed: int) -> None:
+def test_the_order_of_tokens_and_sequences_does_not_matter(config: LossConfig, seed: int) -> None:
     rng, tokens = torch.Generator().manual_seed(seed), tokens_of(seed)
     order = torch.randperm(len(tokens.mask_N), generator=rng)
     names = torch.randperm(tokens.sequences, generator=rng)
     shuffled = picked(tokens, order, names[tokens.sequence_N][order], tokens.sequences)
-    one, other = sums_of(tokens, spec), sums_of(shuffled, spec)
+    one, other = sums_of(tokens, config), sums_of(shuffled, config)
     assert one.loss.item() == pytest.approx(other.loss.item(), rel=1e-12, abs=1e-12)
     assert torch.allclose(gradient(tokens)[order], gradient(shuffled), rtol=1e-12, atol=1e-14)
     assert one.spread is not None and other.spread is not None
@@ -128,18 +127,18 @@ def test_the_order_of_tokens_and_sequences_does_not_matter(spec: LossSpec, seed:
 @few
 @given(seed=seeds, calls=st.lists(st.integers(0, 2), min_size=5, max_size=5))
 def test_sums_over_several_calls_are_those_of_one(
-    spec: LossSpec, seed: int, calls: list[int]
+    config: LossConfig, seed: int, calls: list[int]
 ) -> None:
     """However sequences are spread over microbatches, chunks and ranks."""
     tokens = tokens_of(seed)
-    whole = sums_of(tokens, spec)
+    whole = sums_of(tokens, config)
     call_S = torch.tensor(calls)
     parts, gradients = list[LossSums](), torch.zeros_like(tokens.logprobs_N)
     for call in sorted(set(calls)):
         index = torch.nonzero(call_S[tokens.sequence_N] == call)[:, 0]
         present, sequence = torch.unique(tokens.sequence_N[index], return_inverse=True)
         part = picked(tokens, index, sequence, len(present))
-        parts.append(sums_of(part, spec))
+        parts.append(sums_of(part, config))
         gradients[index] = gradient(part)
     assert sum(each.loss.item() for each in parts) == pytest.approx(
         whole.loss.item(), rel=1e-12, abs=1e-12
@@ -157,7 +156,7 @@ def test_sums_over_several_calls_are_those_of_one(
 
 @every_loss
 @pytest.mark.parametrize("poison", [0.0, math.nan, math.inf])
-def test_a_call_without_a_valid_token_adds_nothing(spec: LossSpec, poison: float) -> None:
+def test_a_call_without_a_valid_token_adds_nothing(config: LossConfig, poison: float) -> None:
     drawn = tokens_of(0)
     nothing = torch.full_like(drawn.old_N, poison)
     tokens = LossTokens(
@@ -171,7 +170,7 @@ def test_a_call_without_a_valid_token_adds_nothing(spec: LossSpec, poison: float
         sequences=drawn.sequences,
         staleness_N=drawn.staleness_N,
     )
-    sums = sums_of(tokens, spec)
+    sums = sums_of(tokens, config)
     assert sums.loss.item() == 0
     assert not gradient(tokens).any()
     assert not sums.divisor.any()
@@ -187,14 +186,14 @@ def test_a_call_without_a_valid_token_adds_nothing(spec: LossSpec, poison: float
 @few
 @given(seed=seeds, factor=st.sampled_from([0.25, 3.0]))
 def test_the_policy_loss_is_proportional_to_advantages(
-    spec: LossSpec, seed: int, factor: float
+    config: LossConfig, seed: int, factor: float
 ) -> None:
     """What ``step_std`` rests on, and why it goes with no KL penalty."""
-    plain = replace_spec(spec, kl_coef=0.0)
+    plain = config.model_copy(update={"kl_coef": 0.0})
     one = tokens_of(seed)
     other = tokens_of(seed, advantages_N=factor * one.advantages_N)
     sums = sums_of(one, plain), sums_of(other, plain)
-    by = 1.0 if spec.name == "sft" else factor
+    by = 1.0 if config.name == "sft" else factor
     assert sums[1].loss.item() == pytest.approx(by * sums[0].loss.item(), rel=1e-12)
     assert torch.allclose(gradient(other), by * gradient(one), rtol=1e-12, atol=0)
 
@@ -202,7 +201,7 @@ def test_the_policy_loss_is_proportional_to_advantages(
 @every_loss
 @few
 @given(seed=seeds)
-def test_only_differences_of_logprobs_count(spec: LossSpec, seed: int) -> None:
+def test_only_differences_of_logprobs_count(config: LossConfig, seed: int) -> None:
     one = tokens_of(seed)
     assert one.reference_N is not None
     other = tokens_of(
@@ -212,22 +211,22 @@ def test_only_differences_of_logprobs_count(spec: LossSpec, seed: int) -> None:
         generation_N=one.generation_N - 0.5,
         reference_N=one.reference_N - 0.5,
     )
-    sums = sums_of(one, spec), sums_of(other, spec)
+    sums = sums_of(one, config), sums_of(other, config)
     assert torch.allclose(gradient(other), gradient(one), rtol=1e-9, atol=1e-12)
-    if spec.name not in ("cispo", "sft"):
+    if config.name not in ("cispo", "sft"):
         assert sums[1].loss.item() == pytest.approx(sums[0].loss.item(), rel=1e-9, abs=1e-12)
 
 
 @every_loss
 @few
 @given(seed=seeds)
-def test_a_step_of_the_same_data_twice_is_that_step(spec: LossSpec, seed: int) -> None:
+def test_a_step_of_the_same_data_twice_is_that_step(config: LossConfig, seed: int) -> None:
     once, size = tokens_of(seed), len(tokens_of(seed).mask_N)
     index = torch.arange(size).repeat(2)
     sequence = torch.cat([once.sequence_N, once.sequence_N + once.sequences])
     twice = picked(once, index, sequence, 2 * once.sequences)
-    parts = [sums_of(each, spec) for each in (once, twice)]
-    means = [denominator(spec, [each.divisor.tolist()]) for each in parts]
+    parts = [sums_of(each, config) for each in (once, twice)]
+    means = [denominator(config, [each.divisor.tolist()]) for each in parts]
     if means[0]:
         losses = [float(each.loss.detach()) / by for each, by in zip(parts, means, strict=True)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-11, abs=1e-12)
@@ -238,17 +237,17 @@ def test_a_step_of_the_same_data_twice_is_that_step(spec: LossSpec, seed: int) -
 @every_loss
 @few
 @given(seed=seeds)
-def test_on_policy_it_is_the_plain_policy_gradient(spec: LossSpec, seed: int) -> None:
+def test_on_policy_it_is_the_plain_policy_gradient(config: LossConfig, seed: int) -> None:
     drawn = tokens_of(seed)
     logprobs = drawn.logprobs_N.detach()
     tokens = replace(
         drawn, old_N=logprobs, generation_N=logprobs, reference_N=None, logprobs_N=logprobs.clone()
     )
     tokens.logprobs_N.requires_grad_()
-    sums_of(tokens, spec)
+    sums_of(tokens, config)
     lengths = torch.zeros(5).index_add(0, tokens.sequence_N, tokens.mask_N.float()).clamp(min=1)
-    share = 1 / lengths[tokens.sequence_N] if spec.normalize == "sequences" else 1.0
-    pull = -torch.ones_like(logprobs) if spec.name == "sft" else -tokens.advantages_N
+    share = 1 / lengths[tokens.sequence_N] if config.normalize == "sequences" else 1.0
+    pull = -torch.ones_like(logprobs) if config.name == "sft" else -tokens.advantages_N
     want = torch.where(tokens.mask_N, pull * share, 0.0)
     assert torch.allclose(gradient(tokens), want, rtol=1e-6)
 
@@ -257,7 +256,7 @@ def test_on_policy_it_is_the_plain_policy_gradient(spec: LossSpec, seed: int) ->
 @few
 @given(gap=st.floats(-1e4, 1e4), sign=st.sampled_from([-1.0, 1.0]), seed=seeds)
 def test_extreme_log_ratios_of_valid_tokens_stay_finite(
-    spec: LossSpec, gap: float, sign: float, seed: int
+    config: LossConfig, gap: float, sign: float, seed: int
 ) -> None:
     tokens = tokens_of(seed)
     far = torch.randn(len(tokens.mask_N), generator=torch.Generator().manual_seed(seed)).sign()
@@ -267,7 +266,7 @@ def test_extreme_log_ratios_of_valid_tokens_stay_finite(
         generation_N=tokens.old_N - gap,
         advantages_N=torch.full_like(tokens.old_N, sign),
     )
-    sums = sums_of(wild, spec)
+    sums = sums_of(wild, config)
     assert sums.loss.isfinite() and sums.loss.dtype is torch.float32
     assert gradient(wild).isfinite().all()
     assert sums.spread is not None and sums.spread.isfinite().all()
@@ -276,30 +275,34 @@ def test_extreme_log_ratios_of_valid_tokens_stay_finite(
 
 @every_loss
 @pytest.mark.parametrize("where", ["logprobs_N", "old_N", "generation_N"])
-def test_a_nan_at_a_valid_token_is_not_hidden(spec: LossSpec, where: str) -> None:
-    corrected = spec.tis_cap or spec.icepop_band or spec.sequence_band
+def test_a_nan_at_a_valid_token_is_not_hidden(config: LossConfig, where: str) -> None:
+    keys = keys_of(config)
+    corrected = keys.tis_cap or keys.icepop_band or keys.sequence_band
     reads = {
         "logprobs_N": True,
-        "old_N": spec.name != "sft" and spec.old_logprobs != "current",
+        "old_N": config.name != "sft" and keys.old_logprobs != "current",
         "generation_N": bool(corrected),
     }
     tokens = tokens_of(0)
     values: torch.Tensor = getattr(tokens, where).detach().clone()
     values[0] = math.nan
     assert (
-        bool(LOSSES[spec.name](replace(tokens, **{where: values}), spec).loss.isnan())
+        bool(LOSSES[config.name](replace(tokens, **{where: values}), config).loss.isnan())
         == (reads[where])
     )
 
 
 @every_loss
-def test_half_precision_counts_exactly(spec: LossSpec) -> None:
+def test_half_precision_counts_exactly(config: LossConfig) -> None:
     """bfloat16 has no number between 256 and 258."""
     tokens = tokens_of(0, (301, 1))
     half = replace(tokens, logprobs_N=tokens.logprobs_N.detach().bfloat16().requires_grad_())
     half.mask_N[:301] = True
-    sums, plain = sums_of(half, spec), replace_spec(spec, normalize="tokens", count_dropped=True)
-    assert LOSSES[spec.name](half, plain).divisor[0] == 301
+    sums, plain = (
+        sums_of(half, config),
+        config.model_copy(update={"normalize": "tokens", "count_dropped": True}),
+    )
+    assert LOSSES[config.name](half, plain).divisor[0] == 301
     assert sums.loss.isfinite()
     assert gradient(half).dtype is torch.bfloat16
 
@@ -311,4 +314,7 @@ def test_every_loss_has_its_name() -> None:
 
 
 def test_without_versions_there_is_no_spread() -> None:
-    assert LOSSES["gspo"](replace(tokens_of(0), staleness_N=None), LossSpec()).spread is None
+    assert (
+        LOSSES["gspo"](replace(tokens_of(0), staleness_N=None), ClippedPgLossConfig()).spread
+        is None
+    )

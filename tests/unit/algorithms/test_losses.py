@@ -11,17 +11,17 @@ from loss_cases import tokens_of
 from offbeat.algorithms.kl import kl_penalty
 from offbeat.algorithms.losses import LossTokens, clipped_pg
 from offbeat.algorithms.metrics import PartialReduction
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 
 SPECS = [
-    LossSpec(),
-    LossSpec(clip_low=0.1, clip_high=0.3, normalize="sequences"),
-    LossSpec(old_logprobs="policy", tis_cap=1.5, kl_coef=0.2, kl_kind="k3"),
-    LossSpec(kl_coef=0.3, kl_kind="k1", normalize="sequences", tis_cap=0.9),
+    ClippedPgLossConfig(),
+    ClippedPgLossConfig(clip_low=0.1, clip_high=0.3, normalize="sequences"),
+    ClippedPgLossConfig(old_logprobs="policy", tis_cap=1.5, kl_coef=0.2, kl_kind="k3"),
+    ClippedPgLossConfig(kl_coef=0.3, kl_kind="k1", normalize="sequences", tis_cap=0.9),
 ]
 
 
-def reference(tokens: LossTokens, spec: LossSpec) -> dict[str, float]:
+def reference(tokens: LossTokens, config: ClippedPgLossConfig) -> dict[str, float]:
     assert tokens.reference_N is not None
     sums = dict[str, float]()
     ratios, gaps = list[float](), list[float]()
@@ -36,13 +36,13 @@ def reference(tokens: LossTokens, spec: LossSpec) -> dict[str, float]:
         d = float(tokens.reference_N[i]) - logprob
         ratios.append(ratio)
         gaps.append(abs(gap))
-        add("train/clip_fraction_low", advantage < 0 and ratio < 1 - spec.clip_low)
-        add("train/clip_fraction_high", advantage > 0 and ratio > 1 + spec.clip_high)
+        add("train/clip_fraction_low", advantage < 0 and ratio < 1 - config.clip_low)
+        add("train/clip_fraction_high", advantage > 0 and ratio > 1 + config.clip_high)
         add("off_policy/behaviour_kl", math.exp(gap) - gap - 1)
-        if spec.tis_cap is not None:
-            add("train/tis_weight_mean", min(math.exp(old - generation), spec.tis_cap))
-        if spec.kl_coef:
-            add("train/kl_reference", -d if spec.kl_kind == "k1" else math.exp(d) - d - 1)
+        if config.tis_cap is not None:
+            add("train/tis_weight_mean", min(math.exp(old - generation), config.tis_cap))
+        if config.kl_coef:
+            add("train/kl_reference", -d if config.kl_kind == "k1" else math.exp(d) - d - 1)
     return sums | {
         "train/ratio_mean": sum(ratios),
         "train/ratio_min": min(ratios),
@@ -52,19 +52,19 @@ def reference(tokens: LossTokens, spec: LossSpec) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("config", SPECS)
 @given(seed=st.integers(0, 10_000))
-def test_metrics_are_those_of_the_formula(spec: LossSpec, seed: int) -> None:
+def test_metrics_are_those_of_the_formula(config: ClippedPgLossConfig, seed: int) -> None:
     tokens = tokens_of(seed)
-    metrics = clipped_pg(tokens, spec).metrics
+    metrics = clipped_pg(tokens, config).metrics
     got = {name: float(metric.value) for name, metric in metrics.items()}
     assert got.pop("train/policy_loss")
-    assert got == pytest.approx(reference(tokens, spec), rel=1e-11, abs=1e-11)
+    assert got == pytest.approx(reference(tokens, config), rel=1e-11, abs=1e-11)
 
 
 def test_the_policy_loss_is_divided_like_the_gradient() -> None:
-    for spec in SPECS:
-        kind = clipped_pg(tokens_of(0), spec).metrics["train/policy_loss"].reduction
+    for config in SPECS:
+        kind = clipped_pg(tokens_of(0), config).metrics["train/policy_loss"].reduction
         assert kind is PartialReduction.LOSS
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from papers import PAPERS, PaddedBatch
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from offbeat.algorithms.divisors import denominator
 from offbeat.algorithms.losses import LOSSES, LossTokens
 from offbeat.config.presets import PRESETS
 from offbeat.config.sections.algorithm import AlgorithmConfig
-from offbeat.messages.training import LossSpec
+from offbeat.config.sections.loss import PolicyGradientLossConfig
 
 PROMPTS, SAMPLES, BUDGET = 3, 4, 9
 ONE_PASS = ("rloo", "tis", "icepop", "mis", "geo_mask")
@@ -44,7 +43,8 @@ def drawn(name: str, seed: int) -> PaddedBatch:
 def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
     """Loss and gradient [B, T] of the step, its rows spread over several calls."""
     config = AlgorithmConfig.model_validate({"preset": name})
-    spec = replace(LossSpec(**config.loss.model_dump()), constant_tokens=b.budget)
+    loss_config = config.loss.model_copy(update={"constant_tokens": b.budget})
+    assert isinstance(loss_config, PolicyGradientLossConfig)
     advantage = estimator(config.advantage, pass_k=config.pass_k)
     groups = [advantage(tuple(each.tolist()), (True,) * len(each)) for each in b.rewards]
     rows = torch.tensor(groups, dtype=torch.float64).flatten()
@@ -55,7 +55,7 @@ def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
         sequence = torch.arange(len(own))[:, None].expand_as(valid)[valid]
         tokens = LossTokens(
             logprobs_N=flat[0],
-            old_N=flat[1] if spec.old_logprobs == "policy" else flat[2],
+            old_N=flat[1] if loss_config.old_logprobs == "policy" else flat[2],
             generation_N=flat[2],
             reference_N=None,
             advantages_N=rows[own][sequence],
@@ -63,10 +63,10 @@ def by_preset(name: str, b: PaddedBatch, calls: int) -> tuple[Tensor, Tensor]:
             sequence_N=sequence,
             sequences=len(own),
         )
-        sums = LOSSES[spec.name](tokens, spec)
+        sums = LOSSES[loss_config.name](tokens, loss_config)
         loss = loss + sums.loss
         parts.append(sums.divisor.tolist())
-    loss = loss / denominator(spec, parts)
+    loss = loss / denominator(loss_config, parts)
     return loss.detach(), torch.autograd.grad(loss, b.logp)[0]
 
 

@@ -6,8 +6,6 @@ import pytest
 
 from offbeat.config.crosschecks import clashes
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.loss import ClippedPgLossConfig
-from offbeat.messages.training import LossSpec
 
 
 def messages(samples: int = 8, **section: Any) -> list[str]:
@@ -61,10 +59,6 @@ def test_dual_clip_lies_beyond_the_clip_range() -> None:
 def test_imitation_needs_no_second_sample() -> None:
     assert not messages(samples=1, loss={"name": "sft"})
     assert messages(samples=1, loss={"name": "gspo"})
-
-
-def test_the_defaults_of_a_recipe_are_those_of_the_loss() -> None:
-    assert LossSpec(**ClippedPgLossConfig().model_dump()) == LossSpec()
 
 
 def test_tries_leave_a_sample_out() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.controller.events import Dispatched
 from offbeat.controller.lifecycle import RunPhase
 from offbeat.messages.failures import ActorLost, FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
-from offbeat.messages.training import LossSpec
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from tests.support.fakes import (
     FakeGenerator,
@@ -128,7 +129,7 @@ def test_chunks_stream_as_groups_come_and_wait_for_enough_tokens() -> None:
 
 
 def test_recomputed_logprobs_are_asked_for_only_when_the_loss_needs_them() -> None:
-    plain, recomputed = World(), World(loss=LossSpec(old_logprobs="policy"))
+    plain, recomputed = World(), World(loss=LossSpec(ClippedPgLossConfig(old_logprobs="policy")))
     plain.run()
     recomputed.run()
     assert plain.trainer.prepared == 0

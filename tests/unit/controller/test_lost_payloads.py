@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.controller.errors import BudgetSpent
 from offbeat.messages.failures import PayloadLost, ReleaseLost
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Receipt
-from offbeat.messages.training import Chunk, ChunkResult, LossSpec, PreparedColumns
+from offbeat.messages.training import Chunk, ChunkResult, PreparedColumns
 from offbeat.messages.weights import WeightRelease, WeightsAck
 from tests.support.fakes import FakeGenerator, FakeTrainer
 from tests.support.world import IN_ORDER, READY_FIRST, World
@@ -120,7 +122,7 @@ def test_a_loss_takes_no_retry_from_a_step_that_fails() -> None:
 
 def test_columns_may_be_lost_when_logprobs_are_prepared() -> None:
     world = world_of({5: 1})
-    world.loss = LossSpec(old_logprobs="policy")
+    world.loss = LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
     world.run()
     world.assert_books_agree()
     assert world.built.state.ledger.totals.retried == {"payload_lost": 1}

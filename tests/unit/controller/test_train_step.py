@@ -5,10 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.controller.failpoints import Failpoint
 from offbeat.messages.failures import TrainerCall, TrainStepFailed
 from offbeat.messages.fences import Fence, StepKey
-from offbeat.messages.training import Chunk, ChunkResult, LossSpec, PreparedColumns
+from offbeat.messages.training import Chunk, ChunkResult, PreparedColumns
 from tests.support.fakes import FakeTrainer
 from tests.support.world import World
 
@@ -63,7 +65,9 @@ def test_policy_logprobs_are_of_the_version_that_trains_also_after_an_aborted_st
     fault: str,
 ) -> None:
     checkpoints = {"checkpoint": {"interval": 3}}
-    world = World(checkpoints, trainer=Scorer(), loss=LossSpec(old_logprobs="policy"))
+    world = World(
+        checkpoints, trainer=Scorer(), loss=LossSpec(ClippedPgLossConfig(old_logprobs="policy"))
+    )
     world.trainer.fail_at = {step: [fault] for step in (5, 6, 7)}
     world.run()
     world.assert_books_agree()

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.messages.training import StepResult
 from offbeat.trainers.torch import TorchTrainer
 
 MakeTrainer = Callable[..., TorchTrainer]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from random_groups import Group, make_group
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.errors import UnfitColumns
 from offbeat.trainers.torch import TorchTrainer
 

@@ -8,16 +8,17 @@ import torch
 from random_groups import Group, make_group
 from split_steps import MakeTrainer
 
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig, GspoLossConfig
 from offbeat.config.sections.stub import StubConfig
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.stub import StubTrainer
 
 LOSSES = {
     "tokens": LossSpec(),
-    "sequences": LossSpec(normalize="sequences"),
-    "constant": LossSpec(normalize="constant", constant_tokens=9),
-    "step deviation": LossSpec(step_std=True),
-    "sequence ratio": LossSpec(name="gspo", normalize="sequences"),
+    "sequences": LossSpec(ClippedPgLossConfig(normalize="sequences")),
+    "constant": LossSpec(ClippedPgLossConfig(normalize="constant", constant_tokens=9)),
+    "step deviation": LossSpec(ClippedPgLossConfig(step_std=True)),
+    "sequence ratio": LossSpec(GspoLossConfig(normalize="sequences")),
 }
 
 

@@ -12,7 +12,7 @@ from transformers import (
     Gemma2ForCausalLM,
 )
 
-from offbeat.messages.training import LossSpec
+from offbeat.config.loss_spec import LossSpec
 from offbeat.model_proof.loading import generation_config_problem
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import save_weights

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.optimizer import OptimizerConfig
 from offbeat.messages.failures import WeightsUnmoved
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.movement import Movement, MovementProbe, check_moved
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.schedule import learning_rate

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.torch import TorchTrainer
 from offbeat.trainers.torch.model import decoder_layers, load_model

@@ -6,19 +6,33 @@ import numpy as np
 import pytest
 from split_steps import MakeTrainer, Step, run_step
 
-from offbeat.messages.training import LossSpec
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import (
+    CispoLossConfig,
+    ClippedPgLossConfig,
+    GspoLossConfig,
+    SftLossConfig,
+)
 
 LOSSES = {
-    "gspo": LossSpec(name="gspo", clip_low=0.5, clip_high=0.5, normalize="sequences"),
-    "cispo": LossSpec(name="cispo", clip_low=1.0, clip_high=4.0, dual_clip=None),
-    "sft": LossSpec(name="sft"),
-    "dual_clip": LossSpec(dual_clip=1.5),
-    "icepop": LossSpec(old_logprobs="policy", icepop_band=(0.7, 1.4), kl_coef=0.1, kl_kind="k2"),
-    "mis": LossSpec(old_logprobs="policy", sequence_band=(0.9, 1.1), normalize="sequences"),
-    "current": LossSpec(old_logprobs="current", tis_cap=1.5),
-    "dr_grpo": LossSpec(normalize="constant", constant_tokens=12),
-    "step_std": LossSpec(step_std=True),
-    "kept": LossSpec(old_logprobs="policy", icepop_band=(0.7, 1.4), count_dropped=False),
+    "gspo": LossSpec(GspoLossConfig(clip_low=0.5, clip_high=0.5, normalize="sequences")),
+    "cispo": LossSpec(CispoLossConfig(clip_low=1.0, clip_high=4.0)),
+    "sft": LossSpec(SftLossConfig()),
+    "dual_clip": LossSpec(ClippedPgLossConfig(dual_clip=1.5)),
+    "icepop": LossSpec(
+        ClippedPgLossConfig(
+            old_logprobs="policy", icepop_band=(0.7, 1.4), kl_coef=0.1, kl_kind="k2"
+        )
+    ),
+    "mis": LossSpec(
+        ClippedPgLossConfig(old_logprobs="policy", sequence_band=(0.9, 1.1), normalize="sequences")
+    ),
+    "current": LossSpec(ClippedPgLossConfig(old_logprobs="current", tis_cap=1.5)),
+    "dr_grpo": LossSpec(ClippedPgLossConfig(normalize="constant", constant_tokens=12)),
+    "step_std": LossSpec(ClippedPgLossConfig(step_std=True)),
+    "kept": LossSpec(
+        ClippedPgLossConfig(old_logprobs="policy", icepop_band=(0.7, 1.4), count_dropped=False)
+    ),
 }
 
 
@@ -49,7 +63,7 @@ def test_logprobs_of_the_pass_are_those_of_a_pass_before_the_step(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
     def loss(**changes: Any) -> LossSpec:
-        return LossSpec(icepop_band=(0.01, 3.0), tis_cap=1.1, **changes)
+        return LossSpec(ClippedPgLossConfig(icepop_band=(0.01, 3.0), tis_cap=1.1, **changes))
 
     groups, advantages = step_data
     trainer = trainer_of()

@@ -9,13 +9,18 @@ import torch
 from split_steps import MakeTrainer, Step, run_step
 from torch import Tensor
 
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig, PolicyGradientLossConfig
 from offbeat.messages.failures import SchemaError, StepAlreadyOpen, StepOutOfOrder
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.torch import TorchTrainer
 
-FULL = LossSpec(old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6)
-BY_SEQUENCES = LossSpec(normalize="sequences", temperature=0.7)
+FULL = LossSpec(
+    ClippedPgLossConfig(
+        old_logprobs="policy", tis_cap=2.0, kl_coef=0.1, clip_low=0.4, clip_high=0.6
+    )
+)
+BY_SEQUENCES = LossSpec(ClippedPgLossConfig(normalize="sequences"), temperature=0.7)
 
 
 def raw_gradients(
@@ -31,7 +36,7 @@ def raw_gradients(
         result = trainer.train_microbatch(
             key, [groups[i] for i in part], [advantages[i] for i in part]
         )
-        counts.append(result.tokens if loss.normalize == "tokens" else result.sequences)
+        counts.append(result.tokens if loss.config.normalize == "tokens" else result.sequences)
     gradients = {
         name: each.grad.clone() / sum(counts)
         for name, each in trainer.module.named_parameters()
@@ -54,7 +59,8 @@ def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
 def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[str, Tensor]:
     """The same gradient the slow way: one unpadded sequence at a time, autograd's own softmax."""
     model, total = trainer.module, torch.zeros((), dtype=torch.float64)
-    tokens = sequences = 0
+    tokens, sequences, config = 0, 0, loss.config
+    assert isinstance(config, PolicyGradientLossConfig)
     for group, group_advantages in zip(*step, strict=True):
         offsets = group["response_offsets"]
         for i, advantage in enumerate(group_advantages):
@@ -68,22 +74,22 @@ def naive_gradients(trainer: TorchTrainer, step: Step, loss: LossSpec) -> dict[s
                 logprob = logprobs[first + t - 1, ids[first + t]]
                 generation = float(group["generation_logprobs"][own][t])
                 old = float(group["policy_logprobs"][own][t])
-                if loss.old_logprobs == "generation":
+                if config.old_logprobs == "generation":
                     old = generation
                 ratio = torch.exp(logprob - old)
-                bounded = torch.clamp(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
+                bounded = torch.clamp(ratio, 1 - config.clip_low, 1 + config.clip_high)
                 term = -torch.minimum(ratio * advantage, bounded * advantage)
-                if loss.tis_cap is not None:
-                    term = term * min(math.exp(old - generation), loss.tis_cap)
-                if loss.kl_coef:
+                if config.tis_cap is not None:
+                    term = term * min(math.exp(old - generation), config.tis_cap)
+                if config.kl_coef:
                     gap = float(group["reference_logprobs"][own][t]) - logprob
-                    term = term + loss.kl_coef * (torch.exp(gap) - gap - 1)
+                    term = term + config.kl_coef * (torch.exp(gap) - gap - 1)
                 terms.append(term)
             if terms:
                 tokens, sequences = tokens + len(terms), sequences + 1
                 part = torch.stack(terms)
-                total = total + (part.sum() if loss.normalize == "tokens" else part.mean())
-    (total / (tokens if loss.normalize == "tokens" else sequences)).backward()
+                total = total + (part.sum() if config.normalize == "tokens" else part.mean())
+    (total / (tokens if config.normalize == "tokens" else sequences)).backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return gradients
@@ -324,5 +330,7 @@ def test_training_raises_the_probability_of_what_was_rewarded(
 
     before = first_sample()
     for number in range(1, 6):
-        run_step(trainer, (groups, advantages), LossSpec(clip_high=100.0), 1, number)
+        run_step(
+            trainer, (groups, advantages), LossSpec(ClippedPgLossConfig(clip_high=100.0)), 1, number
+        )
     assert first_sample() > before + 1

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.messages.failures import InitialWeightsChanged
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec, StepResult
+from offbeat.messages.training import StepResult
 from offbeat.trainers.checkpoints.state_files import save_tensors, saved_tensors
 from offbeat.trainers.torch import TorchTrainer
 

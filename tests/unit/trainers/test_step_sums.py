@@ -3,7 +3,8 @@ import torch
 
 from offbeat.algorithms.losses import LossSums
 from offbeat.algorithms.metrics import PartialMetric, PartialReduction
-from offbeat.messages.training import LossSpec
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 from offbeat.trainers.ranks.peers import SingleRank
 from offbeat.trainers.step_sums import StepSums
 
@@ -15,7 +16,7 @@ def part(loss: float, value: float, units: float = 2.0) -> LossSums:
 
 @pytest.mark.parametrize(("step_std", "divisor"), [(False, 4.0), (True, 12 / 2**0.5)])
 def test_every_metric_is_divided_by_what_its_kind_says(step_std: bool, divisor: float) -> None:
-    sums = StepSums(LossSpec(step_std=step_std), tokens=12, sequences=2)
+    sums = StepSums(LossSpec(ClippedPgLossConfig(step_std=step_std)), tokens=12, sequences=2)
     sums.add(part(4.0, 18.0))
     sums.add(part(2.0, 6.0))
     means = sums.totals(SingleRank())
@@ -32,7 +33,11 @@ def test_every_metric_is_divided_by_what_its_kind_says(step_std: bool, divisor: 
 
 
 def test_of_a_step_that_a_band_dropped_wholly_all_is_told_but_its_loss() -> None:
-    sums = StepSums(LossSpec(icepop_band=(0.5, 2.0), count_dropped=False), tokens=12, sequences=2)
+    sums = StepSums(
+        LossSpec(ClippedPgLossConfig(icepop_band=(0.5, 2.0), count_dropped=False)),
+        tokens=12,
+        sequences=2,
+    )
     sums.add(part(0.0, 6.0, units=0.0))
     means = sums.totals(SingleRank())
     assert (means.loss, means.refusal) == (0.0, "a band dropped every valid token")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from split_steps import MakeTrainer, Step, run_step
 
-from offbeat.messages.training import LossSpec
+from offbeat.config.loss_spec import LossSpec
+from offbeat.config.sections.loss import ClippedPgLossConfig
 
 
 def test_a_step_without_a_valid_token_is_not_applied(
@@ -24,7 +25,9 @@ def test_a_step_without_a_valid_token_is_not_applied(
 def test_a_step_that_a_band_dropped_wholly_is_not_applied_and_says_so(
     trainer_of: MakeTrainer, step_data: Step
 ) -> None:
-    loss = LossSpec(old_logprobs="current", icepop_band=(1e6, 1e7), count_dropped=False)
+    loss = LossSpec(
+        ClippedPgLossConfig(old_logprobs="current", icepop_band=(1e6, 1e7), count_dropped=False)
+    )
     trainer = trainer_of(optimizer={"weight_decay": 0.1})
     before = trainer.weights_digest()
     result = run_step(trainer, step_data, loss, 2)
@@ -59,7 +62,9 @@ def test_a_gradient_that_overflows_under_a_finite_loss_is_not_applied(
     before = trainer.weights_digest()
     groups, advantages = step_data
     huge = [tuple(1e25 * each for each in group) for group in advantages]
-    result = run_step(trainer, (groups, huge), LossSpec(clip_low=1.0, clip_high=9.0), 1)
+    result = run_step(
+        trainer, (groups, huge), LossSpec(ClippedPgLossConfig(clip_low=1.0, clip_high=9.0)), 1
+    )
     assert math.isfinite(result.loss)
     assert (result.applied, result.reason) == (False, "gradient norm is inf")
     assert trainer.weights_digest() == before

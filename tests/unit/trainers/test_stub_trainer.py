@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offbeat.config.loss_spec import LossSpec
 from offbeat.config.sections.stub import StubConfig
 from offbeat.messages.failures import StepAlreadyOpen
 from offbeat.messages.fences import StepKey
-from offbeat.messages.training import LossSpec
 from offbeat.trainers.stub import StubTrainer
 
 Step = tuple[list[dict[str, Any]], list[tuple[float, ...]]]

@@ -1,0 +1,22 @@
+"""The loss of a step as the trainer receives it: the recipe's section, and what sampling decides."""
+
+from dataclasses import dataclass, field
+
+from offbeat.config.run import RunConfig
+from offbeat.config.sections.loss import ClippedPgLossConfig, LossConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """The loss of one step. Every number it depends on is here."""
+
+    config: LossConfig = field(default_factory=ClippedPgLossConfig)
+    temperature: float = 1.0  # logprobs are of softmax(logits / temperature)
+
+    @classmethod
+    def of(cls, run: RunConfig) -> "LossSpec":
+        """Return the recipe's loss. A constant that it leaves out is the budget of a call."""
+        loss, sampling = run.algorithm.loss, run.generator.sampling
+        if loss.normalize == "constant" and loss.constant_tokens is None:
+            loss = loss.model_copy(update={"constant_tokens": sampling.max_new_tokens})
+        return cls(loss, sampling.temperature)
