@@ -23,16 +23,22 @@ from offbeat.messages.groups import (
     SampleFailure,
     SampleStatus,
 )
-from offbeat.rollouts.calls import Generate
+from offbeat.rollouts.calls import Generate, failed
 from offbeat.rollouts.columns import NOTHING_FAILED, Columns, SampleOutcomes, packed
 from offbeat.rollouts.deadline import within_deadline
-from offbeat.rollouts.transcript import Transcript, joined
+from offbeat.rollouts.transcript import Transcript, common_prompt, joined
 
 TOO_FEW: Final = "too_few_valid_samples"
 """The reason of a group that has failed because too many of its samples did."""
 
 _SHARE: Final = 0.95
 """Of the group's deadline: a sample is late then, so that the others can still be packed in time."""
+
+BRANCHES: Final = "branches"
+"""The reason of an agent's sample whose turns are not one conversation."""
+
+_NOT_RETRIED: Final = (LATE, BRANCHES)
+"""No time is left for another try, or the agent would do the same again."""
 
 _KINDS: Final = {
     FailureKind.INFRASTRUCTURE: SampleFailure.INFRASTRUCTURE,
@@ -126,8 +132,8 @@ class SampleDraws:
                 if not self.policy.spares_group(error):
                     raise
                 failure = error
-                if error.reason == LATE:
-                    break  # no time is left for another try
+                if error.reason in _NOT_RETRIED:
+                    break
             else:
                 return DrawnSample(transcript, SampleStatus.VALID, failure, retry)
         return DrawnSample(transcript, SampleStatus.MASKED, failure, retry)
@@ -156,6 +162,29 @@ def packed_samples(
     return packed(task, joined(prompt_ids, transcripts), rewards, _outcomes(samples))
 
 
+def packed_with_own_prompts(
+    task: RolloutTask, samples: Sequence[DrawnSample]
+) -> tuple[Receipt, Columns]:
+    """Return columns and receipt of a group whose samples have prompts of their own.
+
+    The prompt of the group is what the prompts of all valid samples begin with. The rest of each is
+    an observation before the first turn of its sample: response tokens out of the loss.
+
+    Raises:
+        RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
+            prompt; as ``packed_samples``.
+    """
+    _check_enough(task, samples)
+    valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
+    prompt_ids = common_prompt(one.prompt_ids for one in valid)
+    if not prompt_ids:
+        detail = f"the prompts of {len(valid)} samples have no first token in common"
+        raise failed(task, FailureKind.DATA, "prompts_differ", detail)
+    for each in samples:
+        each.transcript.move_behind(prompt_ids)
+    return packed_samples(task, prompt_ids, samples)
+
+
 def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
     """Return the seed of a model call; a retry has its own, for the same one would fail alike."""
     again = f":{retry}" if retry else ""
@@ -181,12 +210,12 @@ def _check_enough(task: RolloutTask, samples: Sequence[DrawnSample]) -> None:
     valid = sum(each.status is SampleStatus.VALID for each in samples)
     if valid >= task.min_valid_samples:
         return
-    failed = [
+    failures = [
         (index, each.failure)
         for index, each in enumerate(samples)
         if each.status is SampleStatus.MASKED and each.failure is not None
     ]
-    index, first = min(failed, key=lambda each: each[1].kind is not FailureKind.INFRASTRUCTURE)
+    index, first = min(failures, key=lambda each: each[1].kind is not FailureKind.INFRASTRUCTURE)
     detail = (
         f"{valid} of {task.samples} samples are valid, and rollout.min_valid_samples is "
         f"{task.min_valid_samples}; sample {index} failed with {first.reason}: {first.detail}"

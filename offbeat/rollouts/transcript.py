@@ -1,7 +1,8 @@
 """The response tokens of one sample while it is drawn, and of a group's samples joined."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -17,6 +18,9 @@ class Transcript:
     An observation between two turns becomes response tokens with ``loss_mask`` False and logprob
     0.0. It is stamped with the weight version of the first token of the turn that follows, the
     first to be computed with the observation in view.
+
+    ``prompt_ids`` is the prompt of a sample whose author is an agent: each sample of a group has
+    one of its own. It is empty where the group has one prompt.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -31,6 +35,7 @@ class Transcript:
     kept_kv: int = 0
     turns: int = 0
     truncated_turns: int = 0
+    prompt_ids: tuple[int, ...] = ()
 
     def add_turn(self, observation_ids: tuple[int, ...], result: GenerateResult) -> None:
         """Add an observation (empty before the first turn) and the turn that answered it."""
@@ -57,12 +62,45 @@ class Transcript:
         self.mask = [False] * len(self.token_ids)
         self.finish_reason, self.reward = reason, 0.0
 
+    def take(self, prompt_ids: tuple[int, ...], drawn: "Transcript") -> None:
+        """Take over the prompt and the turns of one branch; reward and times stay."""
+        self.prompt_ids = prompt_ids
+        self.token_ids, self.logprobs = drawn.token_ids, drawn.logprobs
+        self.mask, self.spans = drawn.mask, drawn.spans
+        self.finish_reason, self.incarnation = drawn.finish_reason, drawn.incarnation
+        self.kept_kv, self.turns = drawn.kept_kv, drawn.turns
+        self.truncated_turns = drawn.truncated_turns
+
+    def move_behind(self, common_ids: tuple[int, ...]) -> None:
+        """Make the part of the prompt behind ``common_ids`` an observation before the first turn.
+
+        A prompt that begins otherwise becomes an observation whole. Only masked samples may have
+        one: nothing of them is trained.
+        """
+        begins = self.prompt_ids[: len(common_ids)] == common_ids
+        rest = self.prompt_ids[len(common_ids) :] if begins else self.prompt_ids
+        if rest and self.token_ids:
+            (version, count), *later = self.spans
+            self.spans = [(version, count + len(rest)), *later]
+            self.token_ids = [*rest, *self.token_ids]
+            self.logprobs = [0.0] * len(rest) + self.logprobs
+            self.mask = [False] * len(rest) + self.mask
+        self.prompt_ids = ()
+
     def _add_span(self, version: int, count: int) -> None:
         if count == 0:
             return
         if self.spans and self.spans[-1][0] == version:
             count += self.spans.pop()[1]
         self.spans.append((version, count))
+
+
+def common_prompt(prompts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the longest beginning that all prompts share; there is at least one prompt."""
+    in_order = sorted(prompts)
+    first, last = in_order[0], in_order[-1]  # whatever these two share, those between them share
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return tuple(token for token, _ in same)
 
 
 def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:

@@ -1,0 +1,120 @@
+"""Samples of a group with prompts of their own: nothing is lost, nothing foreign is trained."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.generation import GenerateResult
+from offbeat.messages.groups import SampleStatus
+from offbeat.rollouts.samples import DrawnSample, packed_with_own_prompts
+from offbeat.rollouts.transcript import Transcript
+from offbeat.transfer_queue import schema
+from tests.support.environment_fakes import task
+
+TOKENS = st.integers(0, 3)  # few, so that prompts have beginnings in common
+TURN = st.tuples(
+    st.lists(TOKENS, max_size=3),  # the observation before it
+    st.lists(TOKENS, min_size=1, max_size=3),
+    st.integers(1, 2),  # weight version
+)
+
+
+def drawn(ids: list[int], version: int) -> GenerateResult:
+    return GenerateResult(
+        request_id="7-1",
+        token_ids=np.array(ids, np.int32),
+        logprobs=np.array([-0.5] * len(ids), np.float32),
+        offsets=np.array([0, len(ids)], np.int64),
+        finish_reasons=("stop",),
+        version_spans=(((version, len(ids)),),),
+        engine="engine-0",
+        incarnation="first",
+    )
+
+
+@st.composite
+def sample(draw: st.DrawFn) -> Transcript:
+    transcript, branch = Transcript(), Transcript()
+    for number, (observation, ids, version) in enumerate(draw(st.lists(TURN, min_size=1))):
+        branch.add_turn(tuple(observation) if number else (), drawn(ids, version))
+    transcript.take((3, *draw(st.lists(TOKENS, max_size=4))), branch)
+    return transcript
+
+
+def whole(one: Transcript) -> tuple[list[int], list[bool]]:
+    prompt = list(one.prompt_ids)
+    return prompt + one.token_ids, [False] * len(prompt) + one.mask
+
+
+def version_by_trained_token(one: Transcript) -> list[int]:
+    versions = [version for version, count in one.spans for _ in range(count)]
+    return [version for version, is_drawn in zip(versions, one.mask, strict=True) if is_drawn]
+
+
+@given(st.lists(sample(), min_size=1, max_size=5))
+def test_every_sample_is_packed_as_the_model_saw_it(samples: list[Transcript]) -> None:
+    want = [whole(one) for one in samples]
+    versions = [version for one in samples for version in version_by_trained_token(one)]
+    shortest = min(len(one.prompt_ids) for one in samples)
+    receipt, columns = packed_with_own_prompts(
+        task(samples=len(samples)), [DrawnSample(one, SampleStatus.VALID) for one in samples]
+    )
+    prompt = columns[schema.PROMPT_IDS].tolist()
+    offsets = columns[schema.RESPONSE_OFFSETS].tolist()
+    mask = columns[schema.LOSS_MASK]
+    for index, (ids, trained) in enumerate(want):
+        own = slice(offsets[index], offsets[index + 1])
+        assert prompt + columns[schema.RESPONSE_IDS][own].tolist() == ids
+        assert [False] * len(prompt) + mask[own].tolist() == trained
+    assert columns[schema.WEIGHT_VERSIONS][mask].tolist() == versions
+    assert np.all(columns[schema.GENERATION_LOGPROBS][~mask] == 0.0)
+    assert len(prompt) <= shortest
+    assert receipt.valid_tokens == tuple(sum(trained) for _, trained in want)
+
+
+def test_the_shared_beginning_is_stored_once() -> None:
+    samples = [Transcript(), Transcript()]
+    for one, own in zip(samples, ((1, 2, 3, 4), (1, 2, 5)), strict=True):
+        branch = Transcript()
+        branch.add_turn((), drawn([9], 1))
+        one.take(own, branch)
+    _, columns = packed_with_own_prompts(
+        task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
+    )
+    assert columns[schema.PROMPT_IDS].tolist() == [1, 2]
+    assert columns[schema.RESPONSE_IDS].tolist() == [3, 4, 9, 5, 9]
+    assert columns[schema.LOSS_MASK].tolist() == [False, False, True, False, True]
+
+
+def test_prompts_with_nothing_in_common_fail_their_group() -> None:
+    samples = [Transcript(), Transcript()]
+    for one, own in zip(samples, ((1,), (2,)), strict=True):
+        branch = Transcript()
+        branch.add_turn((), drawn([9], 1))
+        one.take(own, branch)
+    with pytest.raises(RolloutFailed, match="no first token") as caught:
+        packed_with_own_prompts(
+            task(samples=2), [DrawnSample(one, SampleStatus.VALID) for one in samples]
+        )
+    assert (caught.value.kind, caught.value.reason) == (FailureKind.DATA, "prompts_differ")
+
+
+def test_a_masked_sample_shortens_the_prompt_of_no_valid_one() -> None:
+    samples = [Transcript(), Transcript()]
+    for one, own in zip(samples, ((1, 2), (8,)), strict=True):
+        branch = Transcript()
+        branch.add_turn((), drawn([9], 1))
+        one.take(own, branch)
+    failure = RolloutFailed(FailureKind.DATA, 0, 1, "agent_raised", "")
+    receipt, columns = packed_with_own_prompts(
+        task(samples=2),
+        [
+            DrawnSample(samples[0], SampleStatus.VALID),
+            DrawnSample(samples[1], SampleStatus.MASKED, failure),
+        ],
+    )
+    assert columns[schema.PROMPT_IDS].tolist() == [1, 2]
+    assert columns[schema.RESPONSE_IDS].tolist() == [9, 8, 9]
+    assert receipt.valid_tokens == (1, 0)
