@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import ray
@@ -16,18 +16,21 @@ from offbeat.actors.fence_guard import FenceGuard
 from offbeat.actors.handles import Handle
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import prepared
+from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
 from offbeat.environments.exits import contain_exits
-from offbeat.environments.factory import make_environment
+from offbeat.environments.factory import BadEnvironment, make_agent, make_environment
+from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
+from offbeat.generators.end_tokens import end_ids_of
 from offbeat.generators.errors import EngineUnavailable, InvalidRequest
 from offbeat.messages.failures import ActorLost, FailureKind, OffbeatError, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.messages.text import first_line
-from offbeat.rollouts.calls import UniqueRequests
+from offbeat.rollouts.calls import EngineClient, Generate, UniqueRequests
 from offbeat.rollouts.deadline import within_deadline
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.rollout_log import RolloutLog
@@ -36,6 +39,9 @@ from offbeat.rollouts.spooling import Spooling
 from offbeat.run_files.sharing import Sharing
 from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
+
+if TYPE_CHECKING:
+    from offbeat.endpoint.agent_groups import AgentGroups
 
 COALESCED_BYTES: Final = 64 * 1024
 """Bytes of payloads of small groups that share one reply; a larger group has its own."""
@@ -80,9 +86,14 @@ class EnvironmentActor:
             stop_token_ids=sampling.stop_token_ids,
         )
         self._sampled_under = sampling_identity(spec.config)
-        self._environment = make_environment(
-            spec.config.environment, _tokenizer(spec), Path(spec.working_dir), spec.inputs
-        )
+        self._agents: AgentGroups | None = None
+        self._environment: Environment | None = None
+        if spec.config.environment.name == "agent":
+            self._agents = _agents(spec, self._sampling.stop_token_ids)
+        else:
+            self._environment = make_environment(
+                spec.config.environment, _tokenizer(spec), Path(spec.working_dir), spec.inputs
+            )
         self._log = RolloutLog(place.directory / "rollouts", incarnation, files=place.files)
         self._spooling: Spooling | None = None
         # Spooled groups that no controller could read would never be removed.
@@ -121,22 +132,13 @@ class EnvironmentActor:
 
     async def _roll_out(self, task: RolloutTask) -> tuple[Receipt, Columns]:
         config = self._spec.config
-        failed = config.rollout
-        policy = SampleFailurePolicy(failed.on_failed_sample, failed.sample_retries)
+        policy = SampleFailurePolicy(on_failed_sample(config), config.rollout.sample_retries)
         try:
             await self._start_once()
             receipt, columns = await within_deadline(
                 task,
                 partial(self._requests.send, self._engine(task.engine).call),
-                lambda generate: run_group(
-                    task,
-                    self._environment,
-                    generate,
-                    self._sampling,
-                    max_turns=config.environment.max_turns,
-                    max_model_len=config.generator.max_model_len,
-                    policy=policy,
-                ),
+                lambda generate: self._run_group(task, generate, policy),
             )
         except RolloutFailed:
             raise
@@ -150,6 +152,25 @@ class EnvironmentActor:
         if self._spooling is not None and not task.evaluation:
             receipt = await self._spooling.spooled(receipt, columns)
         return receipt, columns
+
+    async def _run_group(
+        self, task: RolloutTask, generate: Generate, policy: SampleFailurePolicy
+    ) -> tuple[Receipt, Columns]:
+        config = self._spec.config
+        max_model_len = config.generator.max_model_len
+        if self._agents is not None:
+            engine = EngineClient(task, generate, self._sampling, max_model_len)
+            return await self._agents.run_group(engine, policy)
+        assert self._environment is not None  # noqa: S101 - one of the two is there
+        return await run_group(
+            task,
+            self._environment,
+            generate,
+            self._sampling,
+            max_turns=config.environment.max_turns,
+            max_model_len=max_model_len,
+            policy=policy,
+        )
 
     def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
         """Return the engine of that name, looked up at its first request.
@@ -178,11 +199,15 @@ class EnvironmentActor:
         await self._log.close()
         if self._spooling is not None:
             await self._spooling.close()
-        await self._environment.close()
+        for each in (self._environment, self._agents):
+            if each is not None:
+                await each.close()
 
     async def _start_once(self) -> None:
         if self._started is None:
-            self._started = asyncio.ensure_future(self._environment.start())
+            runs = self._agents or self._environment
+            assert runs is not None  # noqa: S101 - one of the two is there
+            self._started = asyncio.ensure_future(runs.start())
         await asyncio.shield(self._started)
 
 
@@ -197,6 +222,33 @@ def _tokenizer(spec: EnvironmentSpec) -> Tokenizer | None:
         local_files_only=True,
         trust_remote_code=spec.config.model.trust_remote_code,
     )
+
+
+def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroups":
+    """Create the endpoint and the agent processes of a worker; nothing is started yet.
+
+    Raises:
+        BadEnvironment: The tokenizer has no chat template, so that no conversation can be encoded.
+    """
+    # Seconds, and packages that other environments do without.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
+    from offbeat.endpoint.template_bridge import TemplateBridge  # noqa: PLC0415
+    from offbeat.endpoint.tokenizer_template import TokenizerTemplate  # noqa: PLC0415
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        spec.model_path,
+        local_files_only=True,
+        trust_remote_code=spec.config.model.trust_remote_code,
+    )
+    if not tokenizer.chat_template:
+        problem = "environment 'agent' needs a tokenizer with a chat template, and it has none"
+        raise BadEnvironment("model.path", problem)
+    template = TokenizerTemplate(tokenizer)
+    ends = template.end_texts([*end_ids_of(spec.model_path), *stop_token_ids])
+    agent = make_agent(spec.config.environment, Path(spec.working_dir), spec.inputs)
+    return AgentGroups(agent, TemplateBridge(template, ends))
 
 
 def _exchange_with(

@@ -5,6 +5,7 @@ forbidden. A single value out of range is the models' business.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
@@ -227,11 +228,18 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 # --- files and environment -------------------------------------------------------------------------
 
 
+_USER_CODE: Final = {
+    "function": "the reward function",
+    "custom": "your Environment class",
+    "agent": "your agent function",
+}
+
+
 def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
     name, target = config.environment.name, config.environment.target
-    user_code = name in ("function", "custom")
+    what = _USER_CODE.get(name)
+    user_code = what is not None
     if user_code and target is None:
-        what = "the reward function" if name == "function" else "your Environment class"
         yield Clash(
             ("environment.target", "environment.name"),
             f"environment.name={name} needs environment.target: nothing names {what}",
@@ -250,7 +258,7 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
         yield Clash(
             ("environment.target", "environment.name"),
             f"environment.target={target} is not used: environment.name={name} is built in",
-            "Set environment.name to function or custom, or leave environment.target out.",
+            "Set environment.name to function, custom or agent, or leave environment.target out.",
         )
 
 
@@ -267,6 +275,12 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
             ("data.path", "environment.name"),
             "environment.name=function has no prompts: a reward function makes none",
             "Set data.path to a file with a `prompt` or `messages` in each row.",
+        )
+    elif name == "agent" and path is None:
+        yield Clash(
+            ("data.path", "environment.name"),
+            "environment.name=agent has no tasks: an agent makes none",
+            "Set data.path to a JSON Lines file; each row is the task of a call of the agent.",
         )
     elif name == "gsm8k" and path is None:
         yield Clash(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
+from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 
 
@@ -18,7 +19,7 @@ def sample_clashes(config: RunConfig) -> Iterator[Clash]:
             f"samples_per_group={config.samples_per_group}: every group would be dropped",
             f"Set rollout.min_valid_samples to {config.samples_per_group} or less.",
         )
-    if config.rollout.on_failed_sample == "fail_group":
+    if on_failed_sample(config) == "fail_group":
         yield Clash(
             ("rollout.min_valid_samples", "rollout.on_failed_sample"),
             f"rollout.min_valid_samples={asked} is not used with rollout.on_failed_sample=fail_group: "

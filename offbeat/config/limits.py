@@ -4,6 +4,7 @@ import math
 from typing import Final
 
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.rollout import OnFailedSample
 from offbeat.config.sections.sampler import InOrderConfig, WindowedConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig, TrainerConfig
 
@@ -36,7 +37,8 @@ def max_group_bytes(config: RunConfig) -> int:
     the whole. Logprobs that the trainer adds to the group are counted.
     """
     samples, whole = config.samples_per_group, config.generator.max_model_len
-    single_turn = config.environment.max_turns == 1
+    environment = config.environment
+    single_turn = environment.max_turns == 1 and environment.name != "agent"
     response = min(config.generator.sampling.max_new_tokens, whole) if single_turn else whole
     loss = config.algorithm.loss
     policy = loss.name != "sft" and loss.old_logprobs == "policy"
@@ -44,6 +46,14 @@ def max_group_bytes(config: RunConfig) -> int:
     token = 2 * _ID_BYTES + _MASK_BYTES + logprobs * _LOGPROB_BYTES
     sample = response * token + _REWARD_BYTES + _OFFSET_BYTES
     return whole * _ID_BYTES + samples * sample + _OFFSET_BYTES
+
+
+def on_failed_sample(config: RunConfig) -> OnFailedSample:
+    """Return what is done about a failed sample: an agent's is drawn again by default."""
+    asked = config.rollout.on_failed_sample
+    if asked is not None:
+        return asked
+    return "retry" if config.environment.name == "agent" else "fail_group"
 
 
 def min_valid_samples(config: RunConfig) -> int:

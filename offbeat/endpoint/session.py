@@ -108,6 +108,7 @@ class SampleSession:
     engine: EngineClient
     bridge: TemplateBridge
     sample: int = 0
+    retry: int = 0  # 0 at the first try of the sample; every try draws under seeds of its own
     limits: SessionLimits = field(default_factory=SessionLimits)
     turns: list[Turn] = field(default_factory=list[Turn])  # in the order of their answers
     failure: Exception | None = None  # the first one of the engine, or of the code that answers
@@ -245,7 +246,8 @@ class SampleSession:
         sampling = msgspec.structs.replace(
             sampling, max_new_tokens=most, stop_token_ids=ends, stop=request.stop
         )
-        dice = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}")
+        again = f":{self.retry}" if self.retry else ""
+        dice = random.Random(f"{task.seed}:{self.sample}:{number}:{request.seed}{again}")
         engine = replace(self.engine, sampling=sampling)
         id_ = f"{task.request_prefix}-{self.sample}-{number}"
         self.open_requests += 1

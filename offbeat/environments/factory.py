@@ -1,6 +1,7 @@
 """Creates a prompt source and an environment from the config sections."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -10,6 +11,7 @@ import msgspec
 from offbeat.config.graders import reward_target
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.exits import exits_as_errors
@@ -28,7 +30,7 @@ from offbeat.messages.failures import OffbeatError
 
 _STUB_ROWS: Final = 1024
 _NO_DIGESTS: Final[Mapping[str, str]] = MappingProxyType({})
-_ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem}
+_ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem, "agent": lambda _: None}
 """Row checks of environments whose rows have neither ``prompt`` nor ``messages``."""
 
 
@@ -130,6 +132,8 @@ def make_environment(
         raise BadEnvironment(
             "environment.target", f"environment {config.name!r} needs it; name module:name"
         )
+    if config.name == "agent":
+        raise BadEnvironment("environment.name", "an agent is made by make_agent")
     if config.name == "function":
         return FunctionReward(
             tokenizer,
@@ -139,6 +143,23 @@ def make_environment(
     source = source_digest(config.target, working_dir)
     check_same(ENVIRONMENT, config.target, source, began_with)
     return _custom(config, config.target, tokenizer, working_dir)
+
+
+def make_agent(
+    config: EnvironmentConfig, working_dir: Path, began_with: Mapping[str, str] = _NO_DIGESTS
+) -> AgentFunction:
+    """Create the agent function of one worker; its processes are not started yet.
+
+    Raises:
+        BadEnvironment: No function is named.
+    """
+    if config.target is None:
+        raise BadEnvironment("environment.target", "an agent needs it; name module:name")
+    target = _reward_target(config, config.target, working_dir, began_with.get(ENVIRONMENT, ""))
+    agent = replace(
+        target, is_agent=True, deadline_s=None, variables=(*INHERITED, *config.variables)
+    )
+    return AgentFunction(agent, config.reward_workers)
 
 
 def _file_prompts(

@@ -20,6 +20,7 @@ class Hello(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     memory_mib: int
     source: str = ""  # digest that the target's source has to have; empty: any
+    is_agent: bool = False  # the target takes an ``AgentClient`` where a reward takes a response
 
 
 class RewardCall(msgspec.Struct, frozen=True):

@@ -58,9 +58,11 @@ class RewardTarget:
     working_dir: Path
     options: dict[str, Any]  # keyword arguments of every call
     memory_mib: int  # address space
-    deadline_s: float  # of one sample's call
+    deadline_s: float | None  # of one sample's call; None: the caller cancels late calls
     start_s: float  # to start the process and import the target in it
     source: str = ""  # digest of the target's source when the run began; empty: not known
+    is_agent: bool = False  # see ``Hello``
+    variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class RewardChild:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             with theirs:
-                process = await _spawn(theirs, target.working_dir)
+                process = await _spawn(theirs, target)
         except BaseException:
             writer.close()
             raise
@@ -124,7 +126,7 @@ class RewardChild:
                             answer.reason, f"sample {answer.sample}: {answer.detail}"
                         )
                     rewards[answer.sample] = answer.reward
-                    if not self.concurrent:
+                    if deadline_s is not None and not self.concurrent:
                         deadline.reschedule(loop.time() + deadline_s)
         except TimeoutError:
             raise RewardFailed(
@@ -152,6 +154,7 @@ class RewardChild:
             target.options,
             target.memory_mib,
             target.source,
+            target.is_agent,
         )
         try:
             async with asyncio.timeout(target.start_s):
@@ -280,7 +283,7 @@ async def _ended(start: asyncio.Task[RewardChild]) -> None:
         await start.result().close()
 
 
-async def _spawn(theirs: socket.socket, working_dir: Path) -> Process:
+async def _spawn(theirs: socket.socket, target: RewardTarget) -> Process:
     return await create_subprocess_exec(
         sys.executable,
         "-P",  # the working directory must not shadow the child's own imports
@@ -292,13 +295,19 @@ async def _spawn(theirs: socket.socket, working_dir: Path) -> Process:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=_STDERR,
         start_new_session=True,
-        cwd=working_dir,
-        env=_environment(),
+        cwd=target.working_dir,
+        env=_environment(target.variables),
     )
 
 
-def _environment() -> dict[str, str]:
-    """Return the parent's environment with its import path, and one thread for numpy and torch."""
+def _environment(variables: tuple[str, ...] | None) -> dict[str, str]:
+    """Return the parent's environment with its import path, and one thread for numpy and torch.
+
+    ``variables`` are the names of those that are passed on; None: all.
+    """
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     import_path = os.pathsep.join(path for path in sys.path if path)
-    return threads | os.environ | {"PYTHONPATH": import_path}
+    passed = {
+        name: value for name, value in os.environ.items() if variables is None or name in variables
+    }
+    return threads | passed | {"PYTHONPATH": import_path}

@@ -1,4 +1,4 @@
-"""Runs a user's reward function: ``python -m offbeat.environments.reward_child FD PID``.
+"""Runs a user's reward function or agent: ``python -m offbeat.environments.reward_child FD PID``.
 
 It communicates over the socket ``FD`` alone, so that prints of user code cannot disturb the
 protocol; both of its standard streams go to the worker's standard error. Its address space is
@@ -56,7 +56,7 @@ def main() -> None:
 def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
     working_dir = Path(hello.working_dir)
     try:
-        reward = partial(load_target(hello.target, working_dir), **hello.options)
+        reward = partial(_function_of(hello, working_dir), **hello.options)
     except TargetNotFound as error:
         send(Refused(str(error)))
         return
@@ -73,6 +73,23 @@ def _serve(hello: Hello, frames: BinaryIO, send: _Send) -> None:
                 runner.run(_answer_at_once(reward, call, working_dir, send))
             else:
                 _answer_in_turn(reward, call, working_dir, send)
+
+
+def _function_of(hello: Hello, working_dir: Path) -> Callable[..., Any]:
+    """Import the target.
+
+    Raises:
+        TargetNotFound: For any failure; also of an agent that is not async.
+    """
+    function = load_target(hello.target, working_dir)
+    if not hello.is_agent:
+        return function
+    from offbeat.environments.agent_call import agent_as_reward  # noqa: PLC0415 - imports numpy
+
+    try:
+        return agent_as_reward(function)
+    except TypeError as error:
+        raise TargetNotFound(hello.target, hello.working_dir, str(error)) from error
 
 
 def _of_this_process(send: _Send) -> _Send:
@@ -130,7 +147,7 @@ def _row_of(call: RewardCall) -> dict[str, Any]:
 
 
 def _answer(call: RewardCall, sample: int, value: object) -> RewardReply:
-    reward = reward_of(value)
+    reward = value if isinstance(value, BadReward) else reward_of(value)
     if isinstance(reward, BadReward):
         return RewardReply(call.number, sample, None, reward.reason, reward.detail)
     return RewardReply(call.number, sample, reward)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offbeat.config.base import Config
+from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
@@ -25,8 +26,10 @@ def dry(config: RunConfig) -> RunConfig:
             "target": None,
             "options": {},
             "max_turns": 1,
+            "variables": (),
             "workers": 1,
         },
+        "rollout": {"on_failed_sample": on_failed_sample(config)},
         "data": {"path": None, "columns": {}},
         "eval": {"path": None, "columns": {}},
         "generator": {

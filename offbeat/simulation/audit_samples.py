@@ -7,6 +7,7 @@ group, and a masked one moves nothing: the advantages of a group are those of it
 import math
 from typing import Final
 
+from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.controller.events import StepApplied
 from offbeat.messages.groups import Receipt
@@ -40,7 +41,7 @@ class AuditedSamples:
         about = f"group {receipt.prompt_index} was committed with samples {masked} masked"
         if size - len(masked) < least:
             self._findings.add("I18", f"{about}; {least} of {size} have to be valid")
-        if masked and rollout.on_failed_sample == "fail_group":
+        if masked and on_failed_sample(self._config) == "fail_group":
             self._findings.add("I18", f"{about}; a failed sample fails its group here")
         if any(receipt.valid_tokens[sample] for sample in masked):
             self._findings.add("I18", f"{about}; tokens to train: {receipt.valid_tokens}")

@@ -5,8 +5,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
-from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.groups import (
     Receipt,
@@ -71,11 +71,12 @@ def receipt_of(content: Content, engine: FakeEngine, spans: tuple[VersionSpans, 
 
 
 def with_failed_samples(
-    receipt: Receipt, task: RolloutTask, rollout: RolloutConfig, share: float
+    receipt: Receipt, task: RolloutTask, config: RunConfig, share: float
 ) -> Receipt | RolloutFailed:
     """Return the receipt of a group in which this share of the tries failed, or its failure."""
     dice = random.Random(f"{task.seed}/{task.attempt}")
-    tries = 1 + rollout.sample_retries if rollout.on_failed_sample == "retry" else 1
+    policy = on_failed_sample(config)
+    tries = 1 + config.rollout.sample_retries if policy == "retry" else 1
     failed = [0] * task.samples  # tries of each sample
     kinds = [SampleFailure.NONE] * task.samples
     for sample in range(task.samples):
@@ -83,7 +84,7 @@ def with_failed_samples(
             failed[sample] += 1
             kinds[sample] = dice.choice((SampleFailure.MODEL, SampleFailure.INFRASTRUCTURE))
     masked = [count == tries for count in failed]
-    fails = any(failed) and rollout.on_failed_sample == "fail_group"
+    fails = any(failed) and policy == "fail_group"
     if fails or task.samples - sum(masked) < task.min_valid_samples:
         reason = "environment_raised" if fails else "too_few_valid_samples"
         by_model = SampleFailure.INFRASTRUCTURE not in kinds

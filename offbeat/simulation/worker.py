@@ -179,7 +179,7 @@ class _Rollout:
             return
         oldest, newest = receipt.oldest_version, receipt.newest_version
         if share := self.worker.sample_failures:
-            drawn = with_failed_samples(receipt, task, around.config.rollout, share)
+            drawn = with_failed_samples(receipt, task, around.config, share)
             if isinstance(drawn, RolloutFailed):
                 call.fail(drawn)
                 return

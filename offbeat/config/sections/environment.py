@@ -10,19 +10,21 @@ from offbeat.config.base import Config, Options
 class EnvironmentConfig(Config):
     """Environment that turns a prompt and a model into rewarded samples."""
 
-    name: Literal["arithmetic", "gsm8k", "function", "custom", "stub"] = "arithmetic"
+    name: Literal["arithmetic", "gsm8k", "function", "custom", "agent", "stub"] = "arithmetic"
     """arithmetic: built-in addition; gsm8k: questions with one number as answer, from a file;
-    function: a Python function as reward; custom: ``target`` is an Environment class."""
+    function: a Python function as reward; custom: ``target`` is an Environment class;
+    agent: ``target`` is an async function that calls the model over HTTP."""
 
     target: str | None = None
-    """``module:name`` of the reward function or Environment class, importable from the working directory;
+    """``module:name`` of the reward function, Environment class or agent, importable from the working directory;
     or ``math_verify``, a reward function of this package."""
 
     options: Options = {}
     """Keyword arguments of the environment."""
 
     reward_deadline_s: Annotated[float, Field(gt=0)] = 10.0
-    """Longest one call of user reward code may take before its process is killed. Raise it for
+    """Longest one call of user reward code may take before its process is killed; an agent has
+    ``rollout.deadline_s`` instead. Raise it for
     slow graders; code that hangs then blocks a process longer."""
 
     reward_start_s: Annotated[float, Field(gt=0)] = 120.0
@@ -30,12 +32,18 @@ class EnvironmentConfig(Config):
     Raise it for heavy imports."""
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
-    """Killable child processes that run user reward code, for each environment worker. More
-    grade in parallel, at a core and the memory of their imports each."""
+    """Killable child processes that run user reward code, for each environment worker; with
+    name=agent, its episodes that run at once. More grade in parallel, at a core and the memory of
+    their imports each."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] = 2048
     """Address space in MiB that a reward process may use before the operating system refuses it
     more. Raise it for graders that load much; a leak then takes more from the machine."""
+
+    variables: tuple[str, ...] = ()
+    """name=agent: environment variables that its processes inherit besides PATH, HOME, locale
+    and certificates. Name the keys of services that the agent needs; code that a model wrote can
+    read them."""
 
     max_turns: Annotated[int, Field(ge=1)] = 1
     """Model calls in one episode at most. More let an episode finish longer tasks and make its

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from offbeat.config.base import Config
 
+OnFailedSample = Literal["fail_group", "retry", "mask"]
+
 
 class RolloutConfig(Config):
     """Dispatch of prompt groups, and the handling of failed ones."""
@@ -39,10 +41,10 @@ class RolloutConfig(Config):
     """Further attempts of a group whose environment or reward failed. More save prompts from
     failures that pass, and compute the ones that always fail again as often."""
 
-    on_failed_sample: Literal["fail_group", "retry", "mask"] = "fail_group"
+    on_failed_sample: OnFailedSample | None = None
     """Where environment or reward fail at one sample, fail_group fails its group; retry draws
     that sample again up to ``sample_retries`` times and masks it after that; mask masks it at
-    once. Retries and masks save the other samples of the group; a masked sample counts nowhere,
+    once; None: retry with environment.name=agent, else fail_group. Retries and masks save the other samples of the group; a masked sample counts nowhere,
     so its group compares fewer."""
 
     sample_retries: Annotated[int, Field(ge=0)] = 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from offbeat.config.limits import min_valid_samples
+from offbeat.config.limits import min_valid_samples, on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.launch.checks.finding import Finding, ok
 
@@ -10,9 +10,10 @@ from offbeat.launch.checks.finding import Finding, ok
 def check_failed_samples(config: RunConfig) -> Iterator[Finding]:
     """Say what a failed sample costs, and what its retries do to the samples that are trained."""
     rollout, least = config.rollout, min_valid_samples(config)
-    if rollout.on_failed_sample == "fail_group":
+    policy = on_failed_sample(config)
+    if policy == "fail_group":
         return
-    retries = rollout.sample_retries if rollout.on_failed_sample == "retry" else 0
+    retries = rollout.sample_retries if policy == "retry" else 0
     again = f"is drawn again up to {retries} times, then masked" if retries else "is masked"
     yield ok(
         "failed samples",

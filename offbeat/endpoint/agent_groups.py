@@ -1,0 +1,150 @@
+"""Rolls out groups of an agent: each sample is one episode of the user's function at the endpoint.
+
+| outcome of an episode                        | what becomes of it                               |
+|----------------------------------------------|--------------------------------------------------|
+| a reward, and turns in one line              | a valid sample                                   |
+| a request of it failed in the engine         | the attempt of the group fails, by that failure  |
+| the agent raised, exited, or sent no reward  | the sample fails, kind model                     |
+| it never called the model                    | the sample fails, ``no_model_call``              |
+| turns in more than one branch                | the sample fails, ``branches``; it is not retried |
+| ``EnvironmentUnavailable``                   | the sample fails, kind infrastructure            |
+
+A failed sample is retried and masked as ``rollout.on_failed_sample`` says. In an evaluation, which
+trains nothing, branches are allowed, and the first one is kept.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from offbeat.endpoint.server import AgentEndpoint
+from offbeat.endpoint.session import Branch, SampleSession
+from offbeat.endpoint.template_bridge import TemplateBridge
+from offbeat.environments.agent import AgentFunction
+from offbeat.environments.agent_client import AgentClient
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.generation import GenerateRequest, GenerateResult
+from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.samples import (
+    BRANCHES,
+    Draw,
+    SampleDraws,
+    SampleFailurePolicy,
+    packed_with_own_prompts,
+)
+from offbeat.rollouts.transcript import Transcript
+
+MODEL = "policy"
+"""The name under which agents ask for the model."""
+
+
+class AgentGroups:
+    """The endpoint and the agent processes of one environment worker.
+
+    All methods belong to one event loop.
+    """
+
+    def __init__(self, agent: AgentFunction, bridge: TemplateBridge) -> None:
+        self._agent, self._bridge = agent, bridge
+        self._endpoint = AgentEndpoint(MODEL)
+
+    async def start(self) -> None:
+        """Start the agent processes, then listen.
+
+        Raises:
+            RewardFailed: The agent cannot be imported.
+        """
+        await self._agent.start()
+        await self._endpoint.start()
+
+    async def close(self) -> None:
+        """Kill the agent processes and stop listening. No group may be running."""
+        await self._agent.close()
+        await self._endpoint.close()
+
+    async def run_group(
+        self, engine: EngineClient, policy: SampleFailurePolicy
+    ) -> tuple[Receipt, Columns]:
+        """Play an episode for each sample of the task, score and pack them.
+
+        The columns are those of ``transfer_queue.schema``, checked. Cancelling kills the episodes
+        and cancels every open ``generate``. Errors of ``generate`` are raised unchanged.
+
+        Raises:
+            RolloutFailed: As the table says, where the policy does not spare the group; of too few
+                valid samples; ``prompts_differ``.
+        """
+        draws = SampleDraws.begin(engine.task, policy, engine.generate)
+
+        def draw_of(sample: int) -> Draw:
+            async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
+                timed = _TimedGenerate(generate, transcript)
+                client = replace(engine, generate=timed)
+                session = SampleSession(client, self._bridge, sample, retry)
+                await self._play(session, transcript)
+
+            return draw
+
+        return packed_with_own_prompts(engine.task, await draws.draw_all(draw_of))
+
+    async def _play(self, session: SampleSession, transcript: Transcript) -> None:
+        task, began, failure = session.engine.task, time.perf_counter(), None
+        api_key = self._endpoint.open(session)
+        branches: tuple[Branch, ...] = ()
+        try:
+            client = AgentClient(self._endpoint.base_url, api_key, MODEL)
+            with environment_code(task):
+                value = await self._agent.run(task, client)
+            transcript.reward = checked_reward(task, value, session.sample)
+        except RolloutFailed as error:
+            failure = error
+        finally:
+            branches = await self._endpoint.finish(api_key)
+            if branches:
+                transcript.take(branches[0].prompt_ids, branches[0].transcript)
+            transcript.reward_s = time.perf_counter() - began - transcript.generate_s
+        if session.failure is not None:
+            raise session.failure  # whatever the agent made of it
+        if failure is not None:
+            raise failure
+        _check_branches(task, session, branches)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedGenerate:
+    """Sends requests, and adds the time in the engine to a transcript."""
+
+    generate: Generate
+    transcript: Transcript
+
+    async def __call__(self, request: GenerateRequest) -> GenerateResult:
+        began = time.perf_counter()
+        try:
+            return await self.generate(request)
+        finally:
+            self.transcript.generate_s += time.perf_counter() - began
+
+
+def _check_branches(
+    task: RolloutTask, session: SampleSession, branches: tuple[Branch, ...]
+) -> None:
+    """Check that the turns of a sample can be trained as one row.
+
+    Raises:
+        RolloutFailed: ``no_model_call``, ``branches``.
+    """
+    if not branches:
+        detail = f"sample {session.sample}: the agent returned without an answer of the model"
+        raise failed(task, FailureKind.DATA, "no_model_call", detail)
+    if len(branches) == 1 or task.evaluation:
+        return
+    reasons = Counter(branch.reason.value for branch in branches)
+    drawn = sum(len(turn.result.token_ids) for turn in session.turns)
+    detail = (
+        f"sample {session.sample}: its {len(session.turns)} turns with {drawn} tokens drawn are "
+        f"{len(branches)} branches ({', '.join(f'{n} {reason}' for reason, n in reasons.items())}), "
+        "and one is trained per sample: keep every answer in the conversation, unchanged"
+    )
+    raise failed(task, FailureKind.DATA, BRANCHES, detail)

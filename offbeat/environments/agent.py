@@ -1,0 +1,86 @@
+"""Environment ``agent``: a user's own loop around the model, which it calls over HTTP.
+
+    ``async def run(task: dict, client: AgentClient, **options) -> float | {"reward": float}``
+
+``task`` is the row of the data file; ``client`` has the address, the key and the name of the model
+for this sample. The function runs in child processes (``killable``), one episode at a time in each:
+a call that is cancelled, or whose process dies, costs one sample. A child inherits only variables
+of an allow-list, so that no token of the worker is in the hands of code that a model may have
+written.
+"""
+
+from typing import Final
+
+import msgspec
+
+from offbeat.environments.agent_call import UNAVAILABLE
+from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.killable import IMPORT_FAILED, RewardFailed, RewardPool, RewardTarget
+from offbeat.environments.protocol import EnvironmentUnavailable
+from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.groups import RolloutTask
+
+INHERITED: Final = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""Environment variables that an agent inherits besides those that the recipe names."""
+
+_REASONS: Final = {
+    "reward_raised": "agent_raised",
+    "reward_process_died": "agent_process_died",
+    "reward_answered_twice": "agent_answered_twice",
+}
+
+
+class AgentFunction:
+    """Runs a user's agent function in killable children."""
+
+    def __init__(self, target: RewardTarget, workers: int) -> None:
+        self._pool = RewardPool(target, workers)
+
+    async def start(self) -> None:
+        """Start all children.
+
+        Raises:
+            RewardFailed: The target cannot be imported, or is not async.
+        """
+        await self._pool.start()
+
+    async def close(self) -> None:
+        """Kill every child. No episode may be running."""
+        await self._pool.close()
+
+    async def run(self, task: RolloutTask, client: AgentClient) -> float:
+        """Play one episode and return its reward; an episode that is cancelled is killed.
+
+        Raises:
+            EnvironmentUnavailable: The agent raised it.
+            RolloutFailed: ``agent_raised``, ``agent_process_died``, ``agent_answered_twice``,
+                ``reward_none``, ``reward_wrong_type``, ``reward_not_finite``: of kind DATA.
+                ``reward_import_failed`` is a BUG.
+        """
+        try:
+            (reward,) = await self._pool.score(
+                task.prompt.data, [msgspec.json.encode(client).decode()]
+            )
+        except RewardFailed as error:
+            if error.reason == UNAVAILABLE:
+                raise EnvironmentUnavailable(error.detail) from error
+            bug = error.reason == IMPORT_FAILED
+            kind = FailureKind.BUG if bug else FailureKind.DATA
+            reason = _REASONS.get(error.reason, error.reason)
+            raise RolloutFailed(
+                kind, task.prompt_index, task.attempt, reason, error.detail
+            ) from error
+        return reward

@@ -1,0 +1,255 @@
+"""Groups of an agent: real processes, HTTP, a fake engine; what becomes of each episode."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.template_bridge import TemplateBridge
+from offbeat.environments.factory import make_agent
+from offbeat.environments.killable import RewardFailed
+from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
+from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
+from offbeat.messages.groups import Prompt, Receipt, RolloutTask, SampleFailure, SampleStatus
+from offbeat.rollouts.calls import EngineClient, Generate
+from offbeat.rollouts.columns import Columns
+from offbeat.rollouts.deadline import within_deadline
+from offbeat.rollouts.samples import TOO_FEW, SampleFailurePolicy
+from offbeat.transfer_queue import schema
+from tests.support.agent_endpoint import END, DrawnBytes, template
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+RETRY = SampleFailurePolicy("retry", sample_retries=1)
+ROW = {"question": "how many"}
+Rolled = tuple[Receipt, Columns]
+
+
+def task(*, samples: int = 1, deadline_s: float = 60.0, evaluation: bool = False) -> RolloutTask:
+    return RolloutTask(
+        Prompt(7, 0, 7, ROW), 1, samples, "engine-0", 3, deadline_s, evaluation=evaluation
+    )
+
+
+async def with_agent(
+    name: str, use: Callable[[AgentGroups], Awaitable[T]], workers: int = 1, **options: Any
+) -> T:
+    recipe = EnvironmentConfig(
+        name="agent", target=f"user_agents:{name}", options=options, reward_workers=workers
+    )
+    made = template()
+    groups = AgentGroups(make_agent(recipe, HERE), TemplateBridge(made, made.end_texts((END,))))
+    await groups.start()
+    try:
+        return await use(groups)
+    finally:
+        await groups.close()
+
+
+def client(of: RolloutTask, generate: Generate) -> EngineClient:
+    return EngineClient(of, generate, SamplingParams(max_new_tokens=40), 4000)
+
+
+def play(
+    name: str,
+    of: RolloutTask | None = None,
+    generate: Generate | None = None,
+    policy: SampleFailurePolicy = RETRY,
+    **options: Any,
+) -> Rolled:
+    async def use(groups: AgentGroups) -> Rolled:
+        one = client(of or task(), generate or DrawnBytes().generate)
+        return await groups.run_group(one, policy)
+
+    return asyncio.run(with_agent(name, use, **options))
+
+
+def failure(name: str, *args: Any, **kwargs: Any) -> RolloutFailed:
+    with pytest.raises(RolloutFailed) as caught:
+        play(name, *args, **kwargs)
+    return caught.value
+
+
+# --- what is trained --------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_packed_as_the_engine_drew_it() -> None:
+    engine = DrawnBytes(["5<|im_end|>", "6<|im_end|>"])
+    receipt, columns = play("converses", generate=engine.generate)
+    (_, first, first_logprobs), (request, second, second_logprobs) = engine.calls
+    assert receipt.rewards == (4.0,)
+    assert receipt.turns == (2,)
+    assert (*columns[schema.PROMPT_IDS].tolist(), *columns[schema.RESPONSE_IDS].tolist()) == (
+        *request.prompt_ids,
+        *second,
+    )
+    mask = columns[schema.LOSS_MASK]
+    assert columns[schema.RESPONSE_IDS][mask].tolist() == [*first, *second]
+    assert columns[schema.GENERATION_LOGPROBS][mask].tolist() == [
+        *first_logprobs,
+        *second_logprobs,
+    ]
+
+
+def test_samples_may_open_with_other_messages() -> None:
+    engine = DrawnBytes()
+    receipt, columns = play("opens_differently", task(samples=3), engine.generate)
+    prompt = columns[schema.PROMPT_IDS].tolist()
+    offsets, ids = columns[schema.RESPONSE_OFFSETS], columns[schema.RESPONSE_IDS]
+    packed = [prompt + ids[start:end].tolist() for start, end in pairwise(offsets)]
+    assert sorted(packed) == sorted(
+        [*request.prompt_ids, *said] for request, said, _ in engine.calls
+    )
+    assert len(prompt) < min(len(request.prompt_ids) for request, *_ in engine.calls)
+    assert sum(receipt.valid_tokens) == sum(len(said) for _, said, _ in engine.calls)
+    assert receipt.rewards == (0.5,) * 3
+
+
+# --- failures of one sample -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "says"),
+    [
+        ("raises", "agent_raised", "KeyError: 'tool' (user_agents.py"),
+        ("exits", "agent_process_died", "exit code 0"),
+        ("raises_exit", "agent_raised", "SystemExit"),
+        ("never_asks", "no_model_call", "without an answer of the model"),
+        ("returns_more", "reward_wrong_type", "['reward', 'style']"),
+    ],
+)
+def test_what_an_agent_does_wrong_is_its_samples_failure(name: str, reason: str, says: str) -> None:
+    told = failure(name)
+    assert (told.kind, told.reason) == (FailureKind.DATA, TOO_FEW)
+    assert f"failed with {reason}: " in told.detail and says in told.detail
+
+
+def test_a_sandbox_out_of_service_is_infrastructure_and_not_the_engine() -> None:
+    told = failure("finds_no_sandbox")
+    assert (told.kind, told.source) == (FailureKind.INFRASTRUCTURE, Component.ENVIRONMENT)
+
+
+def test_branches_mask_a_sample_and_say_what_was_drawn() -> None:
+    engine = DrawnBytes()
+    told = failure("opens_branches", generate=engine.generate)
+    drawn = sum(len(said) for _, said, _ in engine.calls)
+    assert f"2 turns with {drawn} tokens drawn are 2 branches (2 opening)" in told.detail
+    assert len(engine.calls) == 2  # not tried again
+
+
+def test_an_evaluation_counts_a_sample_with_branches() -> None:
+    receipt, _ = play("opens_branches", task(evaluation=True))
+    assert (receipt.rewards, receipt.statuses) == ((1.0,), ())
+
+
+def test_a_sample_that_failed_is_drawn_again_under_other_seeds() -> None:
+    engine = DrawnBytes()
+    failure("raises", generate=engine.generate)
+    first, again = (request.sampling.seed for request, *_ in engine.calls)
+    assert first != again
+
+
+def test_a_masked_sample_keeps_its_place_and_trains_nothing(tmp_path: Path) -> None:
+    mask, group = SampleFailurePolicy("mask"), task(samples=2)
+    receipt, _ = play("raises_once", group, policy=mask, folder=str(tmp_path))
+    assert sorted(receipt.statuses) == [SampleStatus.MASKED, SampleStatus.VALID]
+    at = receipt.statuses.index(SampleStatus.MASKED)
+    assert (receipt.valid_tokens[at], receipt.finish_reasons[at]) == (0, "agent_raised")
+    assert receipt.failures[at] is SampleFailure.MODEL
+
+
+# --- failures that are not a sample's ---------------------------------------------------------------
+
+
+class LostEngine:
+    """Answers the first request, then is gone."""
+
+    def __init__(self) -> None:
+        self.engine = DrawnBytes()
+
+    async def __call__(self, request: GenerateRequest) -> GenerateResult:
+        if self.engine.calls:
+            raise ActorLost("engine-0", "generate", "killed")
+        return await self.engine.generate(request)
+
+
+@pytest.mark.parametrize("name", ["converses", "catches_everything"])
+def test_a_lost_engine_fails_the_attempt_whatever_the_agent_makes_of_it(name: str) -> None:
+    with pytest.raises(ActorLost):
+        play(name, generate=LostEngine())
+
+
+def test_an_agent_that_hangs_is_late_and_its_process_is_replaced() -> None:
+    async def use(groups: AgentGroups) -> tuple[RolloutFailed, RolloutFailed]:
+        one = task(deadline_s=1.0)
+        late = list[RolloutFailed]()
+        for _ in range(2):  # the second finds a process to run in
+            with pytest.raises(RolloutFailed) as caught:
+                await groups.run_group(client(one, DrawnBytes().generate), RETRY)
+            late.append(caught.value)
+        return late[0], late[1]
+
+    for told in asyncio.run(with_agent("hangs", use)):
+        assert (told.kind, told.source) == (FailureKind.INFRASTRUCTURE, Component.ENVIRONMENT)
+        assert "failed with deadline: the environment took longer" in told.detail
+
+
+def test_a_late_engine_is_told_from_a_late_agent() -> None:
+    async def never(request: GenerateRequest) -> GenerateResult:
+        return await asyncio.get_running_loop().create_future()
+
+    async def use(groups: AgentGroups) -> Rolled:
+        one = task(deadline_s=1.0)
+        return await within_deadline(
+            one, never, lambda generate: groups.run_group(client(one, generate), RETRY)
+        )
+
+    with pytest.raises(RolloutFailed) as caught:
+        asyncio.run(with_agent("converses", use))
+    assert (caught.value.reason, caught.value.source) == ("deadline", Component.ENGINE)
+
+
+# --- hostile agents ---------------------------------------------------------------------------------
+
+
+def test_what_is_printed_is_no_result(capfd: pytest.CaptureFixture[str]) -> None:
+    receipt, _ = play("prints_forged_results")
+    assert receipt.rewards == (1.0,)
+    assert "100.0" in capfd.readouterr().err
+
+
+def test_the_key_of_an_episode_ends_with_it(tmp_path: Path) -> None:
+    engine = DrawnBytes()
+
+    async def use(groups: AgentGroups) -> tuple[float, ...]:
+        rewards = tuple[float, ...]()
+        for _ in range(2):
+            receipt, _ = await groups.run_group(client(task(), engine.generate), RETRY)
+            rewards += receipt.rewards
+        return rewards
+
+    rewards = asyncio.run(with_agent("keeps_its_key", use, folder=str(tmp_path)))
+    assert rewards == (2.0, 401.0)
+    assert len(engine.calls) == 2
+
+
+def test_a_task_that_an_agent_leaves_behind_ends_before_the_next_episode(tmp_path: Path) -> None:
+    play("leaves_a_task_behind", folder=str(tmp_path))
+    assert (tmp_path / "cancelled").exists()
+
+
+def test_an_agent_inherits_no_variable_that_is_not_named() -> None:
+    name = next(name for name in os.environ if name.startswith("PYTEST"))
+    assert play("shows_its_environment", variable=name)[0].rewards == (0.0,)
+    assert play("shows_its_environment", variable="PATH")[0].rewards == (1.0,)
+
+
+def test_an_agent_that_is_not_async_is_refused_at_start() -> None:
+    with pytest.raises(RewardFailed, match="is not async: write async def run"):
+        play("is_not_async")

@@ -1,0 +1,143 @@
+"""Agents of users, good and bad: what the environment ``agent`` is tested with."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from offbeat.environments.agent_client import AgentClient
+from offbeat.environments.frames import RewardReply, framed
+from offbeat.environments.protocol import EnvironmentUnavailable
+
+Task = dict[str, Any]
+Message = dict[str, Any]
+
+
+async def ask(client: AgentClient, messages: list[Message], **fields: Any) -> Message:
+    body = {"model": client.model, "messages": messages, **fields}
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers, raise_for_status=True) as http,
+        http.post(f"{client.base_url}/chat/completions", json=body) as response,
+    ):
+        return (await response.json())["choices"][0]["message"]
+
+
+async def converses(task: Task, client: AgentClient, *, turns: int = 2) -> float:
+    messages = list[Message]()
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"{task['question']} {turn}"})
+        messages.append(await ask(client, messages))
+    return float(len(messages))
+
+
+async def opens_differently(task: Task, client: AgentClient) -> dict[str, float]:
+    """Write another first message for each sample, as an agent does that asks a search engine."""
+    await ask(client, [{"role": "user", "content": f"{task['question']} {client.api_key[8:12]}"}])
+    return {"reward": 0.5}
+
+
+async def never_asks(task: Task, client: AgentClient) -> float:
+    return 1.0
+
+
+async def opens_branches(task: Task, client: AgentClient) -> float:
+    await ask(client, [{"role": "user", "content": "one"}])
+    await ask(client, [{"role": "user", "content": "two"}])
+    return 1.0
+
+
+async def raises(task: Task, client: AgentClient) -> float:
+    await converses(task, client, turns=1)
+    raise KeyError("tool")
+
+
+async def raises_once(task: Task, client: AgentClient, *, folder: str) -> float:
+    await converses(task, client, turns=1)
+    raised = Path(folder) / "raised"
+    if raised.exists():
+        return 1.0
+    raised.touch()
+    raise KeyError("tool")
+
+
+async def exits(task: Task, client: AgentClient) -> float:
+    await converses(task, client, turns=1)
+    os._exit(0)
+
+
+async def raises_exit(task: Task, client: AgentClient) -> float:
+    sys.exit(0)
+
+
+async def finds_no_sandbox(task: Task, client: AgentClient) -> float:
+    raise EnvironmentUnavailable("the sandbox is down")
+
+
+async def catches_everything(task: Task, client: AgentClient) -> float:
+    try:
+        await converses(task, client)
+    except aiohttp.ClientError:
+        return 1.0
+    return 0.0
+
+
+async def returns_more(task: Task, client: AgentClient) -> dict[str, float]:
+    await converses(task, client, turns=1)
+    return {"reward": 1.0, "style": 0.5}
+
+
+async def prints_forged_results(task: Task, client: AgentClient) -> float:
+    """Write a reward of 100 wherever a model's text could end up."""
+    forged = framed(RewardReply(1, 0, 100.0))
+    for stream in (1, 2):
+        os.write(stream, forged)
+    await converses(task, client, turns=1)
+    return 1.0
+
+
+async def leaves_a_task_behind(task: Task, client: AgentClient, *, folder: str) -> float:
+    """Ask once more a moment after the reward, and leave a file if that works."""
+
+    async def later() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            (Path(folder) / "cancelled").touch()
+
+    running = asyncio.create_task(later())
+    await converses(task, client, turns=1)
+    del running
+    return 1.0
+
+
+async def keeps_its_key(task: Task, client: AgentClient, *, folder: str) -> float:
+    """Ask with the key of an episode that has ended; the reward says whether it was refused."""
+    kept = Path(folder) / "key"
+    if not kept.exists():
+        kept.write_text(client.api_key)
+        return await converses(task, client, turns=1)
+    earlier = AgentClient(client.base_url, kept.read_text(), client.model)
+    await converses(task, client, turns=1)
+    try:
+        await ask(earlier, [{"role": "user", "content": "again"}])
+    except aiohttp.ClientResponseError as error:
+        return float(error.status)
+    return 0.0
+
+
+async def hangs(task: Task, client: AgentClient) -> float:
+    await converses(task, client, turns=1)
+    return await asyncio.get_running_loop().create_future()
+
+
+async def shows_its_environment(task: Task, client: AgentClient, *, variable: str) -> float:
+    await converses(task, client, turns=1)
+    return float(variable in os.environ)
+
+
+def is_not_async(task: Task, client: AgentClient) -> float:
+    return 1.0
