@@ -13,6 +13,7 @@ A failed sample is retried and masked as ``rollout.on_failed_sample`` says. In a
 trains nothing, branches are allowed, and the first one is kept.
 """
 
+import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from offbeat.endpoint.session import Branch, SampleSession
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
-from offbeat.messages.failures import FailureKind, RolloutFailed
+from offbeat.messages.failures import FailureKind
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import EngineClient, Generate, checked_reward, environment_code, failed
@@ -94,12 +95,9 @@ class AgentGroups:
         api_key = self._endpoint.open(session)
         branches: tuple[Branch, ...] = ()
         try:
-            client = AgentClient(self._endpoint.base_url, api_key, MODEL)
-            with environment_code(task):
-                value = await self._agent.run(task, client)
-            transcript.reward = checked_reward(task, value, session.sample)
-        except RolloutFailed as error:
-            failure = error
+            transcript.reward = await self._reward(session, api_key)
+        except ExceptionGroup as errors:
+            failure = errors.exceptions[0]
         finally:
             branches = await self._endpoint.finish(api_key)
             if branches:
@@ -110,6 +108,21 @@ class AgentGroups:
         if failure is not None:
             raise failure
         _check_branches(task, session, branches)
+
+    async def _reward(self, session: SampleSession, api_key: str) -> float:
+        """Play an episode; one whose session fails is killed at once, whatever the agent would do.
+
+        Raises:
+            ExceptionGroup: Of the failure of the session, or of ``RolloutFailed``.
+        """
+        task, client = session.engine.task, AgentClient(self._endpoint.base_url, api_key, MODEL)
+        async with asyncio.TaskGroup() as episode:
+            failing = episode.create_task(session.raise_failure(), name="session-failure")
+            with environment_code(task):
+                value = await self._agent.run(task, client)
+            reward = checked_reward(task, value, session.sample)
+            failing.cancel()
+        return reward
 
 
 @dataclass(frozen=True, slots=True)

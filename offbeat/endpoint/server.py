@@ -72,7 +72,7 @@ class _Entry:
         except (RequestRefused, web.HTTPException, ConnectionError):
             raise  # the agent's doing, or already the sample's failure
         except Exception as bug:
-            self.session.failure = self.session.failure or bug
+            self.session.fail(bug)
             raise
         finally:
             self.open_requests -= 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -114,6 +114,7 @@ class SampleSession:
     failure: Exception | None = None  # the first one of the engine, or of the code that answers
     is_finished: bool = False
     open_requests: int = 0
+    _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _numbers: "count[int]" = field(default_factory=count)
     _by_conversation: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
     _parents: set[int] = field(default_factory=set[int])  # numbers of turns that were continued
@@ -194,6 +195,18 @@ class SampleSession:
 
     # --- the end ----------------------------------------------------------------------------------
 
+    def fail(self, error: Exception) -> None:
+        """Record a failure of the engine, or of the code that answers; the first one is kept."""
+        if self.failure is None:
+            self.failure = error
+            self._failed.set()
+
+    async def raise_failure(self) -> NoReturn:
+        """Wait for the failure of the sample, and raise it."""
+        await self._failed.wait()
+        assert self.failure is not None  # noqa: S101 - set before the event
+        raise self.failure
+
     def finish(self) -> tuple[Branch, ...]:
         """End the sample; return its branches in the order in which they were opened."""
         self.is_finished = True
@@ -254,8 +267,8 @@ class SampleSession:
         try:
             result = await engine.ask(id_, prompt.token_ids, 1, dice.getrandbits(31))
         except Exception as error:
-            if self.failure is None and not _is_the_agents(error):
-                self.failure = error
+            if not _is_the_agents(error):
+                self.fail(error)
             raise
         finally:
             self.open_requests -= 1

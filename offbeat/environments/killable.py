@@ -84,7 +84,12 @@ class RewardChild:
             RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
         """
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:  # a cancellation, while the pool is closed
+            ours.close()
+            theirs.close()
+            raise
         try:
             with theirs:
                 process = await _spawn(theirs, target)

@@ -179,7 +179,7 @@ class LostEngine:
         return await self.engine.generate(request)
 
 
-@pytest.mark.parametrize("name", ["converses", "catches_everything"])
+@pytest.mark.parametrize("name", ["converses", "catches_everything", "asks_until_it_is_answered"])
 def test_a_lost_engine_fails_the_attempt_whatever_the_agent_makes_of_it(name: str) -> None:
     with pytest.raises(ActorLost):
         play(name, generate=LostEngine())

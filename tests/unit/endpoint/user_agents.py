@@ -85,6 +85,12 @@ async def catches_everything(task: Task, client: AgentClient) -> float:
     return 0.0
 
 
+async def asks_until_it_is_answered(task: Task, client: AgentClient) -> float:
+    while await catches_everything(task, client):
+        pass
+    return 0.0
+
+
 async def returns_more(task: Task, client: AgentClient) -> dict[str, float]:
     await converses(task, client, turns=1)
     return {"reward": 1.0, "style": 0.5}
