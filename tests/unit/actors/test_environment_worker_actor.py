@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from offbeat.actors.call_batching import BatchedReply, CallBatcher
 from offbeat.actors.environment_worker_actor import EnvironmentActor, EnvironmentSpec
 from offbeat.config.run import RunConfig
+from offbeat.environments.factory import BadEnvironment
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.protocol import Environment, SingleTurn
 from offbeat.messages.fences import Fence
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, RolloutTask
+from tests.support.agent_endpoint import CHATML, DrawnBytes, byte_tokenizer
 from tests.support.environment_fakes import CharTokenizer, answers, task
 from tests.support.own_logging import own_logging
 
 REWARDS = Path(__file__).parents[1] / "environments"
+AGENTS = Path(__file__).parents[1] / "endpoint"
 CONFIG = RunConfig.model_validate(
     {"steps": 1, "model": {"path": "none"}, "environment": {"name": "stub"}}
 )
@@ -116,3 +120,53 @@ def test_an_environment_that_exits_fails_its_group_by_name_and_the_worker_goes_o
         await worker.close()
 
     asyncio.run(main())
+
+
+class AgentWorker(EnvironmentActor):
+    """Of an agent, on an engine that draws bytes."""
+
+    def __init__(self, run_dir: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+        tokenizer.save_pretrained(run_dir / "model")
+        folder = str(run_dir)
+        section = {"name": "agent", "target": "user_agents:converses"}
+        config = RunConfig.model_validate(
+            {
+                "steps": 1,
+                "model": {"path": "none"},
+                "environment": section,
+                "data": {"path": "tasks.jsonl"},
+                "generator": {"max_model_len": 4000, "sampling": {"max_new_tokens": 20}},
+            }
+        )
+        super().__init__(
+            EnvironmentSpec(
+                "environment-0", config, str(run_dir / "model"), str(AGENTS), folder, {}
+            )
+        )
+        self._engines = {"engine-0": CallBatcher(self._drawn)}
+        self.engine = DrawnBytes()
+
+    async def _drawn(
+        self, asked: Sequence[tuple[int, GenerateRequest]], cancelled: Sequence[int]
+    ) -> list[BatchedReply[GenerateResult]]:
+        return [BatchedReply(id_, await self.engine.generate(request)) for id_, request in asked]
+
+
+def test_a_worker_plays_an_agent_and_closes_its_endpoint_and_its_processes(tmp_path: Path) -> None:
+    async def main() -> None:
+        tokenizer = byte_tokenizer()
+        tokenizer.chat_template = CHATML
+        worker: Any = AgentWorker(tmp_path, tokenizer)
+        one = task({"question": "how many"}, samples=3)
+        (_, (reply,)), (columns,) = await worker.exchange(Fence("run", 1), [(0, one)], [])
+        assert (reply.failure, reply.value.turns) == (None, (2, 2, 2))
+        assert int(columns["loss_mask"].sum()) == sum(len(ids) for _, ids, _ in worker.engine.calls)
+        await worker.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_an_agent_needs_a_chat_template(tmp_path: Path) -> None:
+    with pytest.raises(BadEnvironment, match="needs a tokenizer with a chat template"):
+        AgentWorker(tmp_path, byte_tokenizer())
