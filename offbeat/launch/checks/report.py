@@ -10,6 +10,7 @@ import typer
 
 from offbeat.config.loader import LoadedRecipe, resolve_run_dir
 from offbeat.config.run import RunConfig
+from offbeat.launch.checks.agent import check_agent
 from offbeat.launch.checks.checkpoints import check_checkpoints
 from offbeat.launch.checks.files import check_not_a_uri, check_prompts, check_run_dir
 from offbeat.launch.checks.finding import Finding, Level, ok
@@ -70,6 +71,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_checkpoints(config),
         check_failed_samples(config),
         check_targets(config, Path.cwd()),
+        check_agent(config) if model else (),
         check_secrets(config),
         check_cores(config, machine),
         check_memory(config, machine, model) if model else (),

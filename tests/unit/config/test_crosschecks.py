@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.config.base import of_kind
 from offbeat.config.crosschecks import clashes
-from offbeat.config.limits import min_valid_samples
+from offbeat.config.limits import min_valid_samples, on_failed_sample
 from offbeat.config.loader import load_recipe
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.trainer import MegatronTrainerConfig
@@ -217,7 +217,7 @@ def test_only_the_name_is_filled_into_the_run_directory(run_dir: str) -> None:
 DATA = {"data": {"path": "rows.jsonl"}}
 
 
-@pytest.mark.parametrize("name", ["function", "custom"])
+@pytest.mark.parametrize("name", ["function", "custom", "agent"])
 def test_user_code_has_to_be_named(name: str) -> None:
     text = only({"environment": {"name": name}}, DATA)
     assert f"environment.name={name} needs environment.target" in text
@@ -270,6 +270,34 @@ def test_questions_come_from_a_file() -> None:
     text = only({"environment": {"name": "gsm8k"}})
     assert "Set data.path to a file with `question` and `answer` in each row" in text
     assert not messages({"environment": {"name": "gsm8k"}, **DATA})
+
+
+AGENT = {"name": "agent", "target": "a:b"}
+
+
+def test_an_agent_needs_tasks() -> None:
+    assert "environment.name=agent has no tasks" in only({"environment": AGENT})
+    assert not messages({"environment": AGENT}, DATA)
+
+
+def test_an_agent_counts_its_turns_itself() -> None:
+    text = only({"environment": {**AGENT, "max_turns": 4}}, DATA)
+    assert "environment.max_turns=4 is not used" in text
+
+
+def test_variables_are_kept_from_agents_alone() -> None:
+    text = only({"environment": {"name": "arithmetic", "variables": ["SEARCH_KEY"]}})
+    assert "environment.variables=['SEARCH_KEY'] is not used" in text
+
+
+def test_samples_of_an_agent_are_drawn_again_unless_the_recipe_says_otherwise() -> None:
+    def policy(**rollout: Any) -> str:
+        values = {"steps": 2, "model": {"path": "tiny"}, "environment": AGENT, "rollout": rollout}
+        return on_failed_sample(RunConfig.model_validate(values))
+
+    assert policy() == "retry"
+    assert policy(on_failed_sample="fail_group") == "fail_group"
+    assert not messages({"environment": AGENT, "rollout": {"min_valid_samples": 2}}, DATA)
 
 
 def test_a_reward_function_needs_prompts() -> None:

@@ -1,0 +1,49 @@
+"""What ``offbeat check`` says of an agent."""
+
+from pathlib import Path
+
+from offbeat.config.run import RunConfig
+from offbeat.launch.checks.agent import check_agent
+from offbeat.launch.checks.finding import Finding, Level
+from offbeat.launch.dry_run import dry
+from tests.support.agent_endpoint import CHATML, byte_tokenizer
+
+
+def recipe(model: Path, reward_workers: int = 8) -> RunConfig:
+    agent = {"name": "agent", "target": "a:b", "reward_workers": reward_workers, "variables": ["K"]}
+    return RunConfig.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": str(model)},
+            "environment": agent,
+            "data": {"path": "tasks.jsonl"},
+            "samples_per_group": 8,
+            "rollout": {"min_valid_samples": 3},
+        }
+    )
+
+
+def finding(model: Path, chat_template: str | None, reward_workers: int = 8) -> Finding:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(model)
+    (found,) = check_agent(recipe(model, reward_workers))
+    return found
+
+
+def test_without_a_chat_template_no_conversation_can_be_encoded(tmp_path: Path) -> None:
+    found = finding(tmp_path, None)
+    assert found.level is Level.ERROR and "has no chat template" in found.message
+
+
+def test_fewer_processes_than_samples_are_told(tmp_path: Path) -> None:
+    found = finding(tmp_path, CHATML, reward_workers=1)
+    assert found.level is Level.WARNING
+    assert "1 episodes run at once; a group has 8" in found.message
+    assert finding(tmp_path, CHATML).level is Level.OK
+
+
+def test_an_agents_recipe_can_be_dried(tmp_path: Path) -> None:
+    dried = dry(recipe(tmp_path))
+    assert (dried.environment.name, dried.environment.variables) == ("stub", ())
+    assert (dried.rollout.on_failed_sample, dried.rollout.min_valid_samples) == ("retry", 3)
