@@ -34,14 +34,16 @@ async def within_deadline(
         RolloutFailed: ``deadline``, attributed to the engine if a request to it was open, else to
             the environment.
     """
-    waits_for_engine = False
+    waits_for_engine, loop = False, asyncio.get_running_loop()
 
     async def watched(request: GenerateRequest) -> GenerateResult:
         nonlocal waits_for_engine
         try:
             return await generate(request)
         except asyncio.CancelledError:
-            waits_for_engine = True
+            # Before the deadline it is the rollout that gives a request up: an agent may.
+            ends_at = deadline.when()
+            waits_for_engine |= ends_at is not None and loop.time() >= ends_at
             raise
 
     try:

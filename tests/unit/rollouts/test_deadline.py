@@ -98,3 +98,14 @@ def test_a_rollout_that_is_cancelled_stays_cancelled() -> None:
             await running
 
     run(main())
+
+
+def test_a_request_that_was_given_up_before_is_not_what_a_late_rollout_waited_for() -> None:
+    async def gives_up_and_hangs(generate: Generate) -> None:
+        asking = asyncio.ensure_future(generate(REQUEST))
+        await asyncio.wait({asking}, timeout=1.0)
+        asking.cancel()
+        await asyncio.Event().wait()
+
+    failure, at_s = late(never, gives_up_and_hangs)
+    assert (failure.source, at_s) == (Component.ENVIRONMENT, 20.0)
