@@ -11,6 +11,7 @@ from offbeat.public_names import imported_on_use
 __version__ = "0.1.0"
 
 _MODULES: Final = {
+    "AgentClient": "offbeat.environments.agent_client",
     "Environment": "offbeat.environments.protocol",
     "EnvironmentUnavailable": "offbeat.environments.protocol",
     "Episode": "offbeat.environments.protocol",

@@ -1,4 +1,5 @@
 from offbeat.config.loader import load_recipe
+from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.protocol import (
     Environment,
     EnvironmentUnavailable,
@@ -14,6 +15,7 @@ from offbeat.runs.past_run import read_events
 from offbeat.sampler.policy import Sampler
 
 __all__ = [
+    "AgentClient",
     "Environment",
     "EnvironmentUnavailable",
     "Episode",
