@@ -9,6 +9,7 @@ from typing import Final
 
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
+from offbeat.config.crosschecks_agent import agent_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
@@ -262,24 +263,6 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _an_agent_has_its_own_settings(config: RunConfig) -> Iterator[Clash]:
-    environment = config.environment
-    if environment.name == "agent" and environment.max_turns > 1:
-        yield Clash(
-            ("environment.max_turns", "environment.name"),
-            f"environment.max_turns={environment.max_turns} is not used: an agent decides itself how "
-            "often it calls the model",
-            "Leave environment.max_turns out, and count in the agent.",
-        )
-    if environment.name != "agent" and environment.variables:
-        yield Clash(
-            ("environment.variables", "environment.name"),
-            f"environment.variables={list(environment.variables)} is not used: only the processes of "
-            "an agent are kept from the variables of the worker",
-            "Leave environment.variables out.",
-        )
-
-
 def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
     name, path = config.environment.name, config.data.path
     if name == "arithmetic" and path is not None:
@@ -395,7 +378,7 @@ _ALWAYS = (
     algorithm_clashes,
     run_dir_clashes,
     _user_code_is_named,
-    _an_agent_has_its_own_settings,
+    agent_clashes,
     _prompts_have_one_source,
     _eval_prompts_have_a_reader,
 )

@@ -91,13 +91,10 @@ class AgentGroups:
         return packed_with_own_prompts(engine.task, await draws.draw_all(draw_of))
 
     async def _play(self, session: SampleSession, transcript: Transcript) -> None:
-        task, began, failure = session.engine.task, time.perf_counter(), None
-        api_key = self._endpoint.open(session)
+        began, api_key = time.perf_counter(), self._endpoint.open(session)
         branches: tuple[Branch, ...] = ()
         try:
             transcript.reward = await self._reward(session, api_key)
-        except ExceptionGroup as errors:
-            failure = errors.exceptions[0]
         finally:
             branches = await self._endpoint.finish(api_key)
             if branches:
@@ -105,23 +102,25 @@ class AgentGroups:
             transcript.reward_s = time.perf_counter() - began - transcript.generate_s
         if session.failure is not None:
             raise session.failure  # whatever the agent made of it
-        if failure is not None:
-            raise failure
-        _check_branches(task, session, branches)
+        _check_branches(session.engine.task, session, branches)
 
     async def _reward(self, session: SampleSession, api_key: str) -> float:
         """Play an episode; one whose session fails is killed at once, whatever the agent would do.
 
         Raises:
-            ExceptionGroup: Of the failure of the session, or of ``RolloutFailed``.
+            RolloutFailed: The agent failed.
+            Exception: The failure of the session, which comes before that of its agent.
         """
         task, client = session.engine.task, AgentClient(self._endpoint.base_url, api_key, MODEL)
-        async with asyncio.TaskGroup() as episode:
-            failing = episode.create_task(session.raise_failure(), name="session-failure")
-            with environment_code(task):
-                value = await self._agent.run(task, client)
-            reward = checked_reward(task, value, session.sample)
-            failing.cancel()
+        try:
+            async with asyncio.TaskGroup() as episode:
+                failing = episode.create_task(session.raise_failure(), name="session-failure")
+                with environment_code(task):
+                    value = await self._agent.run(task, client)
+                reward = checked_reward(task, value, session.sample)
+                failing.cancel()
+        except ExceptionGroup as errors:
+            raise session.failure or errors.exceptions[0] from errors
         return reward
 
 

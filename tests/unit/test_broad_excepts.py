@@ -43,11 +43,13 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "controller/journal/files.py Segments._sync",
         "controller/journal/files.py Segments.begin",
         "controller/pending_waits.py PendingWaits.call",
+        "endpoint/agent_groups.py AgentGroups._reward",
         "endpoint/server.py _Entry.open_request",
         "endpoint/server.py _answer",
         "endpoint/session.py SampleSession._generated",
         "environments/exits.py exits_as_errors",  # Exception, which passes as it is
         "environments/exits.py exits_as_errors",
+        "environments/killable.py RewardChild.start",  # before there is a socket
         "environments/killable.py RewardChild.start",  # before there is a process
         "environments/killable.py RewardChild.start",
         "environments/killable.py RewardPool.start",
