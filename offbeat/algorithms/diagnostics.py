@@ -104,13 +104,12 @@ def _percentile(counts: Sequence[float], percent: int) -> float:
     """Return the percentile of the log-ratio, interpolated linearly within its bin."""
     bounds = (-LOG_RATIO_LIMIT, *EDGES, LOG_RATIO_LIMIT)
     wanted, seen = sum(counts) * percent / 100, 0.0
-    last = max(place for place, count in enumerate(counts) if count)
     for place, count in enumerate(counts):
-        if count and (seen + count >= wanted or place == last):
+        if count and seen + count >= wanted:
             low, high = bounds[place], bounds[place + 1]
             return low + (high - low) * (wanted - seen) / count
         seen += count
-    raise AssertionError(counts)  # unreachable: some bin has a token
+    raise AssertionError(counts)  # unreachable: ``wanted`` is less than the sum
 
 
 @cache

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_cases import keys_of, tokens_of
 
-from offbeat.algorithms.diagnostics import EDGES, SpreadRows, spread, spread_metrics
+from offbeat.algorithms.diagnostics import BINS, EDGES, SpreadRows, spread, spread_metrics
 from offbeat.algorithms.losses import LOSSES, LossTokens, clipped_pg
 from offbeat.algorithms.staleness_buckets import (
     FIRSTS,
@@ -152,6 +152,17 @@ def test_a_percentile_has_its_share_of_the_tokens_below_it(q: int) -> None:
         got = math.log(spread_metrics([rows(tokens)])[metric_name(f"ratio_p{q:02d}", "0")])
         want = float(np.percentile(gaps[:4000].clamp(-20, 20).numpy(), q))
         assert abs(got - want) <= max(abs(want) / 6, 1e-4)
+
+
+def test_a_percentile_that_the_tokens_of_a_bin_make_up_exactly_is_the_end_of_that_bin() -> None:
+    """5 of 100 tokens in the bin 10, 45 in 20, 45 in 30 and 5 in 40."""
+    counts = [0.0] * BINS
+    counts[10], counts[20], counts[30], counts[40] = 5, 45, 45, 5
+    sums = [0.0, 0.0, 100.0, 100.0, 0.0, 0.0]
+    empty = [0.0] * (BINS + len(sums))
+    got = spread_metrics([[[*counts, *sums], *[empty] * (len(LABELS) - 1)]])
+    for q, place in ((5, 10), (50, 20), (95, 30)):
+        assert math.log(got[metric_name(f"ratio_p{q:02d}", "0")]) == pytest.approx(EDGES[place])
 
 
 @pytest.mark.parametrize(("age", "label"), BUCKET_OF.items())

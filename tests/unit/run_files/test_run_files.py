@@ -1,5 +1,6 @@
 """What processes of other machines may write into a run directory, and what arrives."""
 
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,6 +161,28 @@ def test_a_directory_arrives_as_it_is_and_replaces_a_former_one(run_dir: Path) -
     assert listing == fingerprints(run_dir / "checkpoints")
     fetch(files, "checkpoints", "state_4", listing["state_4"], back)
     assert tree(back) == tree(source)
+
+
+def test_what_is_fetched_replaces_what_is_there_and_leaves_nothing_else(run_dir: Path) -> None:
+    """A directory that was there, and one that a broken transfer of this process left behind."""
+    files = RunFiles(run_dir)
+    files.write("checkpoints/step_1/a", 0, b"new", 3)
+    back = run_dir.parent / "back"
+    for old in (back, run_dir.parent / f".partial_back_{os.getpid()}"):
+        old.mkdir()
+        (old / "old").write_bytes(b"old")
+    fetch(files, "checkpoints", "step_1", files.listing("checkpoints")["step_1"], back)
+    assert tree(back) == {"a": b"new"}
+    assert sorted(path.name for path in run_dir.parent.iterdir()) == ["back", "run"]
+
+
+def test_a_single_file_is_fetched_in_place_of_a_directory(run_dir: Path) -> None:
+    files = RunFiles(run_dir)
+    files.write("logs/a", 0, b"ab", 2)
+    back = run_dir.parent / "back"
+    (back / "deep").mkdir(parents=True)
+    fetch(files, "logs", "a", files.listing("logs")["a"], back)
+    assert back.read_bytes() == b"ab"
 
 
 @pytest.mark.parametrize("calls", range(3))

@@ -21,15 +21,18 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from offbeat.config.run import RunConfig
 from offbeat.trainers.errors import UntrainableModel
 from offbeat.trainers.expert_names import APART, AS_THEY_ARE, TOGETHER, Meta
+from offbeat.trainers.ranks.assembly import source_of
 from offbeat.trainers.receiver_names import (
     file_shapes,
     module_shapes,
     names_for_files,
     names_for_module,
 )
-from offbeat.weight_sync.source import named_weights
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.source import dtype_name, named_weights
 
 BODY: dict[str, Any] = {
     "vocab_size": 32,
@@ -175,3 +178,36 @@ def name_and_shape(metas: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 def test_without_safetensors_files_names_stay_as_they_are(tmp_path: Path) -> None:
     assert file_shapes(tmp_path) == {}
     assert names_for_files(tmp_path, [("a", (1,), "float32")]) is AS_THEY_ARE
+
+
+def manifest_metas(model: PreTrainedModel) -> list[Meta]:
+    return [(name, tuple(each.shape), dtype_name(each)) for name, each in named_weights(model)]
+
+
+@pytest.mark.parametrize(("backend", "is_apart"), [("vllm", True), ("embedded", False)])
+def test_a_rank_sends_what_the_engines_of_its_run_load(
+    make: Make, backend: str, *, is_apart: bool
+) -> None:
+    path, model = make("qwen3_moe")
+    overrides = {"generator": {"backend": backend}, "sync": {"chunk_mib": 0.01}}
+    config = RunConfig.model_validate({"steps": 1, "model": {"path": str(path)}, **overrides})
+    spec = TrainerSpec(config, str(path), "run")
+    source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
+    sent = {each.name for each in source.manifest.tensors}
+    assert any(".experts.3." in name for name in sent) == is_apart
+    own = {name for name, _ in named_weights(model)}
+    assert sent == (in_files(path).keys() if is_apart else own)
+    assert len(source.manifest.chunk_nbytes) > 1, "of 10 KiB each, where a tensor fits into one"
+
+
+def test_a_rank_sends_in_the_wire_dtype_but_what_is_to_be_kept(make: Make) -> None:
+    path, model = make("qwen3")
+    sync = {"wire_dtype": "bfloat16", "keep_float32": ["norm.weight"]}
+    config = RunConfig.model_validate({"steps": 1, "model": {"path": str(path)}, "sync": sync})
+    spec = TrainerSpec(config, str(path), "run")
+    source = source_of(spec, manifest_metas(model), lambda: named_weights(model))
+    dtypes = {each.name: each.dtype for each in source.manifest.tensors}
+    assert dtypes == {
+        name: "float32" if name.endswith("norm.weight") else "bfloat16" for name in dtypes
+    }
+    assert set(dtypes.values()) == {"float32", "bfloat16"}

@@ -3,12 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weight_models import Model, equal, weights
+from torch import nn
+from weight_models import InPlaceTarget, Model, equal, weights
 
 from offbeat.weight_sync.chunks import walk
 from offbeat.weight_sync.errors import TransferRefused
-from offbeat.weight_sync.manifest import ALIGNMENT, plan, release_digest
-from offbeat.weight_sync.receiver import ModuleReceiver
+from offbeat.weight_sync.manifest import ALIGNMENT, Manifest, plan, release_digest
+from offbeat.weight_sync.receiver import ModuleReceiver, Receiver
 from offbeat.weight_sync.source import ModuleSource
 
 
@@ -36,6 +37,51 @@ def test_an_epoch_is_never_opened_twice_and_a_newer_one_drops_the_older() -> Non
     with pytest.raises(TransferRefused, match="epoch is 2"):
         receiver.begin(2, source.manifest)
     receiver.apply(2, 0, next(iter(source.chunks()))[0])
+
+
+def test_a_release_that_is_cut_differently_is_received_as_it_is_cut() -> None:
+    served = Model(9)
+    receiver = ModuleReceiver(served)
+    for epoch, chunk_bytes in enumerate((64, 64, 10**6, 200), start=1):
+        sent = Model(epoch)
+        source = ModuleSource(sent, chunk_bytes)
+        digests = list[str]()
+        receiver.begin(epoch, source.manifest)
+        for index, (chunk, digest) in enumerate(source.chunks()):
+            assert receiver.apply(epoch, index, chunk)
+            digests.append(digest)
+        receiver.verify(release_digest(source.manifest, digests))
+        receiver.commit(epoch)
+        assert equal(weights(sent), weights(served))
+
+
+def test_only_a_newer_epoch_makes_the_target_undo_an_open_transfer() -> None:
+    target, source = InPlaceTarget(Model(2)), ModuleSource(Model(1), 64)
+    receiver = Receiver(target)
+    receiver.begin(2, source.manifest)
+    for epoch in (1, 2):
+        with pytest.raises(TransferRefused, match=f"epoch is {epoch}"):
+            receiver.begin(epoch, source.manifest)
+        assert target.rollbacks == 0
+    receiver.begin(3, source.manifest)
+    assert target.rollbacks == 1
+
+
+def test_a_target_prepares_for_nothing_that_was_refused() -> None:
+    class Counting(InPlaceTarget):
+        prepared = 0
+
+        def prepare(self, manifest: Manifest) -> None:
+            super().prepare(manifest)
+            self.prepared += 1
+
+    target = Counting(Model(2))
+    receiver, stranger = Receiver(target), nn.Linear(2, 3)
+    with pytest.raises(TransferRefused):
+        receiver.begin(1, ModuleSource(stranger, 64).manifest)
+    assert target.prepared == 0
+    receiver.begin(2, ModuleSource(Model(1), 64).manifest)
+    assert target.prepared == 1
 
 
 @given(

@@ -1,0 +1,78 @@
+"""What the megatron trainer reads of a model's config, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, Qwen3Config, Qwen3MoeConfig
+
+from offbeat.trainers.errors import UntrainableModel
+from offbeat.trainers.megatron.architecture import read_architecture
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def test_the_sizes_of_a_decoder_are_read_from_its_config(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    Qwen3Config(**SIZES, rope_parameters=rope, tie_word_embeddings=True).save_pretrained(tmp_path)
+    read = read_architecture(tmp_path)
+    assert (read.layers, read.hidden, read.heads, read.groups) == (2, 16, 4, 2)
+    assert (read.head_dim, read.intermediate, read.vocabulary) == (8, 24, 32)
+    assert (read.rope_theta, read.tied, read.qk_norm, read.qkv_bias) == (5e5, True, True, False)
+    assert (read.experts, read.experts_per_token) == (0, 0)
+
+
+def test_an_expert_has_the_size_of_one_expert(tmp_path: Path) -> None:
+    experts: dict[str, Any] = {
+        "num_experts": 4,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 12,
+    }
+    Qwen3MoeConfig(**SIZES, **experts, norm_topk_prob=False).save_pretrained(tmp_path)
+    read = read_architecture(tmp_path)
+    assert (read.experts, read.experts_per_token, read.intermediate) == (4, 3, 12)
+    assert not read.normalise_routing
+    assert read.layer_weights == 2 * 16 * 8 * (4 + 2) + 3 * 16 * 12 * 3
+
+
+@pytest.mark.parametrize(
+    ("feature", "named"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "scales its positions by 'linear'",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True},
+            "has layers of kind sliding_attention",
+        ),
+        ({"hidden_act": "gelu"}, "computes its MLP with 'gelu'"),
+        ({"attention_bias": True}, "has biases in attention"),
+    ],
+)
+def test_a_feature_that_it_would_compute_wrongly_is_refused_by_name(
+    tmp_path: Path, feature: dict[str, Any], named: str
+) -> None:
+    Qwen3Config(**SIZES, **feature).save_pretrained(tmp_path)
+    with pytest.raises(UntrainableModel, match=named):
+        read_architecture(tmp_path)
+
+
+def test_a_mixture_of_dense_layers_and_experts_is_refused(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**SIZES, num_experts=4, decoder_sparse_step=2).save_pretrained(tmp_path)
+    with pytest.raises(UntrainableModel, match="mixes dense layers and layers of experts"):
+        read_architecture(tmp_path)
+
+
+def test_a_family_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
+    GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    with pytest.raises(UntrainableModel, match="is none of qwen2"):
+        read_architecture(tmp_path)
