@@ -1,5 +1,8 @@
 """Awaits remote calls: cancellation reaches the actor, and its errors are classified."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import asyncio
 import re
 from itertools import pairwise

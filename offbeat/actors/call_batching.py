@@ -149,8 +149,8 @@ class _Client(Generic[A]):
     """Replies that one caller waits for."""
 
     incarnation: str
-    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    answers: deque[BatchedReply[A]] = field(default_factory=deque)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
+    answers: deque[BatchedReply[A]] = field(default_factory=deque[BatchedReply[A]])
     waiter: asyncio.Future[None] | None = None
 
     def ended(self, id_: int, _task: asyncio.Task[None]) -> None:

@@ -1,5 +1,9 @@
 """Ray actor that runs episodes: many groups concurrently on one event loop."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# Ray declares functions without the types of their parameters. transformers leaves its configs and
+# its loading functions untyped.
+
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,6 +4,9 @@ Payload handles are passed as top-level arguments, so that Ray resolves them: sm
 inside the call, large ones are read from shared memory.
 """
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import asyncio
 import contextlib
 import itertools

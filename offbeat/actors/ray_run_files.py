@@ -1,5 +1,8 @@
 """Remote access to the run directory: an actor on the driver's machine, and its client."""
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import os
 from collections.abc import Mapping
 from pathlib import Path

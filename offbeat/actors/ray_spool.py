@@ -1,5 +1,8 @@
 """Controller's side of the spool: groups of a lost owner become payloads of this process."""
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping

@@ -8,6 +8,9 @@ ranks disconnect    the same
 a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
 """
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import asyncio
 import contextlib
 import itertools

@@ -11,6 +11,9 @@ A process that is killed while no call is open is restarted by Ray without any e
 names its process, and a new name is reported.
 """
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Literal, Protocol, TypeVar

@@ -4,6 +4,9 @@ A sync actor with one call at a time (``max_concurrency=1``, Ray's default for i
 executed in the order in which the controller makes them, which the split step relies on.
 """
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +18,7 @@ import msgspec
 import ray
 
 from offbeat.actors.fence_guard import FenceGuard
+from offbeat.actors.node_address import node_address, reachable_address
 from offbeat.actors.process import new_incarnation
 from offbeat.actors.ray_run_files import SHARE_FIX, prepared
 from offbeat.config.limits import trainer_device
@@ -23,7 +27,6 @@ from offbeat.messages.failures import (
     ActorLost,
     CheckpointFailed,
     OffbeatError,
-    StartFailed,
     StepOutOfOrder,
     TrainerCall,
     TrainStepFailed,
@@ -31,7 +34,6 @@ from offbeat.messages.failures import (
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.training import Checkpoint, ChunkResult, StepResult, TrainerState
 from offbeat.rendezvous.frames import StoreAddress
-from offbeat.rendezvous.interface import AddressNotLocal, interface_of
 from offbeat.run_files.disk import DISK
 from offbeat.run_files.transfer import send
 from offbeat.trainers.backend import Advantages, TrainerBackend
@@ -103,7 +105,9 @@ class TrainerActor:
 
         if self._store_server is not None:
             self._store_server.close()
-        self._store_server, address = open_rendezvous(self._own_address())
+        self._store_server, address = open_rendezvous(
+            reachable_address(f"trainer rank {self._rank}")
+        )
         return address
 
     def join(self, fence: Fence, at: WorldRendezvous) -> None:
@@ -115,26 +119,14 @@ class TrainerActor:
         self._guard.check(fence)
         from offbeat.trainers.ranks.process_group import join  # noqa: PLC0415 -- loads torch
 
-        peers = join(at, self._rank, trainer_device(self._spec.config.trainer), self._own_address())
+        device = trainer_device(self._spec.config.trainer)
+        peers = join(at, self._rank, device, reachable_address(f"trainer rank {self._rank}"))
         self._enter(at.world, peers)
-
-    def _own_address(self) -> str:
-        """Return the address under which Ray knows this machine.
-
-        Raises:
-            StartFailed: No network interface here has it, so no rank could connect to it.
-        """
-        address = ray.util.get_node_ip_address()
-        try:
-            interface_of(address)
-        except AddressNotLocal as error:
-            raise StartFailed(f"trainer rank {self._rank}", str(error)) from error
-        return address
 
     def _enter(self, world: str, peers: Peers) -> None:
         spec, self._peers = self._spec, peers
         self._split, source = self._make(peers)
-        self._sender = sender_of(spec, source, ray.util.get_node_ip_address, self._incarnation)
+        self._sender = sender_of(spec, source, node_address, self._incarnation)
         keep, identity = spec.config.checkpoint.keep, self._split.identity
         store = RankCheckpoints(self._checkpoints, identity, keep=keep, peers=peers)
         files = self._place.files

@@ -22,7 +22,7 @@ class Surrogate:
     loss_N: Tensor  # carries the gradient
     ratio_N: Tensor | None = None  # importance ratio, without gradient; None if unused
     # Bool: the tokens that each bound clips
-    bounded_N: dict[str, Tensor] = field(default_factory=dict)
+    bounded_N: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 def clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrogate:

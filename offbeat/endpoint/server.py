@@ -15,7 +15,7 @@ import hmac
 import secrets
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -54,7 +54,7 @@ class _Entry:
     open_requests: int = 0
 
     @contextmanager
-    def open_request(self) -> Iterator[None]:
+    def open_request(self) -> Generator[None]:
         """Count a request from before its body is read until it is answered.
 
         A bug in the answering of it fails the sample, as the answer says.

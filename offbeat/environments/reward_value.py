@@ -34,4 +34,4 @@ def reward_of(value: object) -> float | BadReward:
 
 
 def _is_other_real(value: object) -> TypeGuard[numbers.Real]:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)

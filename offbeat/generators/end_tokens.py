@@ -3,6 +3,9 @@
 It reads JSON files only. A model whose samples never end trains on samples that are all cut off.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

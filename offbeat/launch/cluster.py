@@ -1,5 +1,9 @@
 """Ray for one run: starts or joins a cluster, creates the actors, and stops everything."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# Ray declares functions without the types of their parameters.
+
 import contextlib
 import logging
 import os

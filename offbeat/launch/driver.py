@@ -3,6 +3,9 @@
 It is the only place that chooses an exit code.
 """
 
+# pyright: reportUnknownMemberType=false
+# Ray declares functions without the types of their parameters.
+
 import os
 import secrets
 import signal

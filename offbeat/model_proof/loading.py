@@ -4,6 +4,11 @@ transformers initialises missing weights at random and ignores unexpected ones, 
 log. A run on such a model would train, but its results would be meaningless.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final

@@ -5,6 +5,11 @@ short enough to compute with the model itself. A miniature has these lengths cut
 narrower ones, and weights large enough that attention is far from uniform and caps take effect.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
 import copy
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,11 @@
 """Reference forward pass of a model, and the bound of its rounding errors."""
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -66,7 +70,7 @@ def attend_by(model: PreTrainedModel, implementation: str) -> bool:
 
 
 @contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+def eager_attention(model: PreTrainedModel) -> Generator[None]:
     """Use transformers' eager attention in the block, if the model supports it."""
     chosen = model.config._attn_implementation or "eager"  # noqa: SLF001 -- as above
     attend_by(model, "eager")

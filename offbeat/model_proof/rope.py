@@ -6,6 +6,9 @@ has been decoded. They are fixed here to those of a row of ``max_model_len`` tok
 what vLLM does with longrope.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -1,5 +1,5 @@
 # pyright: basic
-# ray is not fully typed.
+# Ray is not fully typed.
 """The queue service as a Ray actor, and the functions that connect Ray programs to it.
 
 Clients on the actor's node use its Unix socket and share memory with it. Clients elsewhere send the

@@ -1,5 +1,5 @@
 # pyright: basic
-# ray is not fully typed.
+# Ray is not fully typed.
 """Client's end of Ray calls, for clients that are not on the service's node."""
 
 import asyncio

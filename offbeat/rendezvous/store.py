@@ -1,8 +1,9 @@
 """Client of the store, in which process groups of torch exchange their addresses."""
 
-# pyright: reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
-# pyright: reportAttributeAccessIssue=false
-# torch exports Store without declaring it, and declares less of it than it has.
+# pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
+# pyright: reportPrivateImportUsage=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+# torch exports Store without declaring it, and declares less of it than it has, without types.
 
 import socket
 import threading

@@ -1,7 +1,7 @@
 """Calls of a rollout to its engine and its environment, with typed failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -95,7 +95,7 @@ def failed(task: RolloutTask, kind: FailureKind, reason: str, detail: str) -> Ro
 
 
 @contextmanager
-def environment_code(task: RolloutTask) -> Iterator[None]:
+def environment_code(task: RolloutTask) -> Generator[None]:
     """Turn any exception of an environment into a failure of the group, and log it.
 
     The one broad ``except`` of the worker: environments are other people's code.

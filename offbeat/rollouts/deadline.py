@@ -46,8 +46,9 @@ async def within_deadline(
             waits_for_engine |= ends_at is not None and loop.time() >= ends_at
             raise
 
+    deadline = asyncio.timeout(task.deadline_s if limit_s is None else limit_s)
     try:
-        async with asyncio.timeout(task.deadline_s if limit_s is None else limit_s) as deadline:
+        async with deadline:
             return await roll_out(watched)
     except TimeoutError as error:
         if not deadline.expired():

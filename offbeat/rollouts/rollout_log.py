@@ -6,6 +6,11 @@ A disk that fails, or is slower than the rollouts, costs log records, never a ro
 groups that are not logged are counted in the worker's log.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+# pyarrow has no types.
+
 import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor

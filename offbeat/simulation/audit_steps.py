@@ -255,7 +255,7 @@ class Steps:
         findings = self._findings
         findings.source = "records"
         for key, moment in self._world.steps.items():
-            findings.index, findings.current = moment.index, moment.record
+            findings.index, findings.current = moment.record_index, moment.record
             intent = self._intents.get(key)
             if intent is None:
                 findings.add("I7", f"step {key} was applied without a durable intent")

@@ -56,7 +56,7 @@ class SentGroup(NamedTuple):
 class AuditedStep(NamedTuple):
     """One optimizer step according to the trainer."""
 
-    index: int  # index of its record
+    record_index: int
     record: TrainerApplied
     before: Trained
     # Digests of versions 0, 1, ... before the step; None: never reported

@@ -10,6 +10,7 @@ that are ready at the same moment is not guaranteed. Same seed, same run, bit fo
 
 import asyncio
 import heapq
+import inspect
 import random
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
@@ -99,7 +100,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._closed:
             cast("Coroutine[Any, Any, T]", coro).close()
             raise RuntimeError("the episode is over")
-        task: NumberedTask[T] = NumberedTask.__new__(NumberedTask)
+        task = cast("NumberedTask[T]", NumberedTask.__new__(NumberedTask))
         task.number = len(self._tasks)
         self._creating = PROCESS.get(OUTSIDE) if context is None else context.get(PROCESS, OUTSIDE)
         # Tasks are always named, because asyncio's own counter is global.
@@ -272,7 +273,7 @@ def _dispose(coroutine: "CoroutineType[Any, Any, Any]") -> None:
     one.
     """
     chain, inner = [coroutine], coroutine.cr_await
-    while isinstance(inner, CoroutineType):
+    while inspect.iscoroutine(inner):
         chain.append(inner)
         inner = inner.cr_await
     for each in reversed(chain):

@@ -149,8 +149,15 @@ class FakeTrainer(Actor):
             return self._checkpoint(args[0], kind)
         if method == "save" and args[0] != self._version:
             raise TrainStepFailed(0, args[0], TrainerCall.SAVE, f"it holds version {self._version}")
-        work = _WORK.get(method)  # a final save or a close leaves no record
-        return work(self, *args) if work else None
+        work: Mapping[str, Callable[..., object]] = {
+            "state": self._state,
+            "abort_train_step": self._abort,
+            "prepare_logprobs": self._prepare_logprobs,
+            "publish_weights": self._publish,
+            "restore": self._restore,
+        }
+        # A final save or a close leaves no record
+        return work[method](*args) if method in work else None
 
     def _prepare_logprobs(self, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         del loss
@@ -302,12 +309,3 @@ class FakeTrainer(Actor):
 
 def _columns_of(chunk: Chunk) -> list[SimulatedPayload]:
     return [handles[0] for handles in chunk.payloads]
-
-
-_WORK: Final[Mapping[str, Callable[..., object]]] = {
-    "state": FakeTrainer._state,  # noqa: SLF001 - the table of what the class does
-    "abort_train_step": FakeTrainer._abort,  # noqa: SLF001
-    "prepare_logprobs": FakeTrainer._prepare_logprobs,  # noqa: SLF001
-    "publish_weights": FakeTrainer._publish,  # noqa: SLF001
-    "restore": FakeTrainer._restore,  # noqa: SLF001
-}

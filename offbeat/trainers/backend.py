@@ -45,7 +45,7 @@ class TrainerBackend(ABC):
 
     def __init__(self) -> None:
         self._guard = StepGuard()
-        self.steps_applied = 0
+        self.steps_applied: int = 0
         self.last_applied: StepKey | None = None  # key of the newest applied step's finish
         self.is_first = True  # whether this is rank 0, which writes the files that all ranks share
         self.initial_digest = ""  # digest of the initial weights; every backend sets it

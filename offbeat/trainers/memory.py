@@ -7,7 +7,7 @@ per call.
 
 import resource
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -52,7 +52,7 @@ class PeakMemory:
         self._reported: tuple[Hashable, dict[str, float]] = (None, {})
 
     @contextmanager
-    def during(self, call: str) -> Iterator[None]:
+    def during(self, call: str) -> Generator[None]:
         """Count the work inside the block to the phase of ``call``, whether it raises or not."""
         phase = _PHASES.get(call)
         if self._meter is None or phase is None:

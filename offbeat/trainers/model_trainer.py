@@ -7,7 +7,7 @@ chunks or assigned to ranks, and ``train`` is the same step in one call.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -174,7 +174,7 @@ class ModelTrainer(TrainerBackend):
         self._sums = None
 
     @contextmanager
-    def _undone_if_raised(self) -> Iterator[None]:
+    def _undone_if_raised(self) -> Generator[None]:
         try:
             yield
         except BaseException:

@@ -4,6 +4,10 @@ An embedded engine is a module of transformers and has exactly the weights of th
 engine loads the names of the model's files, which may contain more than is trained.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final

@@ -3,6 +3,10 @@
 Nothing is read from the device until then: one transfer per step, and one collective.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -112,9 +116,9 @@ class StepSums:
     sequences: int = 0  # with a valid token
     chunks: int = 0
     compute_s: float = 0.0
-    _loss: list[Tensor] = field(default_factory=list)
+    _loss: list[Tensor] = field(default_factory=list[Tensor])
     _divisor: Tensor | None = None
-    _metrics: dict[str, PartialMetric] = field(default_factory=dict)
+    _metrics: dict[str, PartialMetric] = field(default_factory=dict[str, PartialMetric])
     _spread: Tensor | None = None
 
     def add(self, sums: LossSums) -> None:

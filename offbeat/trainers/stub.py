@@ -51,7 +51,8 @@ class _State(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _OpenStep:
-    digests: list[str] = field(default_factory=list)  # of each group with its advantages
+    # Digest of each group with its advantages
+    digests: list[str] = field(default_factory=list[str])
     tokens: int = 0
     sequences: int = 0
     chunks: int = 0

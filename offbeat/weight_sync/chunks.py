@@ -3,8 +3,10 @@
 Metadata, sender, receiver and tests all use ``walk``; there is no second definition of the layout.
 """
 
-# pyright: reportPrivateImportUsage=false
-# torch exports its calls on lists of tensors without declaring it.
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types. Its calls on lists of tensors have private names,
+# which it exports without declaring it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

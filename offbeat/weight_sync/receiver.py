@@ -5,8 +5,9 @@ Engines differ in their ``Target``: where the tensors go, and whether the old we
 while new ones arrive.
 """
 
-# pyright: reportPrivateImportUsage=false
-# torch exports its calls on lists of tensors without declaring it.
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+# torch has no public names for its calls on lists of tensors, and exports them without declaring
+# it.
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -235,6 +235,22 @@ def class_names(path: Path) -> Iterator[str]:
             yield node.name
 
 
+def untyped_libraries() -> list[str]:
+    """Libraries that CONTRIBUTING.md lists as without types."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.split("| library |")[1].split("\n\n")[0].splitlines()[2:]
+    return [name for row in table for name in row.split("|")[1].strip().split(", ")]
+
+
+def test_types_are_weaker_only_where_a_listed_library_has_none() -> None:
+    pattern = re.compile(r"^# pyright: .*\n(?:# pyright: .*\n)*(.*)", re.MULTILINE)
+    files = {file: pattern.findall(file.read_text()) for file in PACKAGE.rglob("*.py")}
+    listed = re.compile("|".join(rf"\b{name}\b" for name in untyped_libraries()), re.IGNORECASE)
+    weaker = [(file.relative_to(PACKAGE), line) for file, lines in files.items() for line in lines]
+    assert weaker
+    assert [each for each in weaker if not listed.search(each[1])] == []
+
+
 def test_a_public_class_name_stands_once_in_the_package() -> None:
     files_by_name: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

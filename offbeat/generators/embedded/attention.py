@@ -7,6 +7,10 @@ query axis instead, and the mask is the same for all of them.
 Legend: R rows, H query heads, K key heads, C columns of the cache, D head dimension.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
 from typing import Any
 
 from torch import Tensor, nn

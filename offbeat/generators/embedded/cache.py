@@ -11,6 +11,9 @@ the mask, the tokens, their logprobs.
 Legend: R rows, H heads, C columns, D head dimension, B prompts of one prefill, P padded length.
 """
 
+# pyright: reportIncompatibleVariableOverride=false, reportUnknownMemberType=false
+# torch declares some functions without types; transformers declares the planes as optional.
+
 from collections.abc import Sequence
 
 import torch

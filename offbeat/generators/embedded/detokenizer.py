@@ -1,5 +1,9 @@
 """The tokenizer of a model directory, for engines that look at text."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from collections.abc import Sequence
 from functools import cached_property
 

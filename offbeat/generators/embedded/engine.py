@@ -5,6 +5,10 @@ prefilled once each, in one ragged forward, and spread over their samples. Then 
 for all rows, old and new, and rows that ended make room.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import itertools
 import random
 import time
@@ -178,7 +182,7 @@ class EmbeddedEngine:
             engine is no longer usable.
         """
         began_s = self._clock()
-        logits = []
+        logits = list[torch.Tensor]()
         if self._rows:
             logits.append(self._model.decode(self._cache, self._rows.positions(self._cache.now)))
         self._cache.advance()

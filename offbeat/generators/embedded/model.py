@@ -3,6 +3,10 @@
 Legend: B prompts, P padded prompt length, R rows, V vocabulary.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 import inspect
 from collections.abc import Sequence
 from pathlib import Path

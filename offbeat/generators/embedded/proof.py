@@ -5,6 +5,9 @@ is compared with that of transformers' plain forward pass: on a miniature of the
 which windows and original lengths are exceeded, and on the model at the last positions of the run.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# torch declares some functions without types. Private names are explained where they are used.
+
 from collections.abc import Sequence
 from typing import Final
 

@@ -3,6 +3,9 @@
 Legend: R rows, S stop tokens.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
 from collections.abc import Sequence
 
 import torch

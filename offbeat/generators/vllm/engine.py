@@ -209,12 +209,13 @@ class VllmEngine:
             completions = await self._completions(request)
             # A sample that ends before the canary has passed is not answered yet
             await self._gate.wait()
-            if opened.fate == "lost":
+            fate = self._open[request.request_id].fate  # other tasks set it meanwhile
+            if fate == "lost":
                 self._check_serving()
                 problem = "a weight sync into it failed while this ran"
                 raise EngineUnavailable(self.name, "generate", problem, "Ask another engine")
             was_aborted = any(each.finish_reason == "abort" for each in completions)
-            if opened.fate == "again" and was_aborted:
+            if fate == "again" and was_aborted:
                 continue
             return result_of(
                 request, completions, self.name, self.incarnation, kv_kept=self._kv_kept

@@ -1,6 +1,6 @@
 """Lazy import of the vLLM names that the actor's process uses, when an engine is created."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # vllm lives in an environment of its own (docs/vllm.md).
 
 import importlib.metadata

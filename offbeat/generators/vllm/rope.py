@@ -7,7 +7,7 @@ scales at all.
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from offbeat.generators.vllm.errors import RopeDiffers
 
@@ -18,9 +18,9 @@ def check_rope(model_path: str | Path, max_model_len: int) -> None:
     Raises:
         RopeDiffers: The frequencies differ.
     """
-    settings = cast("dict[str, Any]", json.loads((Path(model_path) / "config.json").read_bytes()))
+    settings: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_bytes())
     settings = settings.get("text_config") or settings
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    rope: dict[str, Any] = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) != "dynamic":
         return
     bound = settings.get("max_position_embeddings", 0)

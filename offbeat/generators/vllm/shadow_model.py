@@ -9,7 +9,7 @@ twice, so it is for engines on CPU; and every layer must hold all of its compute
 itself, so it is for models that are not quantized (``obstacle``).
 """
 
-# pyright: reportMissingImports=false, reportPrivateUsage=false
+# pyright: basic, reportMissingImports=false, reportPrivateUsage=false
 # vllm lives in an environment of its own (docs/vllm.md).
 # ruff: noqa: SLF001 -- torch and vLLM have no public name for a module's tensors and their loading
 

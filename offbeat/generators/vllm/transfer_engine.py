@@ -21,7 +21,7 @@ An error before ``finish_weight_update``, or in place before ``start_weight_upda
 model untouched. Reports go through ``verdicts``: a reply to a call would block the worker.
 """
 
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 # vllm lives in an environment of its own (docs/vllm.md).
 
 import mmap

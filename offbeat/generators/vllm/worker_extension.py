@@ -4,7 +4,7 @@ vLLM imports this module by name at the start of every worker, which is its hook
 transfer engine. So importing this module has an effect.
 """
 
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 # vllm lives in an environment of its own (docs/vllm.md).
 
 from typing import Any

@@ -1,5 +1,9 @@
 """Checks that prompts leave room for a response, on the longest rows of the files."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 import time
 from collections.abc import Iterator
 from pathlib import Path

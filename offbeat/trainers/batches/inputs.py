@@ -1,5 +1,8 @@
 """Inputs of the loss besides the new log-probabilities, in the order of a microbatch's tokens."""
 
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -85,12 +85,13 @@ PADDING_MICROBATCH: Final = PackedRows(
 def rows_of(prompts: Sequence[Sequence[int]]) -> PackedRows:
     """Return prompts of equal length as one row each, of which the last position predicts."""
     input_ids_RT = np.asarray(prompts, np.int64)
-    rows, tokens = input_ids_RT.shape
+    shape: tuple[int, int] = input_ids_RT.shape
+    rows, tokens = shape
     nothing_N = np.zeros(0, np.int64)
     return PackedRows(
         input_ids_RT=input_ids_RT,
         positions_RT=np.tile(np.arange(tokens), (rows, 1)),
-        segments_RT=np.full((rows, tokens), PROMPT, np.int64),
+        segments_RT=np.full(shape, PROMPT, np.int64),
         predicts_U=np.arange(1, rows + 1) * tokens - 1,
         which_N=nothing_N,
         target_N=nothing_N,

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h
 
 
 @contextmanager
-def replaced(target: Path, like: Path) -> Iterator[Path]:
+def replaced(target: Path, like: Path) -> Generator[Path]:
     """Yield a directory for weights and config; it becomes ``target`` if the block does not raise.
 
     The tokenizer and other assets of ``like`` are added. An existing directory is replaced.

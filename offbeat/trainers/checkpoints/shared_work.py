@@ -114,13 +114,17 @@ class SharedWork:
     def _follow(self, during: str) -> msgspec.Raw:
         """Carry out orders until rank 0 is done; return its encoded result."""
         failure: Exception | None = None
-        while not isinstance(order := self._peers.broadcast(_Done(failed=True), _ORDERS), _Done):
+        while not isinstance(order := self._received(), _Done):
             _, own = self._carry_out(order)
             if not isinstance(order, _Verify):  # a damaged checkpoint is skipped, it is no failure
                 failure = failure or own
         if order.failed:
             raise failure or PeerFailed(self._peers.rank, 0, during)
         return order.answer
+
+    def _received(self) -> _Order | _Done:
+        """Return rank 0's order; on rank 0 itself nobody waits for one."""
+        return self._peers.broadcast(_Done(failed=True), _ORDERS)
 
     def _lead(self, order: _Order) -> list[_Files]:
         """Broadcast an order, carry it out, and return the results of all ranks.

@@ -1,6 +1,9 @@
 """Tensors by name in a safetensors file: no code runs when one is read."""
 
-from collections.abc import Iterator, Mapping
+# pyright: reportUnknownVariableType=false
+# safetensors declares its files without types.
+
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 @contextmanager
-def saved_tensors(file: Path) -> Iterator[Mapping[str, Tensor]]:
+def saved_tensors(file: Path) -> Generator[Mapping[str, Tensor]]:
     """Yield the tensors of a file by name, on the CPU; each is read on access."""
     with safe_open(file, framework="pt") as opened:
         yield _Saved(opened)

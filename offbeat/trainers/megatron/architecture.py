@@ -1,5 +1,9 @@
 """Sizes of a model, read from its Hugging Face config; unsupported features are refused."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final

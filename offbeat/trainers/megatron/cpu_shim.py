@@ -6,8 +6,12 @@ names mean the CPU, streams and random states are the CPU's own, and ``Tensor.ty
 used: Transformer Engine, Apex.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false
+# megatron-core has no types.
+
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
@@ -24,7 +28,7 @@ _TYPES: Final = ("Float", "Half", "BFloat16", "Int", "Long", "Double", "Byte")
 
 
 @contextlib.contextmanager
-def cpu_stands_in(device: str) -> Iterator[None]:
+def cpu_stands_in(device: str) -> Generator[None]:
     """Make megatron-core compute on the CPU inside the block, in this thread.
 
     Args:

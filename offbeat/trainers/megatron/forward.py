@@ -7,7 +7,11 @@ Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H 
 vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# megatron-core has no types.
+
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
@@ -121,7 +125,7 @@ class Forward:
         return ~torch.from_numpy(visible(packed.segments_RT)).to(self._device)[:, None]
 
     @contextmanager
-    def _only_places(self, places_U: Tensor) -> Iterator[None]:
+    def _only_places(self, places_U: Tensor) -> Generator[None]:
         """Restrict the output head to the hidden states [U, 1, H] of these positions in the block."""
         if not self._layout.is_last_stage:
             yield

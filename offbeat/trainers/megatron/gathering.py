@@ -1,5 +1,9 @@
 """Gathering of whole tensors from the pieces of all ranks, a few at a time."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# megatron-core has no types.
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -11,6 +11,10 @@ A split step makes many calls, so three hooks of the config are removed while it
 and restored when the step ends. The reduction then happens once, in ``reduce``.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# megatron-core has no types.
+
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

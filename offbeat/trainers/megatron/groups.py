@@ -1,5 +1,8 @@
 """Process groups of a layout; megatron-core keeps one set per process."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# megatron-core has no types.
+
 from typing import cast
 
 import torch.distributed as dist

@@ -1,5 +1,8 @@
 """Export of a stream of tensors as a Hugging Face directory for transformers and vLLM."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -78,7 +81,7 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> No
         pending[name] = tensor.cpu()
         nbytes, total = nbytes + tensor.nbytes, total + tensor.nbytes
     flush()
-    if count == 1:
+    if len(set(files.values())) == 1:
         (directory / "model-00001.safetensors").rename(directory / SINGLE)
         return
     index = {"metadata": {"total_size": total}, "weight_map": files}

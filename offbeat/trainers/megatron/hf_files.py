@@ -1,7 +1,11 @@
 """Weights of a Hugging Face directory, read box by box."""
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# safetensors declares its files without types.
+
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +43,7 @@ class HfWeights:
 
 
 @contextmanager
-def hf_weights(path: Path) -> Iterator[HfWeights]:
+def hf_weights(path: Path) -> Generator[HfWeights]:
     """Yield the weights of a directory while its files are open."""
     index = path / INDEX
     files = [SINGLE]

@@ -1,5 +1,9 @@
 """Specification of a model's layers: the library's modules, and a norm for every layout."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnnecessaryComparison=false
+# megatron-core has no types.
+
 from typing import cast
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -59,7 +63,11 @@ def mark_sharded_weights(model: nn.Module) -> None:
     The library counts all others once in its gradient norm. Its layers set the marks when they
     initialise weights, which is skipped here because the weights are loaded from files.
     """
-    dealt_along = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
+    dealt_along: dict[type[object], int] = {
+        ColumnParallelLinear: 0,
+        VocabParallelEmbedding: 0,
+        RowParallelLinear: 1,
+    }
     for module in model.modules():
         axis = dealt_along.get(type(module))
         if axis is not None and module.weight is not None:

@@ -1,5 +1,9 @@
 """Alignment of a rank's microbatches with those of the ranks that it computes with."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# megatron-core has no types.
+
 from collections.abc import Sequence
 from dataclasses import replace
 

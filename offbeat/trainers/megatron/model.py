@@ -3,6 +3,9 @@
 Dropout is off: nothing random happens in a step, so that it can be repeated.
 """
 
+# pyright: reportIncompatibleVariableOverride=false, reportMissingTypeStubs=false
+# megatron-core has no types; its ``forward`` is wrapped.
+
 from typing import Any
 
 import torch

@@ -4,6 +4,10 @@ Half-precision parameters get a float32 master each. Moments are as large as thi
 the model; ``sharded_optimizer`` has the same interface and needs less memory, on CUDA.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# megatron-core has no types.
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,8 @@
 """Replaceable parts of a trainer; tests replace them."""
 
+# pyright: reportMissingTypeStubs=false
+# megatron-core has no types.
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,6 +5,10 @@ gathered. A part is a range of a flattened parameter, not a box: states are gath
 saved and split when they are loaded, so they equal those of ``MainGradAdamW`` and fit any layout.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# megatron-core has no types.
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast

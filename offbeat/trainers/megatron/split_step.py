@@ -3,8 +3,11 @@
 A rank receives its data-parallel share of the groups; ranks of one replica receive the same.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# megatron-core has no types.
+
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -248,7 +251,7 @@ class MegatronTrainer(ModelTrainer):
         return what, aligned(own, self.transformer)
 
     @contextmanager
-    def _no_message_unread(self) -> Iterator[None]:
+    def _no_message_unread(self) -> Generator[None]:
         """Declare the world broken if a pipeline stage fails: unread messages would be read later.
 
         Raises:

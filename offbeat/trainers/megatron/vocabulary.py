@@ -3,6 +3,9 @@
 Legend: U positions with logits, V columns of this rank, N tokens, each predicted by one position.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# megatron-core has no types.
+
 from typing import Any
 
 import torch

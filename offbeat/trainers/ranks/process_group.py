@@ -3,6 +3,10 @@
 Ranks exchange tensors and msgpack, never pickles: what a rank receives is data, not code.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import os
 from collections.abc import Sequence
 from datetime import timedelta

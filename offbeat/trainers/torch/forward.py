@@ -4,7 +4,10 @@ Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H 
 vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -85,7 +88,7 @@ def _mask(packed: PackedRows, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 @contextmanager
-def _only_places(head: nn.Module, places_U: Tensor) -> Iterator[None]:
+def _only_places(head: nn.Module, places_U: Tensor) -> Generator[None]:
     """Restrict the output head to the hidden states [U, H] of these positions inside the block.
 
     A hook in front of the head, because it works for every model: what a model does to its logits

@@ -1,5 +1,8 @@
 """Loading of a torch trainer's model: whole on one rank; sharded and filled by rank 0 on several."""
 
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
 from pathlib import Path
 from typing import Final, cast
 

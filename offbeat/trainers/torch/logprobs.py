@@ -3,6 +3,10 @@
 Legend: U positions with logits, V vocabulary, N tokens, each predicted by one of the positions.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 from collections.abc import Iterator
 from typing import Any, Final
 

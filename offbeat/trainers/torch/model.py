@@ -1,6 +1,11 @@
 """Loading and saving of a causal LM in a Hugging Face directory."""
 
-from collections.abc import Iterator, Mapping
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped. Private names are explained
+# where they are used.
+
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
@@ -104,7 +109,7 @@ def save_weights(
 
 
 @contextmanager
-def _plain_generation_config(model: PreTrainedModel) -> Iterator[None]:
+def _plain_generation_config(model: PreTrainedModel) -> Generator[None]:
     """Make transformers accept the model's generation config for writing.
 
     transformers loads configs that it refuses to write, such as a temperature without sampling; at

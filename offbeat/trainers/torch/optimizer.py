@@ -7,6 +7,9 @@ If the model is sharded, each rank updates its shards: AdamW is elementwise, so 
 needs a collective.
 """
 
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
 import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Final

@@ -6,6 +6,9 @@ both kinds of rows are compared with transformers' plain forward pass, on a mini
 and on the model.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# torch declares some functions without types. Private names are explained where they are used.
+
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final

@@ -5,6 +5,9 @@ without randomness, so that option would silently have no effect. Only the layer
 repeated: the hooks of FSDP2 before and after a layer run once per pass.
 """
 
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import functools
 from collections.abc import Callable
 from typing import Any

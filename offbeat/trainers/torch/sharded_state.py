@@ -5,6 +5,10 @@ ranks can load them, each reading what it needs. Tensors that are whole on all r
 rank 0. A failure of one rank is raised on all.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import pickle
 import warnings
 from collections.abc import Mapping

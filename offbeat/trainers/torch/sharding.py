@@ -5,9 +5,12 @@ kept in float32 shards, which are its masters, and gathered in 16 bits: so the f
 same weights as on one rank, and gradients are added up in float32.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# torch declares some functions without types.
+
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final, cast
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -176,5 +179,5 @@ def cut_like(part: Tensor, like: Tensor) -> Tensor:
         like.placements,
         run_check=False,
         shape=like.shape,
-        stride=cast("tuple[int, ...]", like.stride()),
+        stride=like.stride(),
     )

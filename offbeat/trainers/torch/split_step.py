@@ -4,7 +4,10 @@ With several ranks the model is sharded over them (``sharding``), and they compu
 together; before each chunk they exchange the number of microbatches, and whether a rank has failed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+# pyright: reportUnknownMemberType=false
+# torch declares some functions without types.
+
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -271,7 +274,7 @@ class TorchTrainer(LoadedModel):
 
 
 @contextmanager
-def _settled(model: PreTrainedModel) -> Iterator[None]:
+def _settled(model: PreTrainedModel) -> Generator[None]:
     """Clean up after a pass through the model that raises inside the block."""
     try:
         yield

@@ -4,6 +4,9 @@ Every rank makes the model without memory, shards it, and allocates its own part
 which alone has read the files, broadcasts tensor by tensor; each rank copies its part.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from pathlib import Path
 
 import torch

@@ -143,19 +143,19 @@ class _Transfer:
         header = ChunkHeader.parsed(room)
         if header is None:
             raise TransferRefused(self._epoch, "a message", "no header", "a header")
-        if not 0 <= header.index < len(sizes) or header.nbytes != sizes[header.index]:
+        if not 0 <= header.chunk < len(sizes) or header.nbytes != sizes[header.chunk]:
             want = f"one of {len(sizes)} chunks with its size"
             raise TransferRefused(self._epoch, "a message", str(header), want)
         data = buffers.lend(header.nbytes)
         group.broadcast(data, limits.of(header.nbytes))
         if (header.epoch, header.round) != (self._epoch, plan.round):
             got.dropped_late += 1
-        elif header.index < got.at:
+        elif header.chunk < got.at:
             got.dropped_twice += 1
-        elif header.index > got.at:
-            raise TransferRefused(self._epoch, "chunk index", str(header.index), str(got.at))
+        elif header.chunk > got.at:
+            raise TransferRefused(self._epoch, "chunk index", str(header.chunk), str(got.at))
         else:
-            self._sink(header.index, data)
+            self._sink(header.chunk, data)
             got.at += 1
 
     def _check_wanted(self) -> None:

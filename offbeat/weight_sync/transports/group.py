@@ -5,12 +5,14 @@ not affect the next. A rank that drops its group closes its connections, which i
 once, not at a deadline.
 """
 
-# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
-# torch exports these names without declaring it, and declares less than it exports.
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+# torch exports these names without declaring it, declares less than it exports, and not all types.
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -35,7 +37,7 @@ class ChunkHeader(NamedTuple):
 
     epoch: int
     round: int
-    index: int
+    chunk: int  # its index
     nbytes: int
 
     def packed(self) -> Bytes:
@@ -151,7 +153,7 @@ class Device:
 
 
 @contextmanager
-def joined(place: GroupAddress, device: Device) -> Iterator[BroadcastGroup]:
+def joined(place: GroupAddress, device: Device) -> Generator[BroadcastGroup]:
     """Enter a group for the duration of a block.
 
     If the block raises, the connections are closed first, so that the peers notice. Otherwise they

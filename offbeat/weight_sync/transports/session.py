@@ -80,7 +80,7 @@ class Session:
             return None
         if self.rounds > len(self._expected):  # every earlier round should have lost a member
             sender_error = sender_error or f"none of {self.rounds} rounds came to its end"
-        self._heard, self.rounds = set(), self.rounds + 1
+        self._heard, self.rounds = set[str](), self.rounds + 1
         if sender_error:
             self.ended |= dict.fromkeys(left, sender_error)
             return RoundPlan(self.rounds - 1, left, error=sender_error)
