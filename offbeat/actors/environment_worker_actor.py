@@ -1,6 +1,7 @@
 """Ray actor that runs episodes: many groups concurrently on one event loop."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 # Ray declares functions without the types of their parameters. transformers leaves its configs and
 # its loading functions untyped.
 

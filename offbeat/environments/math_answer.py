@@ -6,8 +6,9 @@ child is killed, and the failure has a name: ``reward_deadline``.
 
 Only a reward child imports this module: the package is an extra, and takes a second to import.
 """
-# pyright: reportMissingImports=false, reportArgumentType=false
-# math-verify declares its timeouts as integers, and takes None for no timeout.
+# pyright: reportArgumentType=false, reportMissingImports=false, reportUnknownVariableType=false
+# math-verify is an extra, unknown where it is not installed; it declares its timeouts as integers,
+# and takes None for no timeout.
 
 import logging
 from collections.abc import Mapping

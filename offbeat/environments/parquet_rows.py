@@ -1,5 +1,10 @@
 """Reads the rows of a Parquet file, a few at a time."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+# pyarrow has no types.
+
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final, cast

@@ -1,5 +1,8 @@
 """Checks of an agent: what its conversations are encoded with, and how many episodes run at once."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers leaves its configs and its loading functions untyped.
+
 from collections.abc import Iterator
 
 from offbeat.config.run import RunConfig
