@@ -239,6 +239,7 @@ def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroup
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     from offbeat.endpoint.agent_groups import AgentGroups  # noqa: PLC0415
+    from offbeat.endpoint.session import SessionLimits  # noqa: PLC0415
     from offbeat.endpoint.template_bridge import TemplateBridge  # noqa: PLC0415
     from offbeat.endpoint.tokenizer_template import TokenizerTemplate  # noqa: PLC0415
 
@@ -253,7 +254,10 @@ def _agents(spec: EnvironmentSpec, stop_token_ids: Sequence[int]) -> "AgentGroup
     template = TokenizerTemplate(tokenizer)
     ends = template.end_texts([*end_ids_of(spec.model_path), *stop_token_ids])
     agent = make_agent(spec.config.environment, Path(spec.working_dir), spec.inputs)
-    return AgentGroups(agent, TemplateBridge(template, ends))
+    rollout = spec.config.rollout
+    most = rollout.max_sample_tokens or rollout.max_branches * spec.config.generator.max_model_len
+    limits = SessionLimits(max_branches=rollout.max_branches, max_sample_tokens=most)
+    return AgentGroups(agent, TemplateBridge(template, ends), limits)
 
 
 def _exchange_with(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from offbeat.config.clash import Clash
 from offbeat.config.run import RunConfig
+from offbeat.config.sections.rollout import RolloutConfig
 
 
 def agent_clashes(config: RunConfig) -> Iterator[Clash]:
@@ -23,3 +24,12 @@ def agent_clashes(config: RunConfig) -> Iterator[Clash]:
             "an agent are kept from the variables of the worker",
             "Leave environment.variables out.",
         )
+    rollout = config.rollout
+    limits = {"max_sample_tokens": rollout.max_sample_tokens, "max_branches": rollout.max_branches}
+    for key, limit in limits.items():
+        if environment.name != "agent" and limit != RolloutConfig.model_fields[key].default:
+            yield Clash(
+                (f"rollout.{key}", "environment.name"),
+                f"rollout.{key}={limit} is not used: it bounds the samples of agents alone",
+                f"Leave rollout.{key} out.",
+            )

@@ -34,12 +34,15 @@ def max_group_bytes(config: RunConfig) -> int:
 
     The prompt is stored once. A single-turn response is at most ``max_new_tokens`` long; with more
     turns the observations between them are response tokens too, and only ``max_model_len`` bounds
-    the whole. Logprobs that the trainer adds to the group are counted.
+    the whole, or ``rollout.max_sample_tokens`` if that is less. Logprobs that the trainer adds to the group are counted.
     """
     samples, whole = config.samples_per_group, config.generator.max_model_len
-    environment = config.environment
-    single_turn = environment.max_turns == 1 and environment.name != "agent"
-    response = min(config.generator.sampling.max_new_tokens, whole) if single_turn else whole
+    if config.environment.name == "agent":
+        whole = response = min(whole, config.rollout.max_sample_tokens or whole)
+    elif config.environment.max_turns > 1:
+        response = whole
+    else:
+        response = min(config.generator.sampling.max_new_tokens, whole)
     loss = config.algorithm.loss
     policy = loss.name != "sft" and loss.old_logprobs == "policy"
     logprobs = 1 + policy + (loss.kl_coef > 0)

@@ -19,6 +19,8 @@ def sampling_identity(config: RunConfig) -> str:
         "sampling": generator.sampling.model_dump(mode="json"),
         "max_model_len": generator.max_model_len,
         "max_turns": config.environment.max_turns,
+        "max_sample_tokens": config.rollout.max_sample_tokens,
+        "max_branches": config.rollout.max_branches,
         "kv": generator.vllm.kv if generator.backend == "vllm" else None,
     }
     content = json.dumps(settings, sort_keys=True).encode()

@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from offbeat.endpoint.server import AgentEndpoint
-from offbeat.endpoint.session import Branch, SampleSession
+from offbeat.endpoint.session import Branch, SampleSession, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.agent import AgentFunction
 from offbeat.environments.agent_client import AgentClient
@@ -47,8 +47,8 @@ class AgentGroups:
     All methods belong to one event loop.
     """
 
-    def __init__(self, agent: AgentFunction, bridge: TemplateBridge) -> None:
-        self._agent, self._bridge = agent, bridge
+    def __init__(self, agent: AgentFunction, bridge: TemplateBridge, limits: SessionLimits) -> None:
+        self._agent, self._bridge, self._limits = agent, bridge, limits
         self._endpoint = AgentEndpoint(MODEL)
 
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class AgentGroups:
             async def draw(transcript: Transcript, retry: int, generate: Generate) -> None:
                 timed = _TimedGenerate(generate, transcript)
                 client = replace(engine, generate=timed)
-                session = SampleSession(client, self._bridge, sample, retry)
+                session = SampleSession(client, self._bridge, sample, retry, self._limits)
                 await self._play(session, transcript)
 
             return draw

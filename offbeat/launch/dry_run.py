@@ -7,6 +7,7 @@ from offbeat.config.base import Config
 from offbeat.config.limits import on_failed_sample
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.generator import StubGeneratorConfig
+from offbeat.config.sections.rollout import RolloutConfig
 from offbeat.config.sections.trainer import StubTrainerConfig
 
 STEPS: Final = 10
@@ -29,7 +30,11 @@ def dry(config: RunConfig) -> RunConfig:
             "variables": (),
             "workers": 1,
         },
-        "rollout": {"on_failed_sample": on_failed_sample(config)},
+        "rollout": {
+            "on_failed_sample": on_failed_sample(config),
+            "max_sample_tokens": None,
+            "max_branches": RolloutConfig().max_branches,
+        },
         "data": {"path": None, "columns": {}},
         "eval": {"path": None, "columns": {}},
         "generator": {

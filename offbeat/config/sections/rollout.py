@@ -55,6 +55,17 @@ class RolloutConfig(Config):
     """A group with fewer samples that are not masked has failed; None: two, or one in groups of
     one. More keep advantages well estimated, fewer throw less work away."""
 
+    max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
+    """name=agent: most tokens of one sample, over all its branches and prompts; a call beyond is
+    refused as context_length_exceeded. None: what ``generator.max_model_len`` and
+    ``max_branches`` leave. Fewer bound the memory of a group and the length of episodes, more let
+    agents finish longer tasks."""
+
+    max_branches: Annotated[int, Field(ge=1)] = 64
+    """name=agent: most branches of one sample; a call that opens another one is refused as
+    context_length_exceeded. Fewer end an agent that rewrites its history sooner, more let it
+    go on at tasks that are only evaluated."""
+
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped over the run for data failures; one more ends it. Each drop is
     a prompt that is not trained: raise it only as far as the data may be incomplete."""

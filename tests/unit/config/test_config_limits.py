@@ -83,6 +83,23 @@ def test_observations_between_turns_are_bounded_by_the_whole_sequence() -> None:
     assert payload_bytes(columns(3, 1, 63, left_out=left_out)) <= max_group_bytes(run)
 
 
+def test_the_limit_of_an_agents_sample_bounds_its_group() -> None:
+    def agent(**rollout: int) -> RunConfig:
+        return config(
+            samples_per_group=3,
+            environment={"name": "agent"},
+            rollout=rollout,
+            generator={"max_model_len": 64},
+        )
+
+    left_out = {"policy_logprobs", "reference_logprobs"}
+    assert payload_bytes(columns(3, 1, 31, left_out=left_out)) <= max_group_bytes(
+        agent(max_sample_tokens=32)
+    )
+    assert max_group_bytes(agent(max_sample_tokens=32)) * 2 <= max_group_bytes(agent()) + 64
+    assert max_group_bytes(agent(max_sample_tokens=999)) == max_group_bytes(agent())
+
+
 @pytest.mark.parametrize(("sizes", "ranks"), [((1, 1, 1), 1), ((2, 3, 4), 24)])
 def test_ranks_are_the_product_of_the_axes(sizes: tuple[int, int, int], ranks: int) -> None:
     names = ("data_parallel", "tensor_parallel", "pipeline_parallel")

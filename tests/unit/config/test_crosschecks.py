@@ -290,6 +290,12 @@ def test_variables_are_kept_from_agents_alone() -> None:
     assert "environment.variables=['SEARCH_KEY'] is not used" in text
 
 
+@pytest.mark.parametrize("key", ["max_sample_tokens", "max_branches"])
+def test_the_limits_of_a_sample_are_for_agents_alone(key: str) -> None:
+    assert f"rollout.{key}=7 is not used" in only({"rollout": {key: 7}})
+    assert not messages({"environment": AGENT, "rollout": {key: 7}}, DATA)
+
+
 def test_samples_of_an_agent_are_drawn_again_unless_the_recipe_says_otherwise() -> None:
     def policy(**rollout: Any) -> str:
         values = {"steps": 2, "model": {"path": "tiny"}, "environment": AGENT, "rollout": rollout}

@@ -11,6 +11,7 @@ import pytest
 
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.agent_groups import AgentGroups
+from offbeat.endpoint.session import SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.environments.factory import make_agent
 from offbeat.environments.killable import RewardFailed
@@ -26,6 +27,7 @@ from tests.support.agent_endpoint import END, DrawnBytes, template
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
+MASK = SampleFailurePolicy("mask")
 RETRY = SampleFailurePolicy("retry", sample_retries=1)
 ROW = {"question": "how many"}
 Rolled = tuple[Receipt, Columns]
@@ -38,13 +40,18 @@ def task(*, samples: int = 1, deadline_s: float = 60.0, evaluation: bool = False
 
 
 async def with_agent(
-    name: str, use: Callable[[AgentGroups], Awaitable[T]], workers: int = 1, **options: Any
+    name: str,
+    use: Callable[[AgentGroups], Awaitable[T]],
+    workers: int = 1,
+    limits: SessionLimits | None = None,
+    **options: Any,
 ) -> T:
     recipe = EnvironmentConfig(
         name="agent", target=f"user_agents:{name}", options=options, reward_workers=workers
     )
     made = template()
-    groups = AgentGroups(make_agent(recipe, HERE), TemplateBridge(made, made.end_texts((END,))))
+    bridge = TemplateBridge(made, made.end_texts((END,)))
+    groups = AgentGroups(make_agent(recipe, HERE), bridge, limits or SessionLimits())
     await groups.start()
     try:
         return await use(groups)
@@ -130,6 +137,23 @@ def test_what_an_agent_does_wrong_is_its_samples_failure(name: str, reason: str,
     assert f"failed with {reason}: " in told.detail and says in told.detail
 
 
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("converses", SessionLimits(max_sample_tokens=60)),
+        ("opens_branches", SessionLimits(max_branches=1)),
+    ],
+)
+def test_a_sample_beyond_its_limits_is_refused_a_turn_and_fails_by_its_model(
+    name: str, limits: SessionLimits
+) -> None:
+    engine = DrawnBytes()
+    told = failure(name, generate=engine.generate, policy=MASK, limits=limits)
+    assert (told.kind, told.reason) == (FailureKind.DATA, TOO_FEW)
+    assert "failed with agent_raised: " in told.detail and "400" in told.detail
+    assert len(engine.calls) == 1
+
+
 def test_a_sandbox_out_of_service_is_infrastructure_and_not_the_engine() -> None:
     told = failure("finds_no_sandbox")
     assert (told.kind, told.source) == (FailureKind.INFRASTRUCTURE, Component.ENVIRONMENT)
@@ -156,8 +180,7 @@ def test_a_sample_that_failed_is_drawn_again_under_other_seeds() -> None:
 
 
 def test_a_masked_sample_keeps_its_place_and_trains_nothing(tmp_path: Path) -> None:
-    mask, group = SampleFailurePolicy("mask"), task(samples=2)
-    receipt, _ = play("raises_once", group, policy=mask, folder=str(tmp_path))
+    receipt, _ = play("raises_once", task(samples=2), policy=MASK, folder=str(tmp_path))
     assert sorted(receipt.statuses) == [SampleStatus.MASKED, SampleStatus.VALID]
     at = receipt.statuses.index(SampleStatus.MASKED)
     assert (receipt.valid_tokens[at], receipt.finish_reasons[at]) == (0, "agent_raised")

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.endpoint.agent_groups import AgentGroups
 from offbeat.endpoint.chat import ChatMessage
-from offbeat.endpoint.session import Branch, ChatTurn
+from offbeat.endpoint.session import Branch, ChatTurn, SessionLimits
 from offbeat.endpoint.template_bridge import TemplateBridge
 from offbeat.endpoint.tokenizer_template import TokenizerTemplate
 from offbeat.environments.factory import make_agent
@@ -95,6 +95,7 @@ def test_an_agent_in_its_process_is_trained_on_what_the_engine_computes() -> Non
         groups = AgentGroups(
             make_agent(recipe, Path(__file__).parent),
             TemplateBridge(TokenizerTemplate(tokenizer), {1: "<eos>"}),
+            SessionLimits(),
         )
         await groups.start()
         try:
