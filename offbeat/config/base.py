@@ -36,6 +36,9 @@ RunName = Annotated[
 ]
 """Fit to be the name of a directory."""
 
+SectionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=60)]
+"""Name that a recipe chooses for a section; without a dot, which would end it in a dotted key."""
+
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever YAML makes
     match value:

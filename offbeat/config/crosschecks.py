@@ -10,6 +10,7 @@ from typing import Final
 from offbeat.config.algorithm_checks import algorithm_clashes
 from offbeat.config.clash import Clash
 from offbeat.config.crosschecks_agent import agent_clashes
+from offbeat.config.crosschecks_eval import eval_clashes
 from offbeat.config.crosschecks_fleet import fleet_clashes
 from offbeat.config.crosschecks_run_dir import run_dir_clashes
 from offbeat.config.crosschecks_samples import sample_clashes
@@ -297,21 +298,6 @@ def _prompts_have_one_source(config: RunConfig) -> Iterator[Clash]:
         )
 
 
-def _eval_prompts_have_a_reader(config: RunConfig) -> Iterator[Clash]:
-    if config.eval.path is not None and config.environment.name == "arithmetic":
-        yield Clash(
-            ("eval.path", "environment.name"),
-            "eval.path is not used: environment.name=arithmetic makes its own prompts",
-            "Leave eval.path out: the first eval.prompts of the training source are scored.",
-        )
-    if config.eval.columns and config.eval.path is None:
-        yield Clash(
-            ("eval.columns", "eval.path"),
-            "eval.columns is not used: there is no eval.path",
-            "Set eval.path to the file that has these columns, or leave eval.columns out.",
-        )
-
-
 # --- what this version can run -------------------------------------------------------------------
 
 
@@ -380,7 +366,7 @@ _ALWAYS = (
     _user_code_is_named,
     agent_clashes,
     _prompts_have_one_source,
-    _eval_prompts_have_a_reader,
+    eval_clashes,
 )
 _REAL_RUNS = (
     wire_clashes,

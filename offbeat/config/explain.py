@@ -28,7 +28,7 @@ def explain(key: str = "") -> str:
     if not key:
         doc = RunConfig.__doc__ or ""
         return f"{doc.strip()}\n\n{_table('')}"
-    known = schema.known_keys().get(key)
+    known = schema.known(key)
     if known is None:
         place, _, _ = key.rpartition(".")
         raise NoSuchKey(key, meant(key, [other.leaf for other in schema.children(place)]))
@@ -38,7 +38,7 @@ def explain(key: str = "") -> str:
             for section in known.sections
         ]
         head = f"{key}: {known.doc}{_only(known)}"
-        return "\n".join([head, *_choices(known, docs), "", _table(key)])
+        return "\n".join([head, *_choices(known, docs), "", _table(known.key)])
     return f"{key}: {known.summary}\n    {known.doc}{_only(known)}"
 
 

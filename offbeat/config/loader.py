@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -118,14 +118,14 @@ def _key_of(detail: ErrorDetails) -> str:
             chosen = key  # pydantic names the choice after its section, as in ("trainer", "torch", "device")
             continue
         longer = f"{key}.{part}" if key else str(part)
-        if longer not in schema.known_keys():
+        if schema.known(longer) is None:
             break
         key = longer
     return schema.chooser(key) or key
 
 
 def _problem(key: str, detail: ErrorDetails, root: Section) -> Problem:
-    known, where = schema.known_keys()[key], root.nearest_location(key)
+    known, where = cast("schema.Key", schema.known(key)), root.nearest_location(key)
     if detail["type"] == "missing":
         message = f"required and missing: {known.kind}"
         return Problem(where, key, ABSENT, message, f"{known.doc} Add it, or pass {key}=...")

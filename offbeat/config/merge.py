@@ -63,7 +63,7 @@ def _forget_other_choice(base: Section, top: Section, section: str, dropped: lis
 
 def _known(section: str, name: str) -> bool:
     """A misspelt key stays, to be reported."""
-    return f"{section}.{name}" in schema.known_keys()
+    return schema.known(f"{section}.{name}") is not None
 
 
 def _forget_other_options(base: Section, top: Section, section: str, dropped: list[str]) -> None:

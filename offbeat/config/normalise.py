@@ -39,21 +39,23 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
         if name not in valid:
             problems.append(_unknown(key, node, section, valid))
             del section.children[name]
-        elif (problem := _known(schema.known_keys()[key], node, section)) is not None:
+            continue
+        known = cast("schema.Key", schema.known(key))
+        if (problem := _known(known, key, node, section)) is not None:
             problems.append(problem)
             del section.children[name]
-        elif schema.known_keys()[key].sections and isinstance(node, Section):
+        elif (known.sections or known.holds_sections) and isinstance(node, Section):
             _section(node, f"{key}.", problems, root)
 
 
-def _known(key: schema.Key, node: Node, parent: Section) -> Problem | None:
-    name = key.leaf
+def _known(key: schema.Key, place: str, node: Node, parent: Section) -> Problem | None:
+    name = place.rpartition(".")[2]
     if key.sections and isinstance(node, Leaf):
         if node.value is None:
             del parent.children[name]
             return None
         return Problem(
-            node.location, key.key, node.value, "has to be a section", _as_section(key, node)
+            node.location, place, node.value, "has to be a section", _as_section(key, node)
         )
     if key.holds_text and isinstance(node, Section):
         for child, leaf in node.children.items():
@@ -62,9 +64,7 @@ def _known(key: schema.Key, node: Node, parent: Section) -> Problem | None:
     elif key.is_text and isinstance(node, Leaf) and node.text is not None:
         parent.children[name] = Leaf(node.text, node.text, node.location)
     elif isinstance(node, Leaf) and _holds_bool(node.value) and "true or false" not in key.kind:
-        return Problem(
-            node.location, key.key, node.value, f"has to be: {key.kind}", value_hint(key)
-        )
+        return Problem(node.location, place, node.value, f"has to be: {key.kind}", value_hint(key))
     return None
 
 
@@ -119,7 +119,7 @@ def _choose_by_default(section: Section, place: str, preset: Mapping[str, Any]) 
 
     ``sampler.max_staleness=4`` alone means that of the default sampler.
     """
-    known = schema.known_keys().get(place)
+    known = schema.known(place)
     if known is not None and known.chosen_by and known.chosen_by not in section.children:
         name = str(preset.get(known.chosen_by, known.default_choice))
         section.children[known.chosen_by] = Leaf(name, name, section.location)
@@ -130,8 +130,10 @@ def _valid_names(section: Section, place: str) -> set[str]:
     chosen = section.children.get(schema.chooser(place).rpartition(".")[2])
     if isinstance(chosen, Leaf) and chosen.text in choices:
         return set(choices[chosen.text].model_fields)
-    prefix = f"{place}." if place else ""
-    return {key.leaf for key in schema.known_keys().values() if key.key == f"{prefix}{key.leaf}"}
+    known = schema.known(place)
+    if known is not None and known.holds_sections:
+        return set(section.children)
+    return {key.leaf for key in schema.children(known.key if known else place)}
 
 
 # --- unknown keys --------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ def _valid_names(section: Section, place: str) -> set[str]:
 
 def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Problem:
     value = node.plain() if isinstance(node, Section) else node.value
-    known = schema.known_keys().get(key)
+    known = schema.known(key)
     if known is not None:  # of another variant
         chooser = schema.chooser(key.rpartition(".")[0])
         chosen = section.children[chooser.rpartition(".")[2]]
@@ -164,12 +166,12 @@ def meant(key: str, valid: Iterable[str]) -> str:
     if leaf in by_leaf:
         return _belongs(leaf, by_leaf[leaf])
     if near := difflib.get_close_matches(leaf, valid, n=1):
-        known = schema.known_keys()[f"{place}.{near[0]}" if place else near[0]]
+        known = cast("schema.Key", schema.known(f"{place}.{near[0]}" if place else near[0]))
         return f"Did you mean `{near[0]}`? ({known.summary})"
     if near := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=_CLOSE_ELSEWHERE):
         return f"Did you mean `{near[0]}`? {_belongs(near[0], by_leaf[near[0]])}"
     if not valid:
-        if place in schema.known_keys():
+        if schema.known(place) is not None:
             return f"`{place}` is no section."
         above = place.rpartition(".")[0]
         return meant(place, [known.leaf for known in schema.children(above)])

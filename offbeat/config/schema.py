@@ -27,6 +27,11 @@ _WORDS: Final = {
 }
 _REQUIRED: Final = "required"
 
+_NAMED: Final = "of letters, digits, dashes and underscores, a letter or digit first"
+
+NAME: Final = "NAME"
+"""Stands in a dotted key for a name that the recipe chooses: ``eval.sets.NAME.path``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -43,6 +48,7 @@ class Key:
     holds_text: bool = False  # takes a mapping of text
     chosen_by: str = ""  # of several sections: the key below that chooses, as in "backend"
     default_choice: str = ""
+    holds_sections: bool = False  # takes sections by names that the recipe chooses
 
     @property
     def leaf(self) -> str:
@@ -75,6 +81,18 @@ def known_keys() -> dict[str, Key]:
     return known
 
 
+def known(key: str) -> Key | None:
+    """Return a key by its place in a recipe, also below a name that the recipe chose."""
+    found, declared = known_keys().get(key), ""
+    if found is not None:
+        return found
+    for part in key.split("."):
+        above = known_keys().get(declared)
+        part_declared = NAME if above is not None and above.holds_sections else part
+        declared = f"{declared}.{part_declared}" if declared else part_declared
+    return known_keys().get(declared)
+
+
 def children(section: str) -> list[Key]:
     """Keys directly below a dotted section; below "": those of the top level.
 
@@ -85,16 +103,16 @@ def children(section: str) -> list[Key]:
 
 def choices(key: str) -> dict[str, type[Config]]:
     """The models of a section that one of its keys chooses among; empty for any other key."""
-    known = known_keys().get(key)
-    if known is None or not known.chosen_by:
+    found = known(key)
+    if found is None or not found.chosen_by:
         return {}
-    return {_choice(section, known.chosen_by): section for section in known.sections}
+    return {_choice(section, found.chosen_by): section for section in found.sections}
 
 
 def chooser(section: str) -> str:
     """The dotted key that chooses among the models of a section; empty if there is one model."""
-    known = known_keys().get(section)
-    return f"{section}.{known.chosen_by}" if known is not None and known.chosen_by else ""
+    found = known(section)
+    return f"{section}.{found.chosen_by}" if found is not None and found.chosen_by else ""
 
 
 def only_with(key: Key) -> str:
@@ -128,10 +146,29 @@ def _walk(
             holds_text=field.annotation == dict[str, str],
             chosen_by=chosen_by,
             default_choice=str(getattr(field.default, chosen_by)) if chosen_by else "",
+            holds_sections=(named := _named_section(field.annotation)) is not None,
         )
+        if named is not None:
+            yield from _walk_named(named, f"{prefix}{name}.{NAME}")
         for model in below:
             of = (_choice(model, chosen_by),) if chosen_by else ()
             yield from _walk(model, f"{prefix}{name}.", of, chosen_by)
+
+
+def _walk_named(model: type[Config], key: str) -> Iterator[Key]:
+    doc = " ".join((model.__doc__ or "").replace("``", "`").split())
+    yield Key(
+        key, f"section, {NAME} {_NAMED}", "{}", doc, (model,), (), is_text=False, is_path=False
+    )
+    yield from _walk(model, f"{key}.", ())
+
+
+def _named_section(annotation: Any) -> type[Config] | None:  # noqa: ANN401
+    """Return the model of a mapping from names to sections; None of any other field."""
+    if get_origin(annotation) is not dict:
+        return None
+    (model,) = _sections(get_args(annotation)[1]) or (None,)
+    return model
 
 
 def _combined(keys: list[Key], section: Key | None) -> Key:
@@ -210,7 +247,7 @@ def _has_mark(annotation: Any, metadata: list[Any]) -> bool:  # noqa: ANN401
     )
 
 
-def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401 - one return a kind
+def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401, PLR0911 - one return a kind
     origin: Any = get_origin(annotation)
     parts: tuple[Any, ...] = get_args(annotation)
     if origin is Annotated:
@@ -231,6 +268,8 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:  # noqa: ANN401 - one re
         item, *_ = parts
         count = "" if Ellipsis in parts else f"{len(parts)} "
         return f"list of {count}values, each: {_kind(item, [])}"
+    if _named_section(annotation) is not None:
+        return f"sections by name; a name is {_NAMED}"
     word = _WORDS.get(origin or annotation, "any value")
     return ", ".join([word, *_bounds(metadata)])
 

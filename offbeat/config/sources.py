@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -160,12 +160,22 @@ def _neighbours(path: Path) -> str:
 
 def _make_paths_absolute(layer: Section, folder: Path) -> None:
     """Paths are relative to the file that names them, so they are resolved before layers mix."""
-    for key in schema.known_keys().values():
-        section, name = layer.parent(key.key) if key.is_path else (None, "")
+    paths = (key.key for key in schema.known_keys().values() if key.is_path)
+    for key in (place for path in paths for place in _places(layer, path)):
+        section, name = layer.parent(key)
         leaf = section.children.get(name) if section else None
         if section and isinstance(leaf, Leaf) and leaf.text:
             whole = os.path.normpath(folder.absolute() / leaf.text)
             section.children[name] = Leaf(whole, whole, leaf.location)
+
+
+def _places(layer: Section, key: str) -> Iterator[str]:
+    """Yield where a key stands in a layer: itself, or below each of the names that it chooses."""
+    above, named, below = key.partition(f".{schema.NAME}.")
+    if not named:
+        yield key
+    elif isinstance(sections := layer.find(above), Section):
+        yield from (f"{above}.{name}.{below}" for name in sections.children)
 
 
 # --- overrides -----------------------------------------------------------------------------------

@@ -116,7 +116,9 @@ class Controller:
             RetryPolicy(state, rng),
             max_group_bytes=max_group_bytes,
         )
-        self._evaluation = Evaluation(state, ports.evaluation, ports.rollouts, ports.telemetry)
+        self._evaluation = Evaluation(
+            state, ports.evaluation, ports.rollouts, ports.telemetry, ports.scores
+        )
         self._recovery = Recovery(
             state,
             trainer_client,

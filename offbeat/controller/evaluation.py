@@ -1,4 +1,7 @@
-"""Evaluation pump: scores held-out prompts at one weight version.
+"""Evaluation pump: scores sets of held-out prompts, all at one weight version.
+
+An evaluation is recorded whole, when its last sample is in. A controller that takes over, or
+resumes the run, repeats one that was due and is not recorded, at the version served by then.
 
 A pinned engine takes no part in weight syncs, so no number mixes two versions. It catches up
 afterwards. With one engine only, no newer weights are served meanwhile: training continues as far
@@ -6,20 +9,22 @@ as ``max_staleness`` allows, then waits, at most until the evaluation's deadline
 """
 
 import asyncio
-import statistics
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NoReturn
 
 import structlog
 
 from offbeat.config.limits import min_valid_samples
+from offbeat.config.run import RunConfig
 from offbeat.config.sampling_identity import sampling_identity
+from offbeat.config.sections.generator import StubGeneratorConfig
 from offbeat.controller.engine_record import EngineRecord
 from offbeat.controller.pending_waits import Pump
-from offbeat.controller.ports import Prompts, Rollouts, TelemetryPort
+from offbeat.controller.ports import EvaluationLog, Prompts, Rollouts, TelemetryPort
 from offbeat.controller.receipts import refusal
 from offbeat.controller.rollouts import group_seed
 from offbeat.controller.state import RunState
+from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
 from offbeat.messages.failures import (
     ActorLost,
     Component,
@@ -28,8 +33,10 @@ from offbeat.messages.failures import (
     RolloutFailed,
 )
 from offbeat.messages.groups import Receipt, RolloutTask
+from offbeat.telemetry.evaluation_files import evaluation_metrics
 
 log = structlog.stdlib.get_logger()
+_STUB_SEQUENCES: Final = 256  # a stub decodes any number at once; this is the default of the others
 
 
 class EvaluationFailed(OffbeatError):
@@ -47,7 +54,7 @@ class Evaluation:
     """Runs at most one evaluation at a time; a version requested meanwhile is scored after it.
 
     consumes   versions that the train pump asks it to score, held-out prompts
-    produces   the metrics ``eval/*``
+    produces   the metrics ``eval/*``, records of evaluations
     waits for  a version to score, an engine that serves it, pinned to it until the end
     woken by   the train pump every ``eval.interval`` steps, the sync pump
     """
@@ -55,18 +62,30 @@ class Evaluation:
     def __init__(
         self,
         state: RunState,
-        prompts: Prompts | None,
+        sets: Mapping[str, Prompts],
         workers: Rollouts,
         telemetry: TelemetryPort,
+        record: EvaluationLog,
     ) -> None:
-        self._state, self._prompts = state, prompts
-        self._workers, self._telemetry = workers, telemetry
+        self._state, self._sets = state, sets
+        self._workers, self._telemetry, self._record = workers, telemetry, record
         self._sampling = sampling_identity(state.config)
+        self._room = asyncio.Semaphore(_in_flight(state.config))
+        if (owed := self._due_at_start()) is not None:
+            state.evaluation.asked = owed
         self._engine: str | None = None  # pinned
 
     def is_due(self, version: int) -> bool:
         interval = self._state.config.eval.interval
-        return self._prompts is not None and bool(interval) and version % interval == 0
+        return bool(self._sets and interval) and version % interval == 0
+
+    def _due_at_start(self) -> int | None:
+        """Return the version whose evaluation the run owes when this controller begins."""
+        version = self._state.ledger.trainer_version
+        interval = self._state.config.eval.interval
+        last = version - version % interval if interval else 0
+        wanted = self._state.config.eval.at_start if last == 0 else True
+        return last if self._sets and wanted and not self._record.has(last) else None
 
     def ask(self, version: int) -> None:
         """Request the score of this version, or of a newer one if no engine serves it any more."""
@@ -82,6 +101,12 @@ class Evaluation:
     async def run(self) -> NoReturn:
         """Score the requested versions, one after another."""
         state, pending = self._state, self._state.evaluation
+        if pending.asked is not None:
+            # The deadline is for scoring: how long the first weights may take has limits of its own
+            fleet = state.fleet
+            await state.waits.until(
+                Pump.EVALUATION, "the first weights", lambda: fleet.can_pin(fleet.serving_version)
+            )
         while True:
             await state.waits.until(
                 Pump.EVALUATION, "a version to score", lambda: pending.asked is not None
@@ -91,7 +116,8 @@ class Evaluation:
             try:
                 async with asyncio.timeout(limit_s):
                     engine = await self._pinned(asked)
-                    await self._score(engine)
+                    if engine is not None:
+                        await self._score(asked, engine)
             except (EvaluationFailed, TimeoutError) as failure:
                 error = str(failure) or f"eval.deadline_s={limit_s:g} is over"
                 log.warning("eval.given_up", version=asked, error=error)
@@ -101,15 +127,23 @@ class Evaluation:
                 self._unpin()
                 pending.is_busy = False
 
-    async def _pinned(self, asked: int) -> EngineRecord:
-        """Pin an engine that serves the requested version or a newer one, and return it."""
+    async def _pinned(self, asked: int) -> EngineRecord | None:
+        """Pin an engine that serves the requested version or a newer one, and return it.
+
+        None if that version was undone by a rewind: it is requested again once it is trained again.
+        """
         state, fleet = self._state, self._state.fleet
+
+        def is_undone() -> bool:
+            return asked > state.ledger.trainer_version
 
         await state.waits.until(
             Pump.EVALUATION,
             f"an engine with version {asked}",
-            lambda: fleet.can_pin(max(asked, fleet.serving_version)),
+            lambda: is_undone() or fleet.can_pin(max(asked, fleet.serving_version)),
         )
+        if is_undone():
+            return None
         self._engine = fleet.pin(max(asked, fleet.serving_version))
         if self._engine is None:
             raise LookupError(f"no engine serves version {asked}, and one did when it was chosen")
@@ -120,71 +154,97 @@ class Evaluation:
             self._state.fleet.unpin(self._engine)
             self._engine = None
 
-    async def _score(self, engine: EngineRecord) -> None:
+    async def _score(self, due: int, engine: EngineRecord) -> None:
         version = engine.version
         async with asyncio.TaskGroup() as rollouts:
-            tasks = [rollouts.create_task(self._one(task, version)) for task in self._tasks(engine)]
-            if tasks:
-                await asyncio.wait(tasks)
-        answers = [task.result() for task in tasks]
-        receipts = [answer for answer in answers if isinstance(answer, Receipt)]
-        if failed := [answer for answer in answers if not isinstance(answer, Receipt)]:
-            raise failed[0]
-        if receipts:
-            self._report(version, receipts)
+            tasks = [(task, rollouts.create_task(self._one(task, version)))
+                     for task in self._tasks(engine)]  # fmt: skip
+        answers = [(task, running.result()) for task, running in tasks]
+        for _, answer in answers:
+            if not isinstance(answer, Receipt):
+                raise answer
+        receipts = ((task, answer) for task, answer in answers if isinstance(answer, Receipt))
+        correct_from = self._state.config.eval.correct_from
+        self._report(EvaluatedVersion(due, version, tuple(_samples(receipts, correct_from))))
 
-    def _tasks(self, engine: EngineRecord) -> list[RolloutTask]:
-        config, prompts = self._state.config, self._prompts
-        found = [] if prompts is None else [prompts.prompt(n) for n in range(config.eval.prompts)]
-        return [
-            RolloutTask(
-                prompt=prompt,
-                attempt=1,
-                samples=config.eval.samples,
-                engine=engine.name,
-                seed=group_seed(config.seed + 1, prompt.prompt_index),
-                deadline_s=config.rollout.deadline_s,
-                evaluation=True,
-                sampling=self._sampling,
-                min_valid_samples=min(min_valid_samples(config), config.eval.samples),
-            )
-            for prompt in found
-            if prompt is not None
-        ]
+    def _tasks(self, engine: EngineRecord) -> Iterator[RolloutTask]:
+        config = self._state.config
+        for name, one in config.eval.named_sets.items():
+            samples, count = one.samples or 1, one.prompts or 0
+            prompts = (self._sets[name].prompt(place) for place in range(count))
+            for prompt in prompts:
+                if prompt is None:
+                    break
+                yield RolloutTask(
+                    prompt=prompt,
+                    attempt=1,
+                    samples=samples,
+                    engine=engine.name,
+                    seed=group_seed(config.seed + 1, prompt.prompt_index),
+                    deadline_s=config.rollout.deadline_s,
+                    evaluation=True,
+                    sampling=self._sampling,
+                    min_valid_samples=min(min_valid_samples(config), samples),
+                    eval_set=name,
+                )
 
     async def _one(self, task: RolloutTask, version: int) -> Receipt | EvaluationFailed:
+        place = f"prompt {task.prompt_index}{f' of {task.eval_set}' if task.eval_set else ''}"
         try:
-            receipt, _ = await self._state.waits.call(
-                f"evaluation of prompt {task.prompt_index}",
-                on=f"a worker and {task.engine}",
-                component=Component.WORKER,
-                deadline_s=task.deadline_s,
-                reply=self._workers.rollout(self._state.fence, task),
-            )
+            async with self._room:
+                receipt, _ = await self._state.waits.call(
+                    f"evaluation of {place}",
+                    on=f"a worker and {task.engine}",
+                    component=Component.WORKER,
+                    deadline_s=task.deadline_s,
+                    reply=self._workers.rollout(self._state.fence, task),
+                )
         except (ActorLost, DeadlineExceeded, RolloutFailed) as failure:
             return EvaluationFailed(version, str(failure))
         versions = {number for spans in receipt.version_spans for number, _ in spans}
         if versions != {version}:
             of = ", ".join(map(str, sorted(versions)))
-            return EvaluationFailed(
-                version, f"prompt {task.prompt_index} has tokens of versions {of}"
-            )
+            return EvaluationFailed(version, f"{place} has tokens of versions {of}")
         if refused := refusal(receipt, task, oldest_version=version, trainer_version=version):
-            return EvaluationFailed(version, f"prompt {task.prompt_index}: {refused}")
+            return EvaluationFailed(version, f"{place}: {refused}")
         return receipt
 
-    def _report(self, version: int, receipts: Sequence[Receipt]) -> None:
-        rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
-        lengths = [
-            tokens for receipt in receipts for tokens in receipt.of_valid(receipt.valid_tokens)
-        ]
-        metrics = {
-            "eval/reward": statistics.fmean(rewards),
-            "eval/samples": float(len(rewards)),
-            "eval/masked_samples": float(sum(receipt.masked_samples for receipt in receipts)),
-            "eval/response_tokens_mean": statistics.fmean(lengths),
-            "eval/version": float(version),
-        }
-        state = self._state
+    def _report(self, evaluated: EvaluatedVersion) -> None:
+        if not evaluated.samples:
+            return
+        metrics, state = evaluation_metrics(evaluated), self._state
         self._telemetry.emit(state.step, state.ledger.trainer_version, metrics)
-        log.info("eval.done", version=version, reward=metrics["eval/reward"])
+        self._record.take(evaluated)
+        rewards = {name: value for name, value in metrics.items() if name.endswith("/reward")}
+        log.info("eval.done", version=evaluated.version, **rewards)
+
+
+def _in_flight(config: RunConfig) -> int:
+    """Return how many prompts are sampled at once: what the engine decodes, and as many waiting.
+
+    A prompt that waits longer in the engine would spend its deadline there.
+    """
+    samples = max(each.samples or 1 for each in config.eval.named_sets.values())
+    generator = config.generator
+    stub = isinstance(generator, StubGeneratorConfig)
+    return max(1, 2 * (_STUB_SEQUENCES if stub else generator.max_sequences) // samples)
+
+
+def _samples(
+    receipts: Iterable[tuple[RolloutTask, Receipt]], correct_from: float
+) -> Iterator[ScoredSample]:
+    for task, receipt in receipts:
+        for sample, is_valid in enumerate(receipt.valid):
+            yield ScoredSample(
+                set=task.eval_set,
+                prompt_index=task.prompt_index,
+                row=task.prompt.row,
+                sample=sample,
+                reward=receipt.rewards[sample],
+                is_valid=is_valid,
+                is_correct=is_valid and receipt.rewards[sample] >= correct_from,
+                answer=receipt.answers[sample] if receipt.answers else None,
+                finish_reason=receipt.finish_reasons[sample],
+                response_tokens=receipt.valid_tokens[sample],
+                turns=receipt.turns[sample] if receipt.turns else 1,
+            )

@@ -9,13 +9,14 @@ the callee is well. Anything else is a bug and ends the run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.events import Event
 from offbeat.controller.failpoints import Failpoints, no_failpoints
 from offbeat.controller.steps_after import StepsAfter
+from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
@@ -319,6 +320,29 @@ class NoPayloads:
         return set()
 
 
+class EvaluationLog(Protocol):
+    """Durable record of evaluations. Never blocks, never raises."""
+
+    def has(self, due: int) -> bool:
+        """Return whether the evaluation that was due at a version is recorded."""
+        ...
+
+    def take(self, evaluated: EvaluatedVersion) -> None:
+        """Record an evaluation, in place of an earlier one that was due at the same version."""
+        ...
+
+
+class NoEvaluationLog:
+    """Stand-in that records nothing, and knows all evaluations as recorded."""
+
+    def has(self, due: int) -> bool:
+        del due
+        return True
+
+    def take(self, evaluated: EvaluatedVersion) -> None:
+        del evaluated
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All dependencies of the controller."""
@@ -332,4 +356,6 @@ class Ports:
     trace: Trace
     payloads: Payloads
     failpoints: Failpoints = no_failpoints
-    evaluation: Prompts | None = None  # prompts that are scored, never trained
+    evaluation: Mapping[str, Prompts] = field(default_factory=dict[str, Prompts])
+    """Prompts that are scored, never trained, by the name of their set."""
+    scores: EvaluationLog = field(default_factory=NoEvaluationLog)

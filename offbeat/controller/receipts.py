@@ -38,6 +38,7 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
         len(receipt.failures or receipt.rewards),
         len(receipt.retries or receipt.rewards),
         len(receipt.turns or receipt.rewards),
+        len(receipt.answers or receipt.rewards),
     }
     if sizes != {task.samples}:
         return f"group of {sorted(sizes)} samples, asked for {task.samples}"

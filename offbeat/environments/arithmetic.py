@@ -29,6 +29,9 @@ class Arithmetic(SingleTurn):
         answer = str(task.prompt.data["answer"])
         return [1.0 if self._text(ids) == answer else 0.0 for ids in content_ids(result)]
 
+    def answers(self, result: GenerateResult) -> Sequence[str]:
+        return [self._text(ids) for ids in content_ids(result)]
+
     def _text(self, token_ids: list[int]) -> str:
         """Return the response's text, or a text unlike any sum if the response cannot be one."""
         surfaces = [self._surfaces[token_id] for token_id in token_ids]

@@ -11,6 +11,7 @@ import msgspec
 from offbeat.config.graders import reward_target
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
+from offbeat.config.sections.eval import EvalSetConfig
 from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
@@ -18,7 +19,7 @@ from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gsm8k import row_problem as question_problem
-from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, check_same, source_digest
+from offbeat.environments.inputs import DATA, ENVIRONMENT, check_same, eval_key, source_digest
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.prompt_files import FilePrompts, RowCheck, prompt_files, row_problem
 from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPrompts
@@ -79,23 +80,29 @@ def make_prompts(config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS)
     )
 
 
-def make_evaluation_prompts(
+def make_evaluation_sets(
     config: RunConfig, began_with: Mapping[str, str] = _NO_DIGESTS
-) -> PromptSource | None:
-    """Create the prompt source of ``eval``, in its own order; None without an evaluation.
+) -> dict[str, PromptSource]:
+    """Create the prompt sources of ``eval`` by set, each in its own order; none without evaluations.
 
     Raises:
-        InputChanged: The file has other content than when the run began.
-        PromptFileError: The file cannot be used.
+        InputChanged: A file has other content than when the run began.
+        PromptFileError: A file cannot be used.
     """
-    evaluation = config.eval
-    if not evaluation.interval:
-        return None
-    if evaluation.path is not None:
-        prompts = _file_prompts(
-            config, evaluation.path, evaluation.columns, shuffle=False, epochs=1
-        )
-        check_same(EVAL, evaluation.path, prompts.digest, began_with)
+    if not config.eval.interval:
+        return {}
+    return {
+        name: _evaluation_prompts(config, name, each, began_with)
+        for name, each in config.eval.named_sets.items()
+    }
+
+
+def _evaluation_prompts(
+    config: RunConfig, name: str, one: EvalSetConfig, began_with: Mapping[str, str]
+) -> PromptSource:
+    if one.path is not None:
+        prompts = _file_prompts(config, one.path, one.columns, shuffle=False, epochs=1)
+        check_same(eval_key(name), one.path, prompts.digest, began_with)
         return prompts
     # One epoch: a short source gives no row twice
     once = config.data.model_copy(update={"epochs": 1})

@@ -82,10 +82,21 @@ class Gsm8k(SingleTurn):
         wanted = row_answer(task.prompt.data)
         return [self._reward(ids, wanted) for ids in content_ids(result)]
 
-    def _reward(self, token_ids: list[int], wanted: str | None) -> float:
+    def answers(self, result: GenerateResult) -> Sequence[str]:
+        given = map(self._answer, content_ids(result))
+        return ["" if each is None else each.number for each in given]
+
+    def _answer(self, token_ids: list[int]) -> FinalAnswer | None:
+        """Return the answer that a response is judged by; None without one."""
         response = self._opened_by_prompt + self._tokenizer.decode(token_ids)
         given = final_answer(without_thinking(response))
         if given is None or (self._options.strict and not given.strict):
+            return None
+        return given
+
+    def _reward(self, token_ids: list[int], wanted: str | None) -> float:
+        given = self._answer(token_ids)
+        if given is None:
             return 0.0
         right = self._options.correct if given.number == wanted else 0.0
         return right + (self._options.format if given.strict else 0.0)

@@ -16,9 +16,13 @@ from typing import Final
 from offbeat.messages.failures import OffbeatError
 
 DATA: Final = "data.path"
-EVAL: Final = "eval.path"
 ENVIRONMENT: Final = "environment.target"
 SAMPLER: Final = "sampler.target"
+
+
+def eval_key(name: str) -> str:
+    """Return the key of the recipe that names the file of an evaluation set."""
+    return f"eval.sets.{name}.path" if name else "eval.path"
 
 
 class InputChanged(OffbeatError):

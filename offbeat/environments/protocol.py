@@ -47,6 +47,15 @@ class SingleTurn(Environment):
     async def score(self, task: RolloutTask, result: GenerateResult) -> Sequence[float]:
         """Return one finite reward per sample, in the order of ``result``."""
 
+    def answers(self, result: GenerateResult) -> Sequence[str]:
+        """Return the final answer of each sample, as text that is equal for equal answers.
+
+        Empty text for a sample without one; nothing at all where answers cannot be told apart, as
+        here: then an evaluation has no maj@k. Called for evaluations only.
+        """
+        del result
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -75,6 +84,13 @@ class Episode(abc.ABC):
         Called once, after the last ``step``, also if the episode was cut because no turn or no room
         for the observation was left, so that every sample gets a reward from its author.
         """
+
+    def answer(self) -> str | None:
+        """Return the final answer, as ``SingleTurn.answers``; None where there is no such thing.
+
+        Called for evaluations only, after ``reward``.
+        """
+        return None
 
 
 class MultiTurn(Environment):

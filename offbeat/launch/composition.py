@@ -28,7 +28,7 @@ from offbeat.controller.events import Opened
 from offbeat.controller.journal import FileJournal, open_journal
 from offbeat.controller.ledger import Ledger
 from offbeat.controller.ports import Ports
-from offbeat.environments.factory import make_evaluation_prompts, make_prompts
+from offbeat.environments.factory import make_evaluation_sets, make_prompts
 from offbeat.environments.inputs import DATA, SAMPLER, check_same, source_digest
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.prompts import PromptSource
@@ -42,6 +42,7 @@ from offbeat.runs.inputs import record_input, targets
 from offbeat.sampler.build import build_sampler
 from offbeat.sampler.policy import Sampler
 from offbeat.telemetry.assembly import run_telemetry
+from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.logs import configure_logging
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TRACE_FILE, TraceFile
@@ -97,6 +98,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         recipe=yaml.safe_load(to_yaml(config, os.environ)),
     )
     spool = RaySpool(run_dir / FOLDER, segments_needed(ledger))
+    scores = EvaluationFiles(run_dir)
     rollouts = RayRollouts(actors.workers, spool.hold)
     ports = Ports(
         prompts=_prompts(spec),
@@ -107,7 +109,8 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         telemetry=telemetry,
         trace=trace,
         payloads=spool,
-        evaluation=make_evaluation_prompts(config, spec.inputs),
+        evaluation=make_evaluation_sets(config, spec.inputs),
+        scores=scores,
     )
     controller = Controller(
         config,
@@ -133,6 +136,7 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
         telemetry=telemetry,
         trace=trace,
         spool=spool,
+        scores=scores,
         redactor=redactor,
     )
 

@@ -16,6 +16,7 @@ from offbeat.controller.journal import FileJournal
 from offbeat.controller.ledger import Ledger
 from offbeat.messages.text import printable
 from offbeat.runs.directory import SUMMARY
+from offbeat.telemetry.evaluation_files import EvaluationFiles
 from offbeat.telemetry.hub import Telemetry
 from offbeat.telemetry.redaction import Redactor
 from offbeat.telemetry.trace import TraceFile
@@ -28,7 +29,7 @@ _FINAL_FLUSH_S = 20.0  # for telemetry after a normal end
 class ControllerHost:
     """Runs the controller to its end and writes the summary, however the run ends."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run writes to, by name
         self,
         controller: Controller,
         *,
@@ -38,11 +39,12 @@ class ControllerHost:
         telemetry: Telemetry,
         trace: TraceFile,
         spool: RaySpool,
+        scores: EvaluationFiles,
         redactor: Redactor,
     ) -> None:
         self._controller, self._run_id, self._run_dir = controller, run_id, run_dir
         self._journal, self._telemetry, self._trace = journal, telemetry, trace
-        self._spool, self._redacted = spool, redactor
+        self._spool, self._scores, self._redacted = spool, scores, redactor
         self._outcome: Literal["finished", "aborted", "failed"] = "failed"
         self._summary = b""
 
@@ -58,6 +60,7 @@ class ControllerHost:
         finished = self._outcome == "finished"
         flush_s = _FINAL_FLUSH_S if finished else _FLUSH_S
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._scores.close)
         await loop.run_in_executor(None, self._telemetry.close, flush_s)
         await loop.run_in_executor(None, self._trace.close, flush_s)
         await loop.run_in_executor(None, self._spool.close, self._segments_needed())
@@ -93,7 +96,9 @@ class ControllerHost:
             None if raised is None else self._redacted(printable(str(raised))),
         )
         summary = msgspec.structs.replace(
-            summary, evaluation_failure=self._redacted(printable(summary.evaluation_failure))
+            summary,
+            evaluation=self._scores.newest,
+            evaluation_failure=self._redacted(printable(summary.evaluation_failure)),
         )
         if not self._journal.close():
             log.error("journal.incomplete", error=str(self._journal.failure or "the disk is slow"))

@@ -388,6 +388,7 @@ def _written(directory: Path) -> dict[str, Path]:
         "journal": JOURNAL,
         "timeline": "trace.json",
         "rollouts": "rollouts",
+        "evaluations": "evaluations",
         "model": "checkpoints",
         "logs": "logs",
         "elsewhere": ELSEWHERE,

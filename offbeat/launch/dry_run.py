@@ -36,7 +36,14 @@ def dry(config: RunConfig) -> RunConfig:
             "max_branches": RolloutConfig().max_branches,
         },
         "data": {"path": None, "columns": {}},
-        "eval": {"path": None, "columns": {}},
+        "eval": {
+            "path": None,
+            "columns": {},
+            "sets": {
+                name: {**each.model_dump(), "path": None, "columns": {}}
+                for name, each in config.eval.sets.items()
+            },
+        },
         "generator": {
             "backend": "stub",
             "engines": min(config.generator.engines, ENGINES),

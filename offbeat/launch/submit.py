@@ -194,7 +194,7 @@ def _paths_not_packed(loaded: LoadedRecipe, working_dir: Path) -> list[str]:
     paths = {
         "model.path": config.model.path,
         "data.path": config.data.path,
-        "eval.path": config.eval.path,
+        **config.eval.paths,
     }
     return [
         f"{key}={path}"

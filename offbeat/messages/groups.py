@@ -36,6 +36,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
     evaluation: bool = False
     sampling: str = ""  # identity of the settings to sample under: offbeat.config.sampling_identity
     min_valid_samples: int = 1  # with fewer samples that are not masked the group has failed
+    eval_set: str = ""  # of an evaluation: the name of its set; empty: the only one
 
     @property
     def prompt_index(self) -> int:
@@ -48,7 +49,10 @@ class RolloutTask(msgspec.Struct, frozen=True):
     @property
     def request_prefix(self) -> str:
         """Return a readable prefix of its request ids; the worker makes them unique."""
-        return f"{'eval-' if self.evaluation else ''}{self.prompt.prompt_index}-{self.attempt}"
+        readable = f"{self.prompt.prompt_index}-{self.attempt}"
+        if not self.evaluation:
+            return readable
+        return f"eval-{self.eval_set}-{readable}" if self.eval_set else f"eval-{readable}"
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -118,6 +122,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failures: tuple[SampleFailure, ...] = ()  # of each sample, also before a retry; empty: none
     retries: tuple[int, ...] = ()  # of each sample, tries after the first one; empty: none
     turns: tuple[int, ...] = ()  # of each sample, model calls; empty: one each
+    # Of each sample of an evaluation, its final answer or ""; empty: none are extracted
+    answers: tuple[str, ...] = ()
 
     @property
     def truncated_samples(self) -> int:

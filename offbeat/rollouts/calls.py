@@ -1,6 +1,7 @@
 """Calls of a rollout to its engine and its environment, with typed failures."""
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from offbeat.environments.user_code import describe
 from offbeat.messages.failures import Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult, SamplingParams
 from offbeat.messages.groups import RolloutTask
+
+_LONGEST_ANSWER_BYTES: Final = 200
+"""A receipt with the answers goes through the controller, and a model may write any length."""
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
@@ -151,6 +155,28 @@ def checked_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, .
         detail = f"{what} holds {int(ids.min())} to {int(ids.max())}; no token has such an id"
         raise failed(task, FailureKind.DATA, _WRONG_TYPE, detail)
     return tuple(ids.tolist())
+
+
+def checked_answers(task: RolloutTask, values: Sequence[object], samples: int) -> tuple[str, ...]:
+    """Return the values as final answers, one per sample; a long one as a digest, for comparison.
+
+    Raises:
+        RolloutFailed: One of them is no text, or their number is wrong.
+    """
+    if len(values) != samples or not all(isinstance(value, str) for value in values):
+        kinds = sorted({type(value).__name__ for value in values})
+        detail = (
+            f"{len(values)} answers of type {', '.join(kinds)} for {samples} samples; each is text"
+        )
+        raise failed(task, FailureKind.DATA, "answer_wrong_type", detail)
+    return tuple(map(_short_answer, map(str, values)))
+
+
+def _short_answer(answer: str) -> str:
+    content = answer.encode(errors="replace")
+    if len(content) <= _LONGEST_ANSWER_BYTES:
+        return content.decode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def checked_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> list[float]:

@@ -41,6 +41,7 @@ class Rollout:
     kept_kv: tuple[int, ...] = ()  # [G], see GenerateResult
     truncated_turns: tuple[int, ...] = ()  # [G], see Receipt
     turns: tuple[int, ...] = ()  # [G], see Receipt
+    answers: tuple[str, ...] = ()  # [G], see Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +122,5 @@ def _receipt(
         failures=outcomes.failures,
         retries=outcomes.retries,
         turns=rollout.turns,
+        answers=rollout.answers,
     )

@@ -12,6 +12,7 @@ from offbeat.messages.groups import OUT_OF_TOKENS, OUT_OF_TURNS, Receipt, Rollou
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
+    checked_answers,
     checked_reward,
     checked_tokens,
     environment_code,
@@ -60,6 +61,11 @@ class _EpisodeRun:
             value = await episode.reward()
         self.transcript.reward_s += time.perf_counter() - began
         self.transcript.reward = checked_reward(self.task, value, self.sample)
+        if self.task.evaluation:
+            with environment_code(self.task):
+                answer = episode.answer()
+            if answer is not None:
+                (self.transcript.answer,) = checked_answers(self.task, [answer], 1)
 
     async def _turns(self, episode: Episode, prompt_ids: tuple[int, ...], max_turns: int) -> None:
         transcript = self.transcript

@@ -13,6 +13,7 @@ from offbeat.messages.groups import Receipt, RolloutTask
 from offbeat.rollouts.calls import (
     EngineClient,
     Generate,
+    checked_answers,
     checked_rewards,
     checked_tokens,
     environment_code,
@@ -52,6 +53,7 @@ async def run_single_turn(
         generate_s=generated - began,
         reward_s=time.perf_counter() - generated,
         kept_kv=result.kept_kv,
+        answers=_answers(task, environment, result),
     )
     return packed(task, rollout, rewards)
 
@@ -90,10 +92,21 @@ async def _scored_one_by_one(
             began = time.perf_counter()
             (transcript.reward,) = await _scored(one, environment, result)
             transcript.reward_s = time.perf_counter() - began
+            if answers := _answers(one, environment, result):
+                (transcript.answer,) = answers
 
         return draw
 
     return packed_samples(engine.task, first_tries.prompt_ids, await draws.draw_all(draw_of))
+
+
+def _answers(task: RolloutTask, environment: SingleTurn, result: GenerateResult) -> tuple[str, ...]:
+    """Return the final answers of an evaluation's samples; of a group to train nobody asks."""
+    if not task.evaluation:
+        return ()
+    with environment_code(task):
+        answers = list(environment.answers(result))
+    return checked_answers(task, answers, task.samples) if answers else ()
 
 
 async def _scored(

@@ -36,6 +36,7 @@ class Transcript:
     turns: int = 0
     truncated_turns: int = 0
     prompt_ids: tuple[int, ...] = ()
+    answer: str | None = None  # of an evaluation, see ``Receipt.answers``
 
     def add_turn(self, observation_ids: tuple[int, ...], result: GenerateResult) -> None:
         """Add an observation (empty before the first turn) and the turn that answered it."""
@@ -110,6 +111,7 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
     kept = tuple(one.kept_kv for one in transcripts)
     truncated = tuple(one.truncated_turns for one in transcripts)
     turns = tuple(one.turns for one in transcripts)
+    has_answers = any(one.answer is not None for one in transcripts)
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=np.array([i for one in transcripts for i in one.token_ids], dtype=np.int32),
@@ -124,4 +126,5 @@ def joined(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Ro
         kept_kv=kept if any(kept) else (),
         truncated_turns=truncated if any(truncated) else (),
         turns=turns if any(count != 1 for count in turns) else (),
+        answers=tuple(one.answer or "" for one in transcripts) if has_answers else (),
     )

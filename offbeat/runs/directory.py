@@ -14,7 +14,7 @@ from offbeat.config.base import is_uri
 from offbeat.config.dump import to_yaml
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import redacted_keys
-from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER
+from offbeat.environments.inputs import DATA, ENVIRONMENT, SAMPLER
 from offbeat.messages.failures import OffbeatError
 from offbeat.runs.inputs import (
     MODEL,
@@ -201,9 +201,10 @@ def _changed_inputs(
     code = targets(config)
     problems = {
         DATA: "has other prompts than those the run has drawn from",
-        EVAL: "has other prompts under the same name than those the run was scored on",
         MODEL: "has another config, tokenizer or code than the run began with",
     } | dict.fromkeys(code, _other_code(before.get(WORKING_DIR, ""), here))
+    scored = "has other prompts under the same name than those the run was scored on"
+    problems |= dict.fromkeys(config.eval.paths, scored)
     same = {key: before[key] == now[key] for key in before.keys() & now.keys()}
     if changed_code:
         same |= dict.fromkeys(same.keys() & code.keys(), True)
@@ -220,7 +221,7 @@ def _other_code(before: str, here: Path) -> str:
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
     """Return the digests of inputs with the same name as before, for those that cannot be read."""
     was, now = dict(_leaves(before)), dict(_leaves(config.model_dump()))
-    keys = (DATA, EVAL, MODEL, ENVIRONMENT, SAMPLER)
+    keys = (DATA, *config.eval.paths, MODEL, ENVIRONMENT, SAMPLER)
     return {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
 
 
@@ -239,7 +240,7 @@ def _check_fixed(before: object, now: object, directory: Path, inputs: dict[str,
     changed += [
         problem
         for key, problem in inputs.items()
-        if problem and not (key == EVAL and was.get(key) != wanted.get(key))
+        if problem and not (key.startswith("eval.") and was.get(key) != wanted.get(key))
     ]
     if changed:
         fix = "Leave these as they were (offbeat train --resume RUN alone does), or start a new run"

@@ -11,7 +11,7 @@ import yaml
 from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.sampler import CustomSamplerConfig
-from offbeat.environments.inputs import DATA, ENVIRONMENT, EVAL, SAMPLER, digest_of, source_digest
+from offbeat.environments.inputs import DATA, ENVIRONMENT, SAMPLER, digest_of, source_digest
 from offbeat.environments.prompt_files import files_digest, prompt_files
 from offbeat.generators.end_tokens import end_ids_of
 from offbeat.telemetry.summary import write_atomically
@@ -40,7 +40,7 @@ def input_digests(config: RunConfig, working_dir: Path) -> dict[str, str]:
         OSError: A file exists and cannot be read.
     """
     digests = dict[str, str]()
-    for key, path in ((DATA, config.data.path), (EVAL, config.eval.path)):
+    for key, path in {DATA: config.data.path, **config.eval.paths}.items():
         files = prompt_files(path) if path is not None else []
         if files and all(file.is_file() for file in files):
             digests[key] = files_digest(files)

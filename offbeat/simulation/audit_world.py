@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from offbeat.config.limits import max_outstanding_groups
 from offbeat.config.run import RunConfig
 from offbeat.messages.groups import VersionSpans
+from offbeat.simulation.audit_evaluations import EvaluationAudit
 from offbeat.simulation.audit_findings import Findings
 from offbeat.simulation.faults import KINDS
 from offbeat.simulation.records import (
@@ -22,6 +23,7 @@ from offbeat.simulation.records import (
     EngineComputesOther,
     EngineRetired,
     EngineServes,
+    Evaluated,
     Fault,
     FenceObeyed,
     Generated,
@@ -90,6 +92,7 @@ class World:
         self.lost_payloads: set[tuple[int, int]] = set()
         # Such payloads by machine
         self._only_on: dict[str, set[tuple[int, int]]] = {}
+        self._evaluations = EvaluationAudit(config, findings)
         self._trainer_was_struck = False  # by a fault that may kill it
         # Digest by version, by engine and incarnation
         self._served: dict[tuple[str, str], dict[int, str]] = {}
@@ -123,6 +126,7 @@ class World:
             EngineRetired: self._engine_retired,
             PoisonTaken: self._poison_taken,
             Scored: self._scored,
+            Evaluated: self._evaluations.evaluated,
             EngineComputesOther: self._takes_other,
             EngineServes: self._serves,
             TrainerLife: self._trainer_life,
@@ -209,12 +213,7 @@ class World:
         self.answers.setdefault(key, []).append(SentGroup(record.spans, digests))
 
     def _scored(self, record: Scored) -> None:
-        """Check that an engine pinned for an evaluation took no other weights, faults aside."""
-        versions = set(_versions(record.spans))
-        if len(versions) > 1 and self.last_fault_at is None:
-            self._findings.add(
-                "I6", f"prompt {record.prompt_index} was scored under versions {sorted(versions)}"
-            )
+        self._evaluations.scored(record, faulted=self.last_fault_at is not None)
 
     # --- trainer ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import msgspec
 from offbeat.algorithms.advantages import estimator
 from offbeat.config.limits import max_group_bytes
 from offbeat.config.loss_spec import LossSpec
+from offbeat.config.run import RunConfig
 from offbeat.controller.controller import Controller
 from offbeat.controller.errors import RunAborted, RunFailed
 from offbeat.controller.events import Admitted, Opened
@@ -22,6 +23,7 @@ from offbeat.simulation.actor import Actor
 from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.controller_ports import (
     Caller,
+    SimulatedEvaluationLog,
     SimulatedFailpoints,
     SimulatedGenerator,
     SimulatedJournal,
@@ -151,7 +153,8 @@ class Cluster:
             trace=NoTrace(),
             payloads=SpooledPayloads(caller),
             failpoints=SimulatedFailpoints(around, simulated.process),
-            evaluation=SimulatedPrompts(config.eval.prompts) if config.eval.interval else None,
+            evaluation=_evaluation_sets(config),
+            scores=SimulatedEvaluationLog(around, simulated.process),
         )
         simulated.controller = self._controller_cls(
             config,
@@ -341,3 +344,8 @@ class Cluster:
     def describe(self, error: Exception | Deadlock) -> str:
         state = self.latest.controller.state if self.latest.controller else None
         return f"{error}; {state.ledger if state else 'no controller'}"
+
+
+def _evaluation_sets(config: RunConfig) -> dict[str, SimulatedPrompts]:
+    sets = config.eval.named_sets if config.eval.interval else {}
+    return {name: SimulatedPrompts(each.prompts) for name, each in sets.items()}

@@ -11,6 +11,7 @@ import msgspec
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.failpoints import Failpoint
 from offbeat.controller.steps_after import StepsAfter, steps_after
+from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.fences import Fence, StepKey
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
 from offbeat.messages.training import (
@@ -27,7 +28,7 @@ from offbeat.simulation.context import SimulationContext
 from offbeat.simulation.faults import FaultMoment
 from offbeat.simulation.network import SimulatedCall
 from offbeat.simulation.processes import Process
-from offbeat.simulation.records import Closed, EngineRetired, PermitsUsed
+from offbeat.simulation.records import Closed, EngineRetired, Evaluated, PermitsUsed
 from offbeat.simulation.worker import FakeWorker
 
 
@@ -242,9 +243,26 @@ class SimulatedTelemetry:
 
     def emit(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
         del step
-        if "eval/reward" not in metrics:
+        if "eval/version" not in metrics:
             self._around.faults.at(FaultMoment.EMIT, "controller")
             self.emitted[version] = None
+
+
+class SimulatedEvaluationLog:
+    """Evaluations in the run directory, which outlives the controller that wrote them."""
+
+    def __init__(self, around: SimulationContext, process: Process) -> None:
+        self._around, self._process = around, process
+
+    def has(self, due: int) -> bool:
+        return due in self._around.disk.evaluations
+
+    def take(self, evaluated: EvaluatedVersion) -> None:
+        if self._process.alive:
+            self._around.disk.evaluations.add(evaluated.due)
+            samples = tuple((each.set, each.prompt_index) for each in evaluated.samples)
+            at = self._around.loop.time()
+            self._around.record(Evaluated(at, evaluated.due, evaluated.version, samples))
 
 
 class SpooledPayloads:

@@ -28,6 +28,7 @@ class SimulatedDisk:
         self._checkpoints: dict[int, SavedModel] = {}
         self._latest = 0
         self.spool: dict[Receipt, SimulatedPayload] = {}  # payload by receipt
+        self.evaluations: set[int] = set()  # versions whose evaluation is on disk
 
     def write(self, at_s: float, model: SavedModel) -> None:
         """Rename a checkpoint into place: it is complete from here on."""

@@ -171,8 +171,10 @@ def _changes(rng: random.Random) -> dict[str, Any]:
         "eval": {
             "interval": rng.choice((0, 0, 0, 4)),
             "path": None,
-            "prompts": 4,
+            "at_start": True,
+            "prompts": 3,
             "samples": 1,
+            "sets": {"first": {}, "second": {"prompts": 2, "samples": 2}},
             "deadline_s": 8.0,
         },
         "checkpoint": {

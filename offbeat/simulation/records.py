@@ -59,6 +59,15 @@ class Scored(WorldRecord, frozen=True):
     incarnation: str
     spans: tuple[VersionSpans, ...]
     poison: str = ""
+    eval_set: str = ""
+
+
+class Evaluated(WorldRecord, frozen=True):
+    """The controller recorded an evaluation as done."""
+
+    due: int  # version that was to be scored
+    version: int  # version that it says was
+    samples: tuple[tuple[str, int], ...]  # set and prompt index of each
 
 
 class EngineServes(WorldRecord, frozen=True):

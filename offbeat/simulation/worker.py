@@ -190,7 +190,9 @@ class _Rollout:
         now, spans = around.loop.time(), receipt.version_spans
         made_by = receipt.engine, receipt.engine_incarnation
         if task.evaluation:
-            around.record(Scored(now, task.prompt_index, task.attempt, *made_by, spans, kind))
+            around.record(
+                Scored(now, task.prompt_index, task.attempt, *made_by, spans, kind, task.eval_set)
+            )
         memory = around.machines.memory_of(self.worker.name)
         payload = SimulatedPayload(
             task.prompt_index,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
-from offbeat.telemetry.metrics import METRICS, undeclared
+from offbeat.telemetry.metrics import METRICS, declared_name, undeclared
 from offbeat.telemetry.records import MetricRecord
 from offbeat.telemetry.sinks import Sink
 from offbeat.telemetry.spool import Backoff, Pause, SinkCounts, SinkWriter
@@ -58,7 +58,8 @@ class Telemetry:
         for writer in self._writers:
             writer.put(record)
         for name in metrics.keys() - METRICS.keys() - self._reported:
-            self._report_undeclared(name)
+            if declared_name(name) not in METRICS:
+                self._report_undeclared(name)
 
     def tallies(self) -> tuple[SinkCounts, ...]:
         """Return the counts of records so far, per sink."""

@@ -169,8 +169,17 @@ _ROLLOUT: Final[tuple[_Row, ...]] = (
 
 _EVAL: Final[tuple[_Row, ...]] = (
     ("eval/reward", "reward", "mean",
-     "Reward of the prompts of eval.path, or of training prompts without it; all sampled from one weight version.",
+     "Mean reward of a prompt's samples (mean@k), mean over the prompts; all sampled from one weight version. A set of eval.sets has its name in each of these: eval/NAME/reward.",
      "With eval.path: better on prompts that are not trained on. Apart from train/reward: over-fitting, or other prompts."),
+    ("eval/reward_se", "reward", "mean",
+     "Standard error of eval/reward, over prompts.",
+     "Two scores that differ by less than twice this tell nothing; raise eval.prompts."),
+    ("eval/pass@K", "fraction", "mean",
+     "Unbiased estimate that one of K samples is correct, K = 1, 2, 4, ... eval.samples; correct is eval.correct_from.",
+     "Above eval/reward: the model can, but not reliably; that is what training sharpens."),
+    ("eval/maj@K", "fraction", "mean",
+     "Share of prompts whose most frequent final answer among K = eval.samples is correct; where the environment extracts answers.",
+     "Above eval/pass@1: voting helps; near it: the errors of the samples agree."),
     ("eval/samples", "samples", "sum",
      "Samples scored in the evaluation.",
      "As eval.prompts and eval.samples say."),

@@ -2,6 +2,7 @@
 
 import difflib
 import enum
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -56,6 +57,17 @@ def _table() -> Mapping[str, MetricSpec]:
 
 METRICS: Final[Mapping[str, MetricSpec]] = _table()
 """Metrics by name, in the order of the table."""
+
+
+_OF_SET: Final = re.compile(r"eval/(?:[A-Za-z0-9][A-Za-z0-9_-]*/)?([a-z_]+)(?:@\d+)?")
+
+
+def declared_name(name: str) -> str:
+    """Return the name under which a metric stands in the table: ``eval/pass@K`` of a set's pass@4."""
+    found = _OF_SET.fullmatch(name)
+    if found is None:
+        return name
+    return f"eval/{found[1]}@K" if "@" in name else f"eval/{found[1]}"
 
 
 def undeclared(name: str) -> UndeclaredMetric:

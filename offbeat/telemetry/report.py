@@ -1,6 +1,6 @@
 """Final report of a run on the terminal: what was learnt, how fast, and what waited for what."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -70,12 +70,26 @@ def _figures(summary: Summary) -> Table:
     _add(table, "restarts", *_restarts(summary))
     if summary.resumes:
         _add(table, "resumed", _times(summary.resumes))
+    for place, scores in _scores(summary.evaluation):
+        version = f"version {summary.evaluation['eval/version']:.0f}"
+        _add(table, f"score {place}".strip(), *scores, version)
     if summary.evaluations_failed:
         failed = f"{summary.evaluations_failed} failed"
         _add(table, "evaluations", failed, summary.evaluation_failure)
     if summary.rewinds:
         _add(table, "rewound", _times(summary.rewinds), "to a checkpoint, or to the initial model")
     return table
+
+
+def _scores(metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield for each evaluation set its name, the mean reward with its error, and the other scores."""
+    for name in [name for name in metrics if name.endswith("/reward")]:
+        place = name.removesuffix("/reward")
+        error = metrics.get(f"{name}_se")
+        mean = _number(metrics[name]) + (f" ± {error:.3f}" if error is not None else "")
+        others = [key for key in metrics if "@" in key and key.rpartition("/")[0] == place]
+        shown = [f"{key.rpartition('/')[2]} {metrics[key]:.3f}" for key in others[-2:]]
+        yield place.removeprefix("eval").removeprefix("/"), (mean, ", ".join(shown))
 
 
 def _samples(count: int) -> str:

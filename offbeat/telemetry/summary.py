@@ -65,6 +65,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     worker_restarts: int = 0
     trainer_restarts: int = 0  # restarts of all trainer ranks together
     engines_retired: list[str] = []  # engines given up since the start, or the last resume
+    evaluation: dict[str, float] = {}  # metrics of the newest one; empty: none
     # Evaluations failed in the last controller; the others are in eval/*
     evaluations_failed: int = 0
     evaluation_failure: str = ""  # why the last of them failed, in one line

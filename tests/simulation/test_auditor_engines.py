@@ -11,6 +11,7 @@ from offbeat.simulation.records import (
     Ended,
     EngineComputesOther,
     EngineServes,
+    Evaluated,
     Fault,
     FenceObeyed,
     Generated,
@@ -259,3 +260,33 @@ def timed_audit(history: History) -> float:
     start = time.perf_counter()
     assert history.audit() == []
     return time.perf_counter() - start
+
+
+def scored(history: History, *places: tuple[str, int], version: int) -> None:
+    for name, place in places:
+        spans = (((version, 2),),)
+        history.records.append(
+            Scored(0.0, place, 1, ENGINE, history.engine_life, spans, eval_set=name)
+        )
+
+
+@pytest.mark.parametrize(
+    "evaluated",
+    [
+        Evaluated(0.0, 2, 2, (("a", 0), ("a", 1))),  # without set b
+        Evaluated(0.0, 2, 2, (("a", 0), ("a", 1), ("b", 0), ("b", 0))),  # a sample too many
+        Evaluated(0.0, 2, 3, (("a", 0), ("a", 1), ("b", 0))),  # not sampled under version 3
+        Evaluated(0.0, 3, 2, (("a", 0), ("a", 1), ("b", 0))),  # older than it was due
+    ],
+)
+def test_an_evaluation_that_is_not_of_whole_sets_under_its_version_is_found(
+    evaluated: Evaluated,
+) -> None:
+    sets = {"a": {"prompts": 2}, "b": {"prompts": 1}}
+    history = whole_run(run_config(eval={"interval": 2, "sets": sets}))
+    scored(history, ("a", 0), ("a", 1), ("b", 0), version=2)
+    whole = Evaluated(0.0, 2, 2, (("a", 0), ("a", 1), ("b", 0)))
+    history.records.append(whole)
+    assert broken(history) == set()
+    history.records[-1] = evaluated
+    assert broken(history) == {"I6"}

@@ -11,6 +11,7 @@ import msgspec
 
 from offbeat.config.loss_spec import LossSpec
 from offbeat.controller.steps_after import StepsAfter, steps_after
+from offbeat.messages.evaluations import EvaluatedVersion
 from offbeat.messages.failures import (
     ActorLost,
     CanaryFailed,
@@ -62,6 +63,19 @@ class FakePrompts:
         if self.count is not None and prompt_index >= self.count:
             return None
         return Prompt(prompt_index, 0, prompt_index, {})
+
+
+@dataclass
+class FakeEvaluationLog:
+    """Keeps the newest evaluation of each version; give it to the next controller of the run."""
+
+    done: dict[int, EvaluatedVersion] = field(default_factory=dict[int, EvaluatedVersion])
+
+    def has(self, due: int) -> bool:
+        return due in self.done
+
+    def take(self, evaluated: EvaluatedVersion) -> None:
+        self.done[evaluated.due] = evaluated
 
 
 @dataclass

@@ -20,6 +20,7 @@ from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.messages.fences import Fence
 from offbeat.sampler.build import build_sampler
 from tests.support.fakes import (
+    FakeEvaluationLog,
     FakeGenerator,
     FakePrompts,
     FakeRollouts,
@@ -49,7 +50,8 @@ class World:
     past: History | None = None  # what the journal says of the former controllers
     payloads: Payloads = field(default_factory=NoPayloads)
     trace: Trace = field(default_factory=NoTrace)
-    scored: FakePrompts | None = None  # prompts of evaluations
+    scored: FakePrompts | dict[str, FakePrompts] | None = None  # prompts of evaluations, by set
+    scores: FakeEvaluationLog = field(default_factory=FakeEvaluationLog)
     reached: Failpoints = no_failpoints
     advantages: Advantages = lambda rewards, _valid: rewards
     groups_per_turn: int = GROUPS_PER_TURN
@@ -72,6 +74,7 @@ class World:
 
     def controller(self) -> Controller:
         config = self.config
+        sets = {"": self.scored} if isinstance(self.scored, FakePrompts) else self.scored or {}
         self.built = Controller(
             config,
             Fence("run", self.incarnation),
@@ -85,7 +88,8 @@ class World:
                 trace=self.trace,
                 payloads=self.payloads,
                 failpoints=self.reached,
-                evaluation=self.scored,
+                evaluation=sets,
+                scores=self.scores,
             ),
             sampler=build_sampler(config.sampler, config.groups_per_step),
             advantages=self.advantages,

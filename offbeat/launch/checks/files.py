@@ -10,9 +10,10 @@ from offbeat.config.base import is_uri
 from offbeat.config.run import RunConfig
 from offbeat.environments.factory import (
     BadEnvironment,
-    make_evaluation_prompts,
+    make_evaluation_sets,
     make_prompts,
 )
+from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.prompts import PromptSource
 from offbeat.launch.checks.finding import Finding, error, ok, size, warning
@@ -74,17 +75,27 @@ def check_prompts(config: RunConfig) -> Iterator[Finding]:
     rows = yield from _read(config, make_prompts, "data.path")
     if rows is not None:
         yield from _check_enough(config, rows)
-    if config.eval.path is None and config.eval.interval:
-        seen = "eval.path is not set: evaluations score prompts that the run trains on"
-        yield warning("evaluation", seen, "Name a file of held-out prompts in eval.path.")
-    if config.eval.path is not None and config.eval.interval:
-        rows = yield from _read(config, make_evaluation_prompts, "eval.path")
+    if not config.eval.interval:
+        return
+    for name, one in config.eval.named_sets.items():
+        key = eval_key(name)
+        if one.path is None:
+            seen = f"{key} is not set: evaluations score prompts that the run trains on"
+            yield warning("evaluation", seen, f"Name a file of held-out prompts in {key}.")
+            continue
+        only = config.eval.model_copy(update={"sets": {name: one} if name else {}})
+        rows = yield from _read(config.model_copy(update={"eval": only}), _only_set, key)
         if rows is not None:
-            yield ok("prompts", f"{rows} rows in {config.eval.path}, for evaluation")
+            yield ok("prompts", f"{rows} rows in {one.path}, for evaluation")
+
+
+def _only_set(config: RunConfig) -> PromptSource:
+    (prompts,) = make_evaluation_sets(config).values()
+    return prompts
 
 
 def _read(
-    config: RunConfig, make: Callable[[RunConfig], PromptSource | None], key: str
+    config: RunConfig, make: Callable[[RunConfig], PromptSource], key: str
 ) -> Generator[Finding, None, int | None]:
     """Return the number of rows; None, and a finding, if they cannot be read."""
     try:
@@ -98,7 +109,7 @@ def _read(
     except BadEnvironment as wrong:
         yield error("environment", str(wrong), f"Fix {wrong.key} in the recipe.")
         return None
-    return prompts.rows if prompts is not None else None
+    return prompts.rows
 
 
 def _check_enough(config: RunConfig, rows: int) -> Iterator[Finding]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config.run import RunConfig
-from offbeat.environments.factory import make_environment, make_evaluation_prompts, make_prompts
+from offbeat.environments.factory import make_environment, make_evaluation_sets, make_prompts
+from offbeat.environments.inputs import eval_key
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import Environment
 from offbeat.environments.text import Tokenizer
@@ -34,11 +35,12 @@ def check_prompt_lengths(config: RunConfig) -> Iterator[Finding]:
             trust_remote_code=config.model.trust_remote_code,
         )
         environment = make_environment(config.environment, tokenizer, Path.cwd())
-        files = {"data.path": make_prompts(config), "eval.path": make_evaluation_prompts(config)}
+        sets = {eval_key(name): each for name, each in make_evaluation_sets(config).items()}
+        files = {"data.path": make_prompts(config), **sets}
     except (OSError, ValueError, OffbeatError):
         return  # reported by the checks of the model, the files and the target
     for key, prompts in files.items():
-        if isinstance(prompts, FilePrompts) and (key == "data.path" or config.eval.path):
+        if isinstance(prompts, FilePrompts) and (key == "data.path" or key in config.eval.paths):
             yield _longest(config, key, prompts, environment)
 
 

@@ -100,6 +100,8 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "algorithm.loss.step_std": st.just(value=False),
     "eval.path": st.none(),
     "eval.columns": st.just({}),
+    "eval.sets": st.just({}),  # of two recipes they are joined by name
+    "eval.at_start": st.just(value=False),  # needs an interval
     "runtime.env": st.fixed_dictionaries({"HF_HOME": TEXT.filter(lambda text: "\0" not in text)}),
     "sync.interval": st.integers(1, 4),
     "sync.deadline_s": st.floats(500, 999),

@@ -251,6 +251,8 @@ def test_arithmetic_scores_no_file_either() -> None:
     text = only({"eval": {"interval": 5, "path": "held_out.jsonl"}})
     assert "eval.path is not used: environment.name=arithmetic makes its own prompts" in text
     assert "Leave eval.path out" in text
+    text = only({"eval": {"interval": 5, "sets": {"math": {"path": "held_out.jsonl"}}}})
+    assert "eval.sets.math.path is not used" in text
     assert not messages({"eval": {"interval": 5}})
 
 
@@ -355,3 +357,16 @@ def test_stubs_come_together_or_not_at_all() -> None:
     assert "trainer.backend=stub cannot work with generator.backend=embedded" in text
     assert "Set all three to stub, or none" in text
     assert not messages({"trainer": {"backend": "stub"}}, dry_run=True)
+
+
+def test_sets_and_a_path_of_evaluations_exclude_each_other() -> None:
+    function = {
+        "environment": {"name": "function", "target": "m:f"},
+        "data": {"path": "rows.jsonl"},
+    }
+    text = only(function, {"eval": {"interval": 5, "path": "a.jsonl", "sets": {"math": {}}}})
+    assert "eval.path is not used: eval.sets names the sets that are scored" in text
+
+
+def test_an_evaluation_at_the_start_needs_evaluations() -> None:
+    assert "eval.at_start does nothing with eval.interval=0" in only({"eval": {"at_start": True}})

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config.loader import load_recipe, resolve_run_dir
+from offbeat.config.problems import ConfigError
 from offbeat.config.sections.sampler import InOrderConfig, ReadyFirstConfig
 from offbeat.config.sections.trainer import TorchTrainerConfig
 
@@ -178,3 +179,44 @@ def test_an_absolute_path_stays(write: Write) -> None:
 def test_the_run_directory_takes_the_name_of_the_run() -> None:
     config = load_recipe(QUICKSTART, ["name=first"]).config
     assert resolve_run_dir(config) == Path.cwd() / "runs" / "first"
+
+
+def test_sections_by_name_are_merged_by_name_and_their_paths_are_of_the_file_that_names_them(
+    tmp_path: Path,
+) -> None:
+    base = tmp_path / "base" / "base.yaml"
+    base.parent.mkdir()
+    base.write_text(
+        "steps: 1\nmodel: {path: m}\nenvironment: {name: function, target: 'm:f'}\n"
+        "data: {path: rows.jsonl}\n"
+        "eval: {interval: 5, samples: 4, sets: {math: {path: math.jsonl}, code: {path: 007}}}\n"
+    )
+    top = tmp_path / "top.yaml"
+    top.write_text("extends: base/base.yaml\neval: {sets: {math: {prompts: 9}, new: {path: n}}}\n")
+    config = load_recipe(top, ["eval.sets.code.samples=2"]).config
+    sets = config.eval.named_sets
+    assert {name: (each.path, each.prompts, each.samples) for name, each in sets.items()} == {
+        "math": (str(base.parent / "math.jsonl"), 9, 4),
+        "code": (str(base.parent / "007"), 64, 2),
+        "new": (str(tmp_path / "n"), 64, 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eval.sets.math.promts=3", "eval.sets.math.promts = 3: unknown key"),
+        ("eval.sets.math.prompts=0", "eval.sets.math.prompts = 0: has to be: integer, at least 1"),
+        ("eval.sets.math=3", "eval.sets.math = 3: has to be a section"),
+        ("eval.sets=3", "eval.sets = 3: has to be: sections by name"),
+        ("eval.sets.my set.prompts=3", "has to be: section, NAME of letters, digits"),
+    ],
+)
+def test_what_is_wrong_below_a_chosen_name_is_named(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps: 1\nmodel: {path: m}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, [override])
+    assert message in str(caught.value)

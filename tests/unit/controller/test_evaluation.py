@@ -1,10 +1,13 @@
 """Scoring held-out prompts while training goes on."""
 
-from typing import Any
+from collections import Counter
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from offbeat.controller.events import AnyEvent
+from offbeat.controller.ledger import Ledger
 from offbeat.messages.groups import RolloutTask, SampleStatus
 from tests.support.fakes import FakePrompts, FakeRollouts
 from tests.support.world import World
@@ -118,3 +121,86 @@ def test_an_evaluation_with_a_receipt_that_no_step_would_take_is_not_reported(
     world.assert_books_agree()
     assert len(world.trained) == 40
     assert not scores(world)
+
+
+TWO_SETS = {"eval": {"interval": 4, "prompts": 3, "at_start": True,
+                     "sets": {"math": {}, "code": {"prompts": 2, "samples": 2}}}}  # fmt: skip
+
+
+def journal_of(world: World) -> Ledger:
+    return Ledger.fold(cast("list[AnyEvent]", world.journal.events))
+
+
+def two_sets() -> dict[str, FakePrompts]:
+    return {"math": FakePrompts(), "code": FakePrompts()}
+
+
+def test_all_sets_are_scored_under_their_names_at_one_version() -> None:
+    world = World(TWO_SETS, engines=3, scored=two_sets())
+    world.run()
+    evaluated = world.scores.done
+    assert {due: each.version for due, each in evaluated.items()} == {0: 0, 4: 4, 8: 8}
+    sizes = Counter((sample.set, sample.prompt_index) for sample in evaluated[4].samples)
+    assert sizes == {("math", 0): 1, ("math", 1): 1, ("math", 2): 1, ("code", 0): 2, ("code", 1): 2}
+    (record,) = [each for each in world.telemetry.records if each.get("eval/version") == 4]
+    assert (record["eval/math/reward"], record["eval/code/reward"]) == (0.0, 0.5)
+    assert (record["eval/code/pass@1"], record["eval/code/pass@2"]) == (0.5, 1.0)
+
+
+def test_the_initial_weights_are_scored_before_the_first_step_with_one_engine() -> None:
+    world = World({**TWO_SETS, "sampler": {"name": "ready_first", "max_staleness": 0}},
+                  engines=1, scored=two_sets())  # fmt: skip
+    world.run()
+    assert list(world.scores.done) == [0, 4, 8]
+
+
+def test_an_evaluation_that_a_controller_did_not_live_to_record_is_repeated_by_the_next() -> None:
+    first = World(TWO_SETS, engines=3, scored=two_sets())
+    first.run()
+    whole = first.scores.done.pop(8)
+    again = World(
+        {**TWO_SETS, "steps": 10},
+        engines=3,
+        scored=two_sets(),
+        scores=first.scores,
+        trainer=first.trainer,
+        ledger=journal_of(first),
+        incarnation=2,
+    )
+    again.run()
+    assert list(first.scores.done) == [0, 4, 8]
+    repeated = first.scores.done[8]
+    assert repeated.samples == whole.samples
+    assert (repeated.due, repeated.version) == (8, 10)  # the version served by then
+
+
+def test_an_evaluation_that_is_recorded_is_not_repeated() -> None:
+    first = World(TWO_SETS, engines=3, scored=two_sets())
+    first.run()
+    again = World(TWO_SETS, engines=3, scored=two_sets(), scores=first.scores,
+                  trainer=first.trainer, ledger=journal_of(first),
+                  incarnation=2)  # fmt: skip
+    rollouts = watched(again)
+    again.run()
+    assert not rollouts.scored
+
+
+def test_no_more_prompts_are_sampled_at_once_than_the_engine_decodes_and_as_many_again() -> None:
+    world = World({"eval": {"interval": 4, "prompts": 30},
+                   "generator": {"max_sequences": 2}}, engines=2, scored=FakePrompts())  # fmt: skip
+
+    class Counting(FakeRollouts):
+        open = most = 0
+
+        async def rollout(self, fence: Any, task: RolloutTask) -> Any:
+            self.open += task.evaluation
+            self.most = max(self.most, self.open)
+            try:
+                return await super().rollout(fence, task)
+            finally:
+                self.open -= task.evaluation
+
+    rollouts = world.rollouts = Counting(world.generators)
+    world.run()
+    assert rollouts.most == 4
+    assert len(world.scores.done[8].samples) == 30

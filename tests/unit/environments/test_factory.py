@@ -14,7 +14,7 @@ from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.factory import (
     BadEnvironment,
     make_environment,
-    make_evaluation_prompts,
+    make_evaluation_sets,
     make_prompts,
 )
 from offbeat.environments.function_reward import FunctionReward
@@ -201,13 +201,13 @@ def test_prompts_that_are_not_those_the_run_began_with_are_refused(tmp_path: Pat
     config = config.model_copy(update={"eval": EvalConfig(interval=1, path=str(held))})
     began_with = input_digests(config, tmp_path)
     assert make_prompts(config, began_with).rows == 1
-    assert make_evaluation_prompts(config, began_with)
+    assert make_evaluation_sets(config, began_with)
     rows.write_text('{"prompt": "3+3="}\n')
     held.write_text('{"prompt": "4+4="}\n')
     with pytest.raises(InputChanged, match=r"^data\.path=.*rows\.jsonl has another content"):
         make_prompts(config, began_with)
     with pytest.raises(InputChanged, match=r"^eval\.path="):
-        make_evaluation_prompts(config, began_with)
+        make_evaluation_sets(config, began_with)
     assert make_prompts(config, {}).rows == 1, "nothing was known"
 
 
@@ -275,8 +275,27 @@ def test_a_reward_that_imports_for_too_long_names_the_key(tmp_path: Path) -> Non
 def test_an_evaluation_without_a_file_of_its_own_scores_each_row_once() -> None:
     config = run_config({"options": {"low": 1, "high": 4}})
     config = config.model_copy(update={"eval": EvalConfig(interval=1)})
-    prompts = make_evaluation_prompts(config)
-    assert prompts is not None
+    prompts = make_evaluation_sets(config)[""]
     drawn = [prompts.prompt(number) for number in range(64)]
     assert len({prompt.row for prompt in drawn if prompt is not None}) == 9
     assert drawn[9:] == [None] * 55
+
+
+def test_each_evaluation_set_has_its_own_file_that_must_not_change(tmp_path: Path) -> None:
+    for name, rows in (
+        ("math", '{"problem": "1+1="}'),
+        ("code", '{"prompt": "a"}\n{"prompt": "b"}'),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    math = {"path": str(tmp_path / "math.jsonl"), "columns": {"prompt": "problem"}}
+    sets = {"math": math, "code": {"path": str(tmp_path / "code.jsonl")}}
+    config = run_config({"name": "function", "target": "m:f"})
+    evaluation = EvalConfig.model_validate({"interval": 1, "sets": sets})
+    config = config.model_copy(update={"eval": evaluation})
+    began_with = input_digests(config, tmp_path)
+    assert began_with.keys() >= {"eval.sets.math.path", "eval.sets.code.path"}
+    sources = make_evaluation_sets(config, began_with)
+    assert {name: source.rows for name, source in sources.items()} == {"math": 1, "code": 2}
+    (tmp_path / "code.jsonl").write_text('{"prompt": "c"}')
+    with pytest.raises(InputChanged, match=r"^eval\.sets\.code\.path="):
+        make_evaluation_sets(config, began_with)

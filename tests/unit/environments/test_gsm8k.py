@@ -17,7 +17,7 @@ from offbeat.config.sections.model import ModelConfig
 from offbeat.environments.factory import (
     BadEnvironment,
     make_environment,
-    make_evaluation_prompts,
+    make_evaluation_sets,
     make_prompts,
 )
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions, NoChatTemplate
@@ -133,8 +133,7 @@ def test_rows_are_questions_in_training_and_evaluation(tmp_path: Path) -> None:
     rows = [ROW, {"question": "1+1?", "answer": 2, "level": 1}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = run_config(tmp_path)
-    for source in (make_prompts(config), make_evaluation_prompts(config)):
-        assert source is not None
+    for source in (make_prompts(config), *make_evaluation_sets(config).values()):
         prompts = [source.prompt(prompt_index) for prompt_index in range(source.rows)]
         assert [prompt.data for prompt in prompts if prompt] == rows
 

@@ -2,23 +2,30 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.environments.arithmetic import Arithmetic
-from offbeat.environments.protocol import Environment, EnvironmentUnavailable, SingleTurn
+from offbeat.environments.protocol import (
+    Environment,
+    EnvironmentUnavailable,
+    Episode,
+    SingleTurn,
+)
 from offbeat.environments.stub import StubEnvironment
 from offbeat.messages.failures import ActorLost, Component, FailureKind, RolloutFailed
 from offbeat.messages.generation import GenerateRequest, GenerateResult
 from offbeat.messages.groups import Prompt, Receipt, RolloutTask
+from offbeat.rollouts.calls import checked_answers
 from offbeat.rollouts.columns import Columns, version_of_each_token
 from offbeat.rollouts.group import run_group
 from offbeat.rollouts.samples import SampleFailurePolicy
 from offbeat.transfer_queue import schema
 from tests.support.environment_fakes import EOS_ID, SAMPLING, CharTokenizer, answers, result, task
-from tests.support.guessing import Guessing
+from tests.support.guessing import Guess, Guessing
 
 FAIL_GROUP = SampleFailurePolicy()
 ARITHMETIC = Arithmetic(CharTokenizer())
@@ -387,3 +394,47 @@ Spans = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), min_size=1, ma
 def test_spans_and_versions_say_the_same(spans: tuple[tuple[tuple[int, int], ...], ...]) -> None:
     want = [version for sample in spans for version, count in sample for _ in range(count)]
     assert version_of_each_token(spans, len(want)).tolist() == want
+
+
+def scored(a_task: RolloutTask) -> RolloutTask:
+    return msgspec.structs.replace(a_task, evaluation=True, eval_set="math")
+
+
+def test_final_answers_are_extracted_for_evaluations_alone() -> None:
+    assert rolled_out(scored(task()), answers("7", "9"))[0].answers == ("7", "9")
+    assert rolled_out(task(), answers("7", "9"))[0].answers == ()
+    assert rolled_out(scored(task()), answers("7", "9"), Fixed(1.0, 1.0))[0].answers == ()
+
+
+def test_an_episode_says_its_own_final_answer() -> None:
+    class Told(Guess):
+        def answer(self) -> str | None:
+            return str(self.wrong)
+
+    class Telling(Guessing):
+        def begin(self, task: RolloutTask, sample: int) -> Episode:
+            return Told(self.tokenizer, secret=5)
+
+    engine = guessing_engine(("8", ((1, 2),)), ("5", ((1, 2),)))
+    receipt, _ = rolled_out(scored(task(SECRET_5)), engine, Telling(CharTokenizer()))
+    assert receipt.answers == ("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [(["a", "\ud800"], ("a", "?")), (["5" * 200, ""], ("5" * 200, ""))],
+)
+def test_an_answer_is_text_that_any_process_can_read(said: list[str], kept: tuple[str]) -> None:
+    assert checked_answers(task(), said, 2) == kept
+
+
+def test_an_answer_of_any_length_is_compared_by_a_short_one() -> None:
+    long, same, other = checked_answers(task(), ["5" * 9999, "5" * 9999, "5" * 9998], 3)
+    assert long == same != other
+    assert len(long) == 32
+
+
+@pytest.mark.parametrize("said", [["a"], ["a", None], ["a", 5]])
+def test_an_answer_that_is_no_text_fails_its_group(said: list[Any]) -> None:
+    with pytest.raises(RolloutFailed, match="answer_wrong_type"):
+        checked_answers(task(), said, 2)

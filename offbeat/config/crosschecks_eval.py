@@ -1,0 +1,37 @@
+"""Clashes of section ``eval``."""
+
+from collections.abc import Iterator
+
+from offbeat.config.clash import Clash
+from offbeat.config.run import RunConfig
+
+
+def eval_clashes(config: RunConfig) -> Iterator[Clash]:
+    """Yield settings of evaluations that nothing reads."""
+    if config.environment.name == "arithmetic":
+        for key in config.eval.paths:
+            yield Clash(
+                (key, "environment.name"),
+                f"{key} is not used: environment.name=arithmetic makes its own prompts",
+                f"Leave {key} out: the first prompts of the training source are scored.",
+            )
+    sets = {f"eval.sets.{name}": each for name, each in config.eval.sets.items()}
+    for section, each in {"eval": config.eval, **sets}.items():
+        if each.columns and each.path is None:
+            yield Clash(
+                (f"{section}.columns", f"{section}.path"),
+                f"{section}.columns is not used: there is no {section}.path",
+                f"Set {section}.path to the file that has these columns, or leave them out.",
+            )
+    if config.eval.sets and config.eval.path is not None:
+        yield Clash(
+            ("eval.path", "eval.sets"),
+            "eval.path is not used: eval.sets names the sets that are scored",
+            "Make it a set of its own, as in eval.sets.held_out.path, or leave it out.",
+        )
+    if config.eval.at_start and not config.eval.interval:
+        yield Clash(
+            ("eval.at_start", "eval.interval"),
+            "eval.at_start does nothing with eval.interval=0: nothing is evaluated",
+            "Set eval.interval to the steps between two evaluations.",
+        )

@@ -1,0 +1,27 @@
+"""Records of an evaluation: every sample that was scored at one weight version."""
+
+import msgspec
+
+
+class ScoredSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sample of an evaluation."""
+
+    set: str  # name of its set; empty: the only one, which has none
+    prompt_index: int  # position in the set
+    row: int  # in the source of the set
+    sample: int
+    reward: float  # of a sample that is not valid: 0.0, which means nothing
+    is_valid: bool  # a masked sample has failed, and counts in no score
+    is_correct: bool  # its reward reaches ``eval.correct_from``
+    answer: str | None  # final answer, empty for none; None: the environment extracts no answers
+    finish_reason: str
+    response_tokens: int
+    turns: int
+
+
+class EvaluatedVersion(msgspec.Struct, frozen=True):
+    """All samples of one evaluation."""
+
+    due: int  # version that was to be scored
+    version: int  # version that was: a newer one if none served that any more
+    samples: tuple[ScoredSample, ...]

@@ -1,0 +1,52 @@
+"""Audit of evaluations: whole sets, sampled under one weight version."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from offbeat.config.run import RunConfig
+from offbeat.messages.groups import VersionSpans
+from offbeat.simulation.audit_findings import Findings
+from offbeat.simulation.records import Evaluated, Scored
+
+
+class EvaluationAudit:
+    """Compares what the controller recorded of evaluations with what workers had sampled."""
+
+    def __init__(self, config: RunConfig, findings: Findings) -> None:
+        self._findings = findings
+        self._wanted = {
+            (name, place): each.samples
+            for name, each in config.eval.named_sets.items()
+            for place in range(each.prompts or 0)
+        }
+        # Versions under which a prompt of a set was sampled, by set and prompt index
+        self._versions: dict[tuple[str, int], set[int]] = {}
+
+    def scored(self, record: Scored, *, faulted: bool) -> None:
+        """Check that an engine pinned for an evaluation took no other weights, faults aside."""
+        versions = _versions(record.spans)
+        if len(versions) > 1 and not faulted:
+            self._findings.add(
+                "I6", f"prompt {record.prompt_index} was scored under versions {sorted(versions)}"
+            )
+        if len(versions) == 1:
+            place = record.eval_set, record.prompt_index
+            self._versions.setdefault(place, set()).update(versions)
+
+    def evaluated(self, record: Evaluated) -> None:
+        """Check that an evaluation is of whole sets, all of them sampled under its version."""
+        what, samples = f"the evaluation due at version {record.due}", Counter(record.samples)
+        if samples != self._wanted:
+            of = f"samples {dict(samples)}, and its sets are {self._wanted}"
+            self._findings.add("I6", f"{what} has {of}")
+        for place in samples:
+            under = self._versions.get(place, set())
+            if record.version not in under:
+                of = f"version {record.version}, and {place} was sampled under {sorted(under)}"
+                self._findings.add("I6", f"{what} says {of}")
+        if record.version < record.due:
+            self._findings.add("I6", f"{what} is of an older one: {record.version}")
+
+
+def _versions(spans: Iterable[VersionSpans]) -> set[int]:
+    return {version for sample in spans for version, _ in sample}

@@ -1,0 +1,134 @@
+# pyright: basic
+# pyarrow has no types.
+"""Evaluations on disk: ``evaluations/000120.parquet``, one row per sample.
+
+A file is renamed into place, so it is there whole or not at all: an evaluation without a file is
+not done, which is how the controller of a resumed run knows it.
+"""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from offbeat.algorithms.eval_scores import SetScores, scores_by_set
+from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
+
+FOLDER: Final = "evaluations"
+_NAME: Final = re.compile(r"(\d{6,})\.parquet")
+log = structlog.stdlib.get_logger()
+
+
+class EvaluationFiles:
+    """Writes each evaluation to a file of its own, in a thread."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._done = {due for due, _ in evaluation_files(run_dir)}
+        self.newest = _newest(run_dir)
+        """Metrics of the newest evaluation; empty before the first."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="evaluations")
+        self.not_written = 0
+        """Evaluations that the disk refused; they are in the metrics alone."""
+
+    def has(self, due: int) -> bool:
+        """Return whether the evaluation that was due at a version is on disk, or will be."""
+        return due in self._done
+
+    def take(self, evaluated: EvaluatedVersion) -> None:
+        """Write an evaluation in the background. Never blocks, never raises."""
+        self._done.add(evaluated.due)
+        self.newest = evaluation_metrics(evaluated)
+        self._writer.submit(self._write, evaluated)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self._writer.shutdown()
+
+    def _write(self, evaluated: EvaluatedVersion) -> None:
+        # Loaded here, in the thread: most runs of a test evaluate nothing
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        path = self._folder / f"{evaluated.due:06d}.parquet"
+        beside = path.with_suffix(".tmp")
+        rows: list[dict[str, Any]] = [
+            {"due": evaluated.due, "version": evaluated.version, **msgspec.structs.asdict(sample)}
+            for sample in evaluated.samples
+        ]
+        kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+        fields = {"due": pa.int64(), "version": pa.int64()}
+        fields |= {
+            field.name: kinds.get(field.type, pa.string())
+            for field in msgspec.structs.fields(ScoredSample)
+        }
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), beside)
+            beside.replace(path)
+        except (OSError, pa.ArrowException) as error:
+            self.not_written += 1
+            log.warning("eval.not_written", path=str(path), error=str(error))
+
+
+def evaluation_files(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return the version each evaluation of a run was due at, and its file, oldest first."""
+    found = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("*.parquet"))
+    return sorted((int(name[1]), path) for name, path in found if name)
+
+
+def read_evaluation(path: Path) -> EvaluatedVersion:
+    """Read what ``EvaluationFiles`` wrote.
+
+    Raises:
+        OSError: The file cannot be read.
+        pyarrow.ArrowException: It is damaged.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 -- see above
+
+    rows = pq.read_table(path).to_pylist()
+    samples = tuple(
+        ScoredSample(**{key: row[key] for key in ScoredSample.__struct_fields__}) for row in rows
+    )
+    return EvaluatedVersion(rows[0]["due"], rows[0]["version"], samples)
+
+
+def _newest(run_dir: Path) -> dict[str, float]:
+    files = evaluation_files(run_dir)
+    if not files:
+        return {}
+    import pyarrow as pa  # noqa: PLC0415 -- see below
+
+    try:
+        return evaluation_metrics(read_evaluation(files[-1][1]))
+    except (OSError, pa.ArrowException) as error:
+        log.warning("eval.not_read", path=str(files[-1][1]), error=str(error))
+        return {}
+
+
+def metrics_of(name: str, scores: SetScores) -> dict[str, float]:
+    """Return the scores of a set under the names of the metric table: ``eval/math/pass@4``."""
+    place = f"eval/{name}" if name else "eval"
+    metrics = {
+        f"{place}/reward": scores.mean.value,
+        f"{place}/samples": float(scores.samples),
+        f"{place}/masked_samples": float(scores.masked_samples),
+        f"{place}/response_tokens_mean": scores.response_tokens,
+    }
+    if scores.mean.error is not None:
+        metrics[f"{place}/reward_se"] = scores.mean.error
+    metrics |= {f"{place}/pass@{k}": passed.value for k, passed in scores.pass_at.items()}
+    if scores.majority is not None:
+        metrics[f"{place}/maj@{scores.k}"] = scores.majority.value
+    return metrics
+
+
+def evaluation_metrics(evaluated: EvaluatedVersion) -> dict[str, float]:
+    """Return the metrics of all sets of an evaluation, and the version that was scored."""
+    metrics = {"eval/version": float(evaluated.version)}
+    for name, scores in scores_by_set(evaluated.samples).items():
+        metrics |= metrics_of(name, scores)
+    return metrics

@@ -1,0 +1,78 @@
+"""Evaluations on disk, and their metrics."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from offbeat.messages.evaluations import EvaluatedVersion, ScoredSample
+from offbeat.telemetry.evaluation_files import (
+    EvaluationFiles,
+    evaluation_files,
+    evaluation_metrics,
+    read_evaluation,
+)
+from offbeat.telemetry.metrics import METRICS, declared_name
+
+
+def evaluated(due: int = 120) -> EvaluatedVersion:
+    rows = [(0, 0, 1.0, "5"), (0, 1, 0.0, "7"), (1, 0, 0.0, ""), (1, 1, 0.0, "8")]
+    samples = [
+        ScoredSample(
+            set=name,
+            prompt_index=prompt,
+            row=prompt,
+            sample=number,
+            reward=reward,
+            is_valid=True,
+            is_correct=reward == 1.0,
+            answer=answer if name else None,
+            finish_reason="stop",
+            response_tokens=3,
+            turns=1,
+        )
+        for name in ("math", "")
+        for prompt, number, reward, answer in rows
+    ]
+    return EvaluatedVersion(due, due + 1, tuple(samples))
+
+
+def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path) -> None:
+    files = EvaluationFiles(tmp_path)
+    files.take(evaluated())
+    files.close()
+    ((due, path),) = evaluation_files(tmp_path)
+    assert (due, path.name, read_evaluation(path)) == (120, "000120.parquet", evaluated())
+    assert pq.read_table(path).column("answer").to_pylist()[2:5] == ["", "8", None]
+
+
+def test_the_next_controller_knows_what_is_done_and_what_was_cut_short(tmp_path: Path) -> None:
+    first = EvaluationFiles(tmp_path)
+    first.take(evaluated())
+    first.close()
+    (tmp_path / "evaluations" / "000130.tmp").write_bytes(b"half")
+    again = EvaluationFiles(tmp_path)
+    assert again.has(120)
+    assert not again.has(130)
+    assert again.newest == evaluation_metrics(evaluated())
+
+
+def test_a_damaged_file_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations" / "000120.parquet").write_bytes(b"PAR1")
+    assert EvaluationFiles(tmp_path).newest == {}
+
+
+def test_a_disk_that_refuses_costs_the_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "evaluations").write_text("a file where the folder should be")
+    files = EvaluationFiles(tmp_path)
+    files.take(evaluated())
+    files.close()
+    assert files.not_written == 1
+
+
+def test_every_metric_of_an_evaluation_is_declared() -> None:
+    metrics = evaluation_metrics(evaluated())
+    assert {"eval/version", "eval/math/pass@2", "eval/math/maj@2", "eval/pass@1"} <= metrics.keys()
+    assert "eval/maj@2" not in metrics, "that set has no answers"
+    assert {declared_name(name) for name in metrics} <= METRICS.keys()
+    assert declared_name("eval/math/nonsense") not in METRICS
