@@ -1,4 +1,4 @@
-"""Clashes of section ``eval``."""
+"""Combinations of settings of evaluations that cannot work."""
 
 from collections.abc import Iterator
 
