@@ -50,14 +50,13 @@ from offbeat.launch.dry_run import dry
 from offbeat.launch.gcs_watch import GcsWatch
 from offbeat.launch.heartbeat import HeartbeatTimeout
 from offbeat.launch.screen import screen
+from offbeat.launch.written_files import written_files
 from offbeat.messages.exit_codes import FAILED, FINISHED, REFUSED
 from offbeat.messages.failures import ActorLost, DeadlineExceeded, OffbeatError
 from offbeat.messages.text import first_line, printable
-from offbeat.run_files.files import ELSEWHERE
 from offbeat.run_files.place import RunDirToken, new_token
 from offbeat.runs.directory import (
     JOURNAL,
-    SUMMARY,
     RunDirUnusable,
     locked,
     make_run_dir,
@@ -203,7 +202,7 @@ def _driven(spec: RunSpec, console: Console, errors: Console, *, resumed: bool) 
         problem = redactor(printable(f"{type(error).__name__}: {first_line(error)}"))
         summary = _lost_controller_summary(spec, *_outcome(signals, problem))
     log.info("run.ended", outcome=summary.outcome, error=summary.error, steps=summary.steps)
-    console.print(render_summary(summary, _written(directory)))
+    console.print(render_summary(summary, written_files(directory)))
     if summary.outcome == "failed":
         errors.print(f"offbeat: {summary.error}", style="red", markup=False, highlight=False,
                      soft_wrap=True)  # fmt: skip
@@ -376,26 +375,3 @@ def _show(
 def _lost_controller_summary(spec: RunSpec, outcome: Outcome, error: str) -> Summary:
     """Return the summary of a run whose controller is lost, preferring its own records."""
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error)
-
-
-def _written(directory: Path) -> dict[str, Path]:
-    """Return the files that the run has written and that exist."""
-    names = {
-        "config": "config.yaml",
-        "metrics": "metrics.jsonl",
-        "summary": SUMMARY,
-        "wandb": "wandb",
-        "journal": JOURNAL,
-        "timeline": "trace.json",
-        "rollouts": "rollouts",
-        "evaluations": "evaluations",
-        "model": "checkpoints",
-        "logs": "logs",
-        "elsewhere": ELSEWHERE,
-    }
-    paths = {what: directory / name for what, name in names.items()}
-    return {what: path for what, path in paths.items() if path.is_file() or _holds_something(path)}
-
-
-def _holds_something(path: Path) -> bool:
-    return path.is_dir() and any(path.iterdir())
