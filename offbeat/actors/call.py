@@ -49,9 +49,10 @@ _EXCEPTION: Final = re.compile(r"(\w+\.)*[A-Z]\w*(:|$)")
 class RemoteBug(OffbeatError):
     """An actor raised an unexpected error: a bug, so the run ends with its location."""
 
-    def __init__(self, actor: str, during: str, kind: str, detail: str) -> None:
-        super().__init__(actor, during, kind, detail)
-        self.actor, self.during, self.kind, self.detail = actor, during, kind, detail
+    actor: str
+    during: str
+    kind: str
+    detail: str
 
     def __str__(self) -> str:
         return f"{self.actor} raised {self.kind} in {self.during}: {self.detail}"
@@ -64,10 +65,7 @@ class ArgumentLost(ActorLost):
     others the call did not reach the actor.
     """
 
-    def __init__(self, actor: str, during: str, object_id: str, detail: str) -> None:
-        OffbeatError.__init__(self, actor, during, object_id, detail)
-        self.actor, self.during, self.detail = actor, during, detail
-        self.object_id = object_id  # as in ``ObjectRef.hex()``
+    object_id: str  # as in ``ObjectRef.hex()``
 
     def __str__(self) -> str:
         return f"{self.actor} is there, but an argument of {self.during} is lost: {self.detail}"
@@ -104,7 +102,7 @@ def cause_of(error: RayTaskError, actor: str, during: str) -> OffbeatError:
     if isinstance(cause, OffbeatError):
         return cause
     if isinstance(cause, ObjectLostError):  # raised in the callee, so the callee is alive
-        return ArgumentLost(actor, during, cause.object_ref_hex, _how_lost(cause))
+        return ArgumentLost(actor, during, _how_lost(cause), cause.object_ref_hex)
     if isinstance(cause, _LOST):
         return lost(cause, actor, during)
     lines = str(error).strip().splitlines()

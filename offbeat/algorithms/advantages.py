@@ -27,9 +27,8 @@ GRPO_EPS: Final = 1e-6  # keeps a nearly constant group finite; rewards are of o
 class RewardsNotFinite(OffbeatError):
     """A reward that is not finite as float32 passed the checks of its producer: a bug."""
 
-    def __init__(self, estimator: str, rewards: Rewards) -> None:
-        super().__init__(estimator, rewards)
-        self.estimator, self.rewards = estimator, rewards
+    estimator: str
+    rewards: Rewards
 
     def __str__(self) -> str:
         places = [place for place, each in enumerate(self.rewards) if not _is_finite(each)]

@@ -11,9 +11,8 @@ from offbeat.messages.failures import OffbeatError
 class NoSuchKey(OffbeatError):
     """A key that no recipe has."""
 
-    def __init__(self, key: str, hint: str) -> None:
-        super().__init__(key, hint)
-        self.key, self.hint = key, hint
+    key: str
+    hint: str
 
     def __str__(self) -> str:
         return f"{self.key}: unknown key. {self.hint}"

@@ -60,9 +60,7 @@ class Problem:
 class ConfigError(OffbeatError):
     """A recipe cannot be used. ``problems`` are all that were found, in reading order."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
+    problems: tuple[Problem, ...]
 
     def __str__(self) -> str:
         count = len(self.problems)

@@ -13,9 +13,9 @@ class RunAborted(OffbeatError):
 class RunStalled(OffbeatError):
     """Nothing changed for ``stall_timeout_s``, and no call is within its own deadline."""
 
-    def __init__(self, quiet_s: float, where: str, waits: str) -> None:
-        super().__init__(quiet_s, where, waits)
-        self.quiet_s, self.where, self.waits = quiet_s, where, waits
+    quiet_s: float
+    where: str
+    waits: str
 
     def __str__(self) -> str:
         return f"nothing moved for {self.quiet_s:g} s; {self.where}; {self.waits}"
@@ -24,9 +24,10 @@ class RunStalled(OffbeatError):
 class BudgetSpent(OffbeatError):
     """A failure that the run survives happened more often than its budget allows."""
 
-    def __init__(self, what: str, budget: int, key: str, last: str) -> None:
-        super().__init__(what, budget, key, last)
-        self.what, self.budget, self.key, self.last = what, budget, key, last
+    what: str
+    budget: int
+    key: str
+    last: str
 
     def __str__(self) -> str:
         return (
@@ -38,9 +39,8 @@ class BudgetSpent(OffbeatError):
 class EveryCanaryFailed(OffbeatError):
     """No engine computes from the released weights what the trainer computes."""
 
-    def __init__(self, engines: int, last: str) -> None:
-        super().__init__(engines, last)
-        self.engines, self.last = engines, last
+    engines: int
+    last: str
 
     def __str__(self) -> str:
         return (
@@ -53,9 +53,9 @@ class EveryCanaryFailed(OffbeatError):
 class LogprobGapTooLarge(OffbeatError):
     """Engine and trainer disagree on samples drawn with the weights being trained."""
 
-    def __init__(self, step: int, gap: float, bound: float) -> None:
-        super().__init__(step, gap, bound)
-        self.step, self.gap, self.bound = step, gap, bound
+    step: int
+    gap: float
+    bound: float
 
     def __str__(self) -> str:
         return (
@@ -77,9 +77,8 @@ class EngineNotStarted(DeadlineExceeded):
 class TrainerLost(OffbeatError):
     """A trainer rank is gone, late, or in another state than the ledger; all ranks are replaced."""
 
-    def __init__(self, during: str, detail: str) -> None:
-        super().__init__(during, detail)
-        self.during, self.detail = during, detail
+    during: str
+    detail: str
 
     def __str__(self) -> str:
         return f"the trainer was lost in {self.during}: {self.detail}"
@@ -88,9 +87,9 @@ class TrainerLost(OffbeatError):
 class OtherWeights(OffbeatError):
     """The checkpoint that the trainer restored was not written by this run."""
 
-    def __init__(self, version: int, restored: str, written: str) -> None:
-        super().__init__(version, restored, written)
-        self.version, self.restored, self.written = version, restored, written
+    version: int
+    restored: str
+    written: str
 
     def __str__(self) -> str:
         return (
@@ -103,9 +102,8 @@ class OtherWeights(OffbeatError):
 class TrainerAhead(OffbeatError):
     """The trainer has applied a step that the journal does not contain."""
 
-    def __init__(self, trainer: str, journal: str) -> None:
-        super().__init__(trainer, journal)
-        self.trainer, self.journal = trainer, journal
+    trainer: str
+    journal: str
 
     def __str__(self) -> str:
         return (
@@ -118,9 +116,7 @@ class TrainerAhead(OffbeatError):
 class EmptyBatch(OffbeatError):
     """Every prompt of a step was dropped, so there is nothing to train."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(step)
-        self.step = step
+    step: int
 
     def __str__(self) -> str:
         return (
@@ -133,9 +129,10 @@ class EmptyBatch(OffbeatError):
 class RunFailed(OffbeatError):
     """The run ended on an error; ``causes`` are the original exceptions, the first one first."""
 
-    def __init__(self, phase: str, step: int, version: int, causes: list[BaseException]) -> None:
-        super().__init__(phase, step, version, causes)
-        self.phase, self.step, self.version, self.causes = phase, step, version, causes
+    phase: str
+    step: int
+    version: int
+    causes: list[BaseException]
 
     def __str__(self) -> str:
         first = self.causes[0]

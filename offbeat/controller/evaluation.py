@@ -42,9 +42,8 @@ _STUB_SEQUENCES: Final = 256  # a stub decodes any number at once; this is the d
 class EvaluationFailed(OffbeatError):
     """A version could not be scored; training is not affected."""
 
-    def __init__(self, version: int, detail: str) -> None:
-        super().__init__(version, detail)
-        self.version, self.detail = version, detail
+    version: int
+    detail: str
 
     def __str__(self) -> str:
         return f"version {self.version} could not be scored: {self.detail}"

@@ -20,9 +20,7 @@ _ALIVE: Final = _UP | {Health.STALE}
 class NothingOutstanding(OffbeatError):
     """A group was returned by an engine that never had it, or that had returned it already."""
 
-    def __init__(self, engine: str) -> None:
-        super().__init__(engine)
-        self.engine = engine
+    engine: str
 
     def __str__(self) -> str:
         return f"{self.engine} has no groups out: each that it took is given back once"

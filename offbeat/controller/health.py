@@ -31,10 +31,10 @@ MOVES: Final[Mapping[Health, frozenset[Health]]] = {
 class IllegalHealth(OffbeatError):
     """An illegal transition of an engine's health."""
 
-    def __init__(self, engine: str, was: str, wanted: str) -> None:
-        super().__init__(engine, was, wanted)
-        self.engine, self.was, self.wanted = engine, was, wanted
+    engine: str
+    was: Health
+    wanted: Health
 
     def __str__(self) -> str:
-        legal = ", ".join(sorted(MOVES[Health(self.was)])) or "nothing"
+        legal = ", ".join(sorted(MOVES[self.was])) or "nothing"
         return f"{self.engine} cannot become {self.wanted}: it is {self.was}, next may be {legal}"

@@ -42,9 +42,10 @@ from offbeat.messages.weights import WeightsAck
 class IllegalMove(OffbeatError):
     """A group was asked to leave a place where it is not."""
 
-    def __init__(self, move: str, prompt_index: int, place: str, attempt: int) -> None:
-        super().__init__(move, prompt_index, place, attempt)
-        self.move, self.prompt_index, self.place, self.attempt = move, prompt_index, place, attempt
+    move: str
+    prompt_index: int
+    place: str
+    attempt: int
 
     def __str__(self) -> str:
         return f"cannot {self.move} {group_id(self.prompt_index)}: it is {self.place}, attempt {self.attempt}"
@@ -53,13 +54,9 @@ class IllegalMove(OffbeatError):
 class CannotRewind(OffbeatError):
     """The trainer was restored to a version that the journal does not vouch for."""
 
-    def __init__(self, trainer_version: int, to_version: int, in_flight: int) -> None:
-        super().__init__(trainer_version, to_version, in_flight)
-        self.trainer_version, self.to_version, self.in_flight = (
-            trainer_version,
-            to_version,
-            in_flight,
-        )
+    trainer_version: int
+    to_version: int
+    in_flight: int
 
     def __str__(self) -> str:
         if self.in_flight:

@@ -28,9 +28,7 @@ LOOP_ENDED: Final = 70
 class ExitRaised(OffbeatError):
     """User code raised an exception that would have ended its process, such as ``SystemExit``."""
 
-    def __init__(self, raised: str) -> None:
-        super().__init__(raised)
-        self.raised = raised
+    raised: str
 
     def __str__(self) -> str:
         return f"user code raised {self.raised}; raise an Exception instead, or return"

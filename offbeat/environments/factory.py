@@ -38,9 +38,8 @@ _ROW_CHECKS: Final[dict[str, RowCheck]] = {"gsm8k": question_problem, "agent": l
 class BadEnvironment(OffbeatError):
     """The config names an environment that cannot be created."""
 
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(key, problem)
-        self.key, self.problem = key, problem
+    key: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.key}: {self.problem}"

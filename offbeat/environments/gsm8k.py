@@ -51,9 +51,7 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NoChatTemplate(OffbeatError):
     """The model's tokenizer has no chat template, or it cannot render a question."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    problem: str
 
     def __str__(self) -> str:
         return (

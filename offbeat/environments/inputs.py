@@ -28,9 +28,8 @@ def eval_key(name: str) -> str:
 class InputChanged(OffbeatError):
     """An input file of the run has other content than when the run began."""
 
-    def __init__(self, key: str, value: str) -> None:
-        super().__init__(key, value)
-        self.key, self.value = key, value
+    key: str
+    value: str
 
     def __str__(self) -> str:
         return (

@@ -42,9 +42,8 @@ _FROM_CHILD = msgspec.json.Decoder(Ready | Refused | RewardReply)
 class RewardFailed(OffbeatError):
     """A group gets no rewards; ``reason`` names the failure counter."""
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+    reason: str
+    detail: str
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"

@@ -25,9 +25,7 @@ _BUFFER_BYTES: Final = 2**20
 class UnreadableParquet(OffbeatError):
     """A Parquet file, or one of its columns, cannot be read as prompts."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    problem: str
 
     def __str__(self) -> str:
         return self.problem

@@ -41,9 +41,9 @@ class PromptFileError(OffbeatError):
     ``line`` is a line of JSON Lines, or a row of Parquet counted from 1; 0 is the file as a whole.
     """
 
-    def __init__(self, path: str, line: int, problem: str) -> None:
-        super().__init__(path, line, problem)
-        self.path, self.line, self.problem = path, line, problem
+    path: str
+    line: int
+    problem: str
 
     def __str__(self) -> str:
         return (

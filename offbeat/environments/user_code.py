@@ -13,9 +13,9 @@ from offbeat.messages.text import printable
 class TargetNotFound(OffbeatError):
     """``module:name`` could not be imported."""
 
-    def __init__(self, target: str, working_dir: str, problem: str) -> None:
-        super().__init__(target, working_dir, problem)
-        self.target, self.working_dir, self.problem = target, working_dir, problem
+    target: str
+    working_dir: str
+    problem: str
 
     def __str__(self) -> str:
         return (

@@ -15,9 +15,9 @@ NO_TOKENIZER_FIX: Final = (
 class InvalidRequest(OffbeatError):
     """A generate request that this engine can never serve. No part of it was accepted."""
 
-    def __init__(self, request_id: str, problem: str, fix: str) -> None:
-        super().__init__(request_id, problem, fix)
-        self.request_id, self.problem, self.fix = request_id, problem, fix
+    request_id: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"request {self.request_id!r} refused: {self.problem}. {self.fix}"
@@ -26,9 +26,9 @@ class InvalidRequest(OffbeatError):
 class UndecodableModel(OffbeatError):
     """A model that this engine would decode wrongly, or not at all."""
 
-    def __init__(self, model: str, problem: str, fix: str) -> None:
-        super().__init__(model, problem, fix)
-        self.model, self.problem, self.fix = model, problem, fix
+    model: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"{self.model} cannot be served by the embedded engine: {self.problem}. {self.fix}"

@@ -47,12 +47,11 @@ _FILE_CALLS: Final = 4  # concurrent calls from other machines; each needs a thr
 class NoRoom(OffbeatError):
     """An actor needs more than any machine of the cluster has."""
 
-    def __init__(
-        self, actor: str, resource: str, requested: float, largest: float, key: str
-    ) -> None:
-        super().__init__(actor, resource, requested, largest, key)
-        self.actor, self.resource, self.requested = actor, resource, requested
-        self.largest, self.key = largest, key
+    actor: str
+    resource: str
+    requested: float
+    largest: float
+    key: str
 
     def __str__(self) -> str:
         return (
@@ -64,9 +63,8 @@ class NoRoom(OffbeatError):
 class RayNotStarted(OffbeatError):
     """The private cluster on this machine did not start."""
 
-    def __init__(self, detail: str, fix: str) -> None:
-        super().__init__(detail, fix)
-        self.detail, self.fix = detail, fix
+    detail: str
+    fix: str
 
     def __str__(self) -> str:
         return (
@@ -78,9 +76,8 @@ class RayNotStarted(OffbeatError):
 class ClusterUnreachable(OffbeatError):
     """No Ray cluster answers at ``RAY_ADDRESS``."""
 
-    def __init__(self, address: str, detail: str) -> None:
-        super().__init__(address, detail)
-        self.address, self.detail = address, detail
+    address: str
+    detail: str
 
     def __str__(self) -> str:
         return (

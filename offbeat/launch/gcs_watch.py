@@ -20,9 +20,9 @@ _CONNECT_S: Final = 2.0
 class GcsLost(OffbeatError):
     """The cluster's control service has stopped answering."""
 
-    def __init__(self, address: str, silent_s: float, problem: str) -> None:
-        super().__init__(address, silent_s, problem)
-        self.address, self.silent_s, self.problem = address, silent_s, problem
+    address: str
+    silent_s: float
+    problem: str
 
     def __str__(self) -> str:
         return (

@@ -14,9 +14,8 @@ from offbeat.messages.failures import OffbeatError
 class TokenRefused(OffbeatError):
     """The cluster requires a token, and this process has none, or another one."""
 
-    def __init__(self, address: str, problem: str) -> None:
-        super().__init__(address, problem)
-        self.address, self.problem = address, problem
+    address: str
+    problem: str
 
     def __str__(self) -> str:
         return (

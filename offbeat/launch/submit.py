@@ -36,9 +36,8 @@ MAX_PACKAGE_BYTES: Final = 200 * 2**20
 class CannotPack(OffbeatError):
     """The working directory cannot be packed as it is."""
 
-    def __init__(self, working_dir: str, problem: str) -> None:
-        super().__init__(working_dir, problem)
-        self.working_dir, self.problem = working_dir, problem
+    working_dir: str
+    problem: str
 
     def __str__(self) -> str:
         return f"cannot submit from {self.working_dir}: {self.problem}"
@@ -47,9 +46,7 @@ class CannotPack(OffbeatError):
 class NoDashboardAddress(OffbeatError):
     """An address at which there can be no Ray dashboard."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.address = address
+    address: str
 
     def __str__(self) -> str:
         return (

@@ -1,11 +1,9 @@
-"""The typed failures of a run, classified where they happen.
-
-Every class passes its *fields* to ``super().__init__`` and formats in ``__str__``: pickle rebuilds
-an exception by calling its class with ``args``, so the other form loses its class at the first
-actor boundary.
-"""
+"""The typed failures of a run, classified where they happen."""
 
 import enum
+import inspect
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, dataclass_transform
 
 
 class FailureKind(enum.StrEnum):
@@ -28,8 +26,24 @@ class Component(enum.StrEnum):
     OBJECT_STORE = "object store"
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 class OffbeatError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    A subclass declares its *fields* as a dataclass does, and formats them in ``__str__``. The
+    fields are its ``args``: pickle rebuilds an exception by calling its class with ``args``, so an
+    error whose ``args`` are a sentence would lose its class at the first actor boundary.
+    """
+
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # the fields that the constructor takes
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - those of other bases
+        super().__init_subclass__(**kwargs)
+        if inspect.get_annotations(cls):
+            dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class RolloutFailed(OffbeatError):
@@ -63,9 +77,9 @@ class RolloutFailed(OffbeatError):
 class ActorLost(OffbeatError):
     """A remote process died, or can no longer be reached."""
 
-    def __init__(self, actor: str, during: str, detail: str) -> None:
-        super().__init__(actor, during, detail)
-        self.actor, self.during, self.detail = actor, during, detail
+    actor: str
+    during: str
+    detail: str
 
     def __str__(self) -> str:
         return f"{self.actor} was lost during {self.during}: {self.detail}"
@@ -74,9 +88,8 @@ class ActorLost(OffbeatError):
 class StartFailed(OffbeatError):
     """A process could not be set up; another start would fail the same way."""
 
-    def __init__(self, actor: str, detail: str) -> None:
-        super().__init__(actor, detail)
-        self.actor, self.detail = actor, detail
+    actor: str
+    detail: str
 
     def __str__(self) -> str:
         return f"{self.actor} cannot start: {self.detail}"
@@ -85,9 +98,10 @@ class StartFailed(OffbeatError):
 class EngineUnavailable(OffbeatError):
     """The engine of this process is broken, closed, or paused. The request had no effect."""
 
-    def __init__(self, engine: str, during: str, problem: str, fix: str) -> None:
-        super().__init__(engine, during, problem, fix)
-        self.engine, self.during, self.problem, self.fix = engine, during, problem, fix
+    engine: str
+    during: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"engine {self.engine} cannot {self.during}: {self.problem}. {self.fix}"
@@ -96,13 +110,10 @@ class EngineUnavailable(OffbeatError):
 class DeadlineExceeded(OffbeatError):
     """A named remote call exceeded its deadline."""
 
-    def __init__(
-        self, who: str, on: str, deadline_s: float, component: Component | None = None
-    ) -> None:
-        """``component``: the part of the run that is late, where one is."""
-        super().__init__(who, on, deadline_s, component)
-        self.who, self.on, self.deadline_s = who, on, deadline_s
-        self.component = component
+    who: str
+    on: str
+    deadline_s: float
+    component: Component | None = None  # part of the run that is late, where one is
 
     def __str__(self) -> str:
         return f"{self.who} waited for {self.on} longer than its deadline of {self.deadline_s:g} s"
@@ -111,9 +122,9 @@ class DeadlineExceeded(OffbeatError):
 class StaleFence(OffbeatError):
     """A call of an older controller incarnation, or of another run, was refused."""
 
-    def __init__(self, actor: str, got: str, held: str) -> None:
-        super().__init__(actor, got, held)
-        self.actor, self.got, self.held = actor, got, held
+    actor: str
+    got: str
+    held: str
 
     def __str__(self) -> str:
         return (
@@ -124,9 +135,9 @@ class StaleFence(OffbeatError):
 class StepAlreadyOpen(OffbeatError):
     """``begin_train_step`` was called while another step is open."""
 
-    def __init__(self, open_step: int, open_attempt: int, asked_step: int) -> None:
-        super().__init__(open_step, open_attempt, asked_step)
-        self.open_step, self.open_attempt, self.asked_step = open_step, open_attempt, asked_step
+    open_step: int
+    open_attempt: int
+    asked_step: int
 
     def __str__(self) -> str:
         return (
@@ -138,9 +149,8 @@ class StepAlreadyOpen(OffbeatError):
 class StepOutOfOrder(OffbeatError):
     """A call of a train step whose key is not the next one."""
 
-    def __init__(self, got: str, expected: str) -> None:
-        super().__init__(got, expected)
-        self.got, self.expected = got, expected
+    got: str
+    expected: str
 
     def __str__(self) -> str:
         return f"train step call {self.got} is out of order: expected {self.expected}"
@@ -170,9 +180,10 @@ class TrainerCall(enum.StrEnum):
 class TrainStepFailed(OffbeatError):
     """A call of a train step raised on a rank that is still alive: abort and retry may help."""
 
-    def __init__(self, rank: int, step: int, during: TrainerCall, detail: str) -> None:
-        super().__init__(rank, step, during, detail)
-        self.rank, self.step, self.during, self.detail = rank, step, during, detail
+    rank: int
+    step: int
+    during: TrainerCall
+    detail: str
 
     def __str__(self) -> str:
         return (
@@ -183,12 +194,11 @@ class TrainStepFailed(OffbeatError):
 class WeightsUnmoved(OffbeatError):
     """An optimizer step with a learning rate and a gradient left every sampled weight as it was."""
 
-    def __init__(
-        self, rank: int, step: int, learning_rate: float, grad_norm: float, sampled: int
-    ) -> None:
-        super().__init__(rank, step, learning_rate, grad_norm, sampled)
-        self.rank, self.step, self.sampled = rank, step, sampled
-        self.learning_rate, self.grad_norm = learning_rate, grad_norm
+    rank: int
+    step: int
+    learning_rate: float
+    grad_norm: float
+    sampled: int
 
     def __str__(self) -> str:
         return (
@@ -203,9 +213,9 @@ class WeightsUnmoved(OffbeatError):
 class UnfitGroup(OffbeatError):
     """One group of a step has columns that no trainer can read. Fix: abort, repeat without the group."""
 
-    def __init__(self, rank: int, prompt_index: int, problem: str) -> None:
-        super().__init__(rank, prompt_index, problem)
-        self.rank, self.prompt_index, self.problem = rank, prompt_index, problem
+    rank: int
+    prompt_index: int
+    problem: str
 
     def __str__(self) -> str:
         return f"trainer rank {self.rank} cannot train group {self.prompt_index}: {self.problem}"
@@ -217,9 +227,9 @@ class PayloadLost(OffbeatError):
     They are read again from the spool, or rolled out again. The step is aborted and retried.
     """
 
-    def __init__(self, prompt_indices: tuple[int, ...], during: str, detail: str) -> None:
-        super().__init__(prompt_indices, during, detail)
-        self.prompt_indices, self.during, self.detail = prompt_indices, during, detail
+    prompt_indices: tuple[int, ...]
+    during: str
+    detail: str
 
     def __str__(self) -> str:
         groups = ", ".join(map(str, self.prompt_indices))
@@ -229,9 +239,9 @@ class PayloadLost(OffbeatError):
 class CheckpointFailed(OffbeatError):
     """A checkpoint could not be written or loaded. Complete checkpoints are not affected."""
 
-    def __init__(self, rank: int, version: int, detail: str) -> None:
-        super().__init__(rank, version, detail)
-        self.rank, self.version, self.detail = rank, version, detail
+    rank: int
+    version: int
+    detail: str
 
     def __str__(self) -> str:
         return (
@@ -243,9 +253,10 @@ class CheckpointFailed(OffbeatError):
 class WeightSyncFailed(OffbeatError):
     """A generator did not load the weights; it must not serve until a full sync succeeds."""
 
-    def __init__(self, engine: str, epoch: int, version: int, detail: str) -> None:
-        super().__init__(engine, epoch, version, detail)
-        self.engine, self.epoch, self.version, self.detail = engine, epoch, version, detail
+    engine: str
+    epoch: int
+    version: int
+    detail: str
 
     def __str__(self) -> str:
         return (
@@ -260,9 +271,9 @@ class ReleaseLost(OffbeatError):
     The trainer has to publish them again.
     """
 
-    def __init__(self, engine: str, version: int, detail: str) -> None:
-        super().__init__(engine, version, detail)
-        self.engine, self.version, self.detail = engine, version, detail
+    engine: str
+    version: int
+    detail: str
 
     def __str__(self) -> str:
         return (
@@ -274,43 +285,27 @@ class ReleaseLost(OffbeatError):
 class CanaryFailed(WeightSyncFailed):
     """An engine received a release intact, but computes other values from it than the trainer."""
 
-    def __init__(
-        self,
-        engine: str,
-        epoch: int,
-        version: int,
-        token: int,
-        engine_logprob: float,
-        trainer_logprob: float,
-        gap: float,
-        tolerance: float,
-    ) -> None:
-        detail = (
-            f"the bytes are those of the release, and the engine's logprob of token {token} is "
-            f"{engine_logprob:.4g} where the trainer's is {trainer_logprob:.4g}: {gap:.3g} nats "
-            f"apart, {tolerance:g} are allowed"
+    detail: str = field(init=False)
+    token: int
+    engine_logprob: float
+    trainer_logprob: float
+    gap: float
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.detail = (
+            f"the bytes are those of the release, and the engine's logprob of token {self.token} is "
+            f"{self.engine_logprob:.4g} where the trainer's is {self.trainer_logprob:.4g}: "
+            f"{self.gap:.3g} nats apart, {self.tolerance:g} are allowed"
         )
-        super().__init__(engine, epoch, version, detail)
-        self.args = (
-            engine,
-            epoch,
-            version,
-            token,
-            engine_logprob,
-            trainer_logprob,
-            gap,
-            tolerance,
-        )
-        self.token, self.gap, self.tolerance = token, gap, tolerance
-        self.engine_logprob, self.trainer_logprob = engine_logprob, trainer_logprob
 
 
 class InitialWeightsChanged(OffbeatError):
     """The weights at ``model.path`` are not those that the run began with."""
 
-    def __init__(self, began: str, found: str) -> None:
-        super().__init__(began, found)
-        self.began, self.found = began, found
+    began: str
+    found: str
 
     def __str__(self) -> str:
         return (
@@ -323,9 +318,9 @@ class InitialWeightsChanged(OffbeatError):
 class SchemaError(OffbeatError):
     """A column of a payload is not what the schema declares."""
 
-    def __init__(self, column: str, got: str, want: str) -> None:
-        super().__init__(column, got, want)
-        self.column, self.got, self.want = column, got, want
+    column: str
+    got: str
+    want: str
 
     def __str__(self) -> str:
         return f"column {self.column!r} is {self.got}; the schema wants {self.want}"

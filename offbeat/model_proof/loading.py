@@ -30,20 +30,10 @@ _log = structlog.stdlib.get_logger()
 class WeightsMismatch(OffbeatError):
     """The weight files of a directory are not those of the model that its config describes."""
 
-    def __init__(
-        self,
-        path: str,
-        missing: tuple[str, ...],
-        unexpected: tuple[str, ...],
-        reshaped: tuple[str, ...],
-    ) -> None:
-        super().__init__(path, missing, unexpected, reshaped)
-        self.path, self.missing, self.unexpected, self.reshaped = (
-            path,
-            missing,
-            unexpected,
-            reshaped,
-        )
+    path: str
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    reshaped: tuple[str, ...]
 
     @property
     def problem(self) -> str:

@@ -1,7 +1,5 @@
 """Failures of the queue service. ``SchemaError`` is in ``messages``, ``StaleHandle`` in ``transfer_queue``."""
 
-from collections.abc import Iterable
-
 from offbeat.messages.failures import OffbeatError, SchemaError
 
 
@@ -11,9 +9,8 @@ class LeaseExpired(OffbeatError):
     Others get its groups.
     """
 
-    def __init__(self, lease_id: int, during: str) -> None:
-        super().__init__(lease_id, during)
-        self.lease_id, self.during = lease_id, during
+    lease_id: int
+    during: str
 
     def __str__(self) -> str:
         return (
@@ -25,9 +22,9 @@ class LeaseExpired(OffbeatError):
 class QueuePayloadLost(OffbeatError):
     """The payload of a group is lost: its node, process or owner died."""
 
-    def __init__(self, group: str, attempt: int, reason: str) -> None:
-        super().__init__(group, attempt, reason)
-        self.group, self.attempt, self.reason = group, attempt, reason
+    group: str
+    attempt: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -43,12 +40,11 @@ class QueueFull(OffbeatError):
     what is reserved for earlier producers.
     """
 
-    def __init__(
-        self, limit: str, requested: int, in_use: int, capacity: int, waited_s: float | None = None
-    ) -> None:
-        super().__init__(limit, requested, in_use, capacity, waited_s)
-        self.limit, self.requested, self.in_use, self.capacity = limit, requested, in_use, capacity
-        self.waited_s = waited_s
+    limit: str
+    requested: int
+    in_use: int
+    capacity: int
+    waited_s: float | None = None
 
     def __str__(self) -> str:
         waited = "" if self.waited_s is None else f" after {self.waited_s:g} s"
@@ -71,9 +67,8 @@ class TooLarge(QueueFull):
 class UnknownPartition(OffbeatError):
     """No partition of that name is declared."""
 
-    def __init__(self, partition: str, known: Iterable[str]) -> None:
-        self.partition, self.known = partition, tuple(known)
-        super().__init__(partition, self.known)
+    partition: str
+    known: tuple[str, ...]
 
     def __str__(self) -> str:
         known = ", ".join(sorted(self.known)) or "none"
@@ -93,9 +88,8 @@ class Redeclared(SchemaError):
 class ServiceBug(OffbeatError):
     """The service raised an unexpected exception while it handled a call."""
 
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(kind, detail)
-        self.kind, self.detail = kind, detail
+    kind: str
+    detail: str
 
     def __str__(self) -> str:
         return f"the transfer queue raised {self.kind}: {self.detail}. This is a bug of the queue"
@@ -104,9 +98,8 @@ class ServiceBug(OffbeatError):
 class ClientClosed(OffbeatError):
     """A call on a client after its ``close``."""
 
-    def __init__(self, queue: str, during: str) -> None:
-        super().__init__(queue, during)
-        self.queue, self.during = queue, during
+    queue: str
+    during: str
 
     def __str__(self) -> str:
         return f"cannot {self.during}: this client of {self.queue} is closed. Connect another one"
@@ -115,9 +108,8 @@ class ClientClosed(OffbeatError):
 class SnapshotFailed(OffbeatError):
     """A snapshot could not be written or restored. An existing snapshot is unchanged."""
 
-    def __init__(self, directory: str, detail: str) -> None:
-        super().__init__(directory, detail)
-        self.directory, self.detail = directory, detail
+    directory: str
+    detail: str
 
     def __str__(self) -> str:
         return f"snapshot {self.directory}: {self.detail}"

@@ -15,9 +15,8 @@ from offbeat.messages.failures import OffbeatError
 class AddressNotLocal(OffbeatError):
     """This machine has no network interface with the address that Ray has registered for it."""
 
-    def __init__(self, address: str, known: str) -> None:
-        super().__init__(address, known)
-        self.address, self.known = address, known
+    address: str
+    known: str
 
     def __str__(self) -> str:
         return (

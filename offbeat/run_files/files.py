@@ -37,9 +37,7 @@ Fingerprint = tuple[tuple[str, int, str], ...]
 class BadName(OffbeatError):
     """A name outside the folders that other machines may write."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
     def __str__(self) -> str:
         return f"{self.name!r} is no name of a file below {', '.join(FOLDERS)} of the run directory"
@@ -48,9 +46,9 @@ class BadName(OffbeatError):
 class TooMuch(OffbeatError):
     """A call or a file that is larger than allowed."""
 
-    def __init__(self, name: str, nbytes: int, allowed: int) -> None:
-        super().__init__(name, nbytes, allowed)
-        self.name, self.nbytes, self.allowed = name, nbytes, allowed
+    name: str
+    nbytes: int
+    allowed: int
 
     def __str__(self) -> str:
         return f"{self.name}: {self.nbytes} bytes were sent, at most {self.allowed} are accepted"

@@ -26,10 +26,10 @@ _BYTES: Final = 1024  # of a token that is read, at most
 class RunDirNotShared(OffbeatError):
     """A process that has to write into the run directory is on a machine that does not see it."""
 
-    def __init__(self, process: str, machine: str, run_dir: str, fix: str) -> None:
-        super().__init__(process, machine, run_dir, fix)
-        self.process, self.machine = process, machine
-        self.run_dir, self.fix = run_dir, fix
+    process: str
+    machine: str
+    run_dir: str
+    fix: str
 
     def __str__(self) -> str:
         return (

@@ -34,9 +34,9 @@ JOURNAL: Final = "journal"
 class RunDirUnusable(OffbeatError):
     """The run directory cannot be used."""
 
-    def __init__(self, path: str, problem: str, fix: str) -> None:
-        super().__init__(path, problem, fix)
-        self.path, self.problem, self.fix = path, problem, fix
+    path: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"run directory {self.path}: {self.problem}. {self.fix}"

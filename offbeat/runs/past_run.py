@@ -19,9 +19,9 @@ from offbeat.runs.directory import JOURNAL, SUMMARY
 class NotARun(OffbeatError):
     """A directory without a journal."""
 
-    def __init__(self, path: str, problem: str, fix: str) -> None:
-        super().__init__(path, problem, fix)
-        self.path, self.problem, self.fix = path, problem, fix
+    path: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}. {self.fix}"
@@ -30,9 +30,9 @@ class NotARun(OffbeatError):
 class ImpossibleEvent(OffbeatError):
     """An event of the journal does not fit those before it: no ledger has written it."""
 
-    def __init__(self, number: int, event: str, problem: str) -> None:
-        super().__init__(number, event, problem)
-        self.number, self.event, self.problem = number, event, problem
+    number: int
+    event: str
+    problem: str
 
     def __str__(self) -> str:
         return (

@@ -39,9 +39,9 @@ _SHOWN: Final = 16  # samples whose rewards are spelled out
 class NoSuchGroup(OffbeatError):
     """The journal has no such group."""
 
-    def __init__(self, group: str, drawn: int, reason: Literal["name", "range"]) -> None:
-        super().__init__(group, drawn, reason)
-        self.group, self.drawn, self.reason = group, drawn, reason
+    group: str
+    drawn: int
+    reason: Literal["name", "range"]
 
     def __str__(self) -> str:
         if self.reason == "name":

@@ -13,9 +13,10 @@ T = TypeVar("T")
 class SamplerBroken(OffbeatError):
     """A custom policy said something that no run can follow."""
 
-    def __init__(self, target: str, method: str, got: str, allowed: str) -> None:
-        super().__init__(target, method, got, allowed)
-        self.target, self.method, self.got, self.allowed = target, method, got, allowed
+    target: str
+    method: str
+    got: str
+    allowed: str
 
     def __str__(self) -> str:
         return f"{self.target}.{self.method} {self.got}; allowed: {self.allowed}"

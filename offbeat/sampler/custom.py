@@ -24,9 +24,9 @@ _MISSPELT: Final = 0.87
 class SamplerNotLoaded(OffbeatError):
     """``sampler.target`` does not lead to a policy."""
 
-    def __init__(self, target: str, problem: str, fix: str) -> None:
-        super().__init__(target, problem, fix)
-        self.target, self.problem, self.fix = target, problem, fix
+    target: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"sampler.target={self.target}: {self.problem}. {self.fix}"

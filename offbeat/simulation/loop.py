@@ -27,9 +27,8 @@ _CLOSE_TRIES: Final = 50  # a coroutine that awaits in its clean-up is closed ag
 class Deadlock(OffbeatError):
     """No callback can ever run again."""
 
-    def __init__(self, at_s: float, waits: str) -> None:
-        super().__init__(at_s, waits)
-        self.at_s, self.waits = at_s, waits
+    at_s: float
+    waits: str
 
     def __str__(self) -> str:
         return (
@@ -40,9 +39,9 @@ class Deadlock(OffbeatError):
 class OutOfBounds(OffbeatError):
     """An episode ran for longer than allowed."""
 
-    def __init__(self, at_s: float, events: int, waits: str) -> None:
-        super().__init__(at_s, events, waits)
-        self.at_s, self.events, self.waits = at_s, events, waits
+    at_s: float
+    events: int
+    waits: str
 
     def __str__(self) -> str:
         return f"not over after {self.at_s:g} s and {self.events} events; {self.waits}"

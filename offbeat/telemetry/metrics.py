@@ -37,9 +37,8 @@ class MetricSpec(msgspec.Struct, frozen=True):
 class UndeclaredMetric(OffbeatError):
     """A metric name that is not in the table."""
 
-    def __init__(self, name: str, nearest: str) -> None:
-        super().__init__(name, nearest)
-        self.name, self.nearest = name, nearest
+    name: str
+    nearest: str
 
     def __str__(self) -> str:
         return (

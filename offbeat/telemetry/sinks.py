@@ -36,9 +36,9 @@ class Sink(Protocol):
 class SinkUnusable(OffbeatError):
     """A sink that can never work in this process: trying again would not help."""
 
-    def __init__(self, sink: str, reason: str, fix: str) -> None:
-        super().__init__(sink, reason, fix)
-        self.sink, self.reason, self.fix = sink, reason, fix
+    sink: str
+    reason: str
+    fix: str
 
     def __str__(self) -> str:
         return f"nothing is written to {self.sink}: {self.reason}. {self.fix}"

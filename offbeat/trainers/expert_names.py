@@ -35,9 +35,8 @@ _TOGETHER_AXES: Final = 3
 class UnjoinedExperts(OffbeatError):
     """The experts of a layer do not all have the same matrices, so they cannot be fused."""
 
-    def __init__(self, experts: str, matrix: str) -> None:
-        super().__init__(experts, matrix)
-        self.experts, self.matrix = experts, matrix
+    experts: str
+    matrix: str
 
     def __str__(self) -> str:
         return f"the experts {self.experts} cannot be joined: one has no {self.matrix}, others have"

@@ -6,9 +6,9 @@ from offbeat.messages.failures import OffbeatError
 class StaleHandle(OffbeatError):
     """An outdated handle: the queue has a newer attempt, another form of this one, or nothing."""
 
-    def __init__(self, group: int | str, attempt: int, present: int | None) -> None:
-        super().__init__(group, attempt, present)
-        self.group, self.attempt, self.present = group, attempt, present
+    group: int | str
+    attempt: int
+    present: int | None
 
     def __str__(self) -> str:
         now = "nothing" if self.present is None else f"attempt {self.present}"

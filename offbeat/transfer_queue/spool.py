@@ -38,9 +38,9 @@ _SUFFIX: Final = ".spool"
 class NotInSpool(OffbeatError):
     """The columns of a receipt are missing on this machine's disk, or damaged."""
 
-    def __init__(self, segment: str, offset: int, problem: str) -> None:
-        super().__init__(segment, offset, problem)
-        self.segment, self.offset, self.problem = segment, offset, problem
+    segment: str
+    offset: int
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.segment} at byte {self.offset}: {self.problem}"

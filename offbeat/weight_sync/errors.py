@@ -8,9 +8,10 @@ _NAMED = 5  # tensor names listed in a message
 class TransferRefused(OffbeatError):
     """A transfer that does not match the weights, or did not arrive as it was sent."""
 
-    def __init__(self, epoch: int, what: str, got: str, want: str) -> None:
-        super().__init__(epoch, what, got, want)
-        self.epoch, self.what, self.got, self.want = epoch, what, got, want
+    epoch: int
+    what: str
+    got: str
+    want: str
 
     def __str__(self) -> str:
         return f"transfer {self.epoch}: {self.what} is {self.got}, expected {self.want}"
@@ -42,9 +43,9 @@ class TransferFailed(OffbeatError):
     ``at`` is the next chunk; the chunks before it are verified, and none of them is committed.
     """
 
-    def __init__(self, epoch: int, at: int, detail: str) -> None:
-        super().__init__(epoch, at, detail)
-        self.epoch, self.at, self.detail = epoch, at, detail
+    epoch: int
+    at: int
+    detail: str
 
     def __str__(self) -> str:
         return f"transfer {self.epoch} stopped before chunk {self.at}: {self.detail}"
@@ -53,9 +54,10 @@ class TransferFailed(OffbeatError):
 class IllegalTransactionMove(OffbeatError):
     """A call that the state of a replica's transaction does not allow: a bug of the caller."""
 
-    def __init__(self, replica: str, call: str, phase: str, problem: str) -> None:
-        super().__init__(replica, call, phase, problem)
-        self.replica, self.call, self.phase, self.problem = replica, call, phase, problem
+    replica: str
+    call: str
+    phase: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.replica} is {self.phase}: {self.call} is not possible, {self.problem}"

@@ -6,9 +6,8 @@ from offbeat.messages.failures import OffbeatError
 class JournalFailed(OffbeatError):
     """The disk refused a write or an fsync: its content since the last barrier is unknown."""
 
-    def __init__(self, file: str, problem: str) -> None:
-        super().__init__(file, problem)
-        self.file, self.problem = file, problem
+    file: str
+    problem: str
 
     def __str__(self) -> str:
         return (
@@ -20,9 +19,7 @@ class JournalFailed(OffbeatError):
 class JournalTaken(OffbeatError):
     """Another controller writes this journal. The newer one continues, the other must end."""
 
-    def __init__(self, file: str) -> None:
-        super().__init__(file)
-        self.file = file
+    file: str
 
     def __str__(self) -> str:
         return (
@@ -34,9 +31,9 @@ class JournalTaken(OffbeatError):
 class JournalCorrupt(OffbeatError):
     """A file of the journal was damaged after it was written; no crash does that."""
 
-    def __init__(self, file: str, offset: int, problem: str) -> None:
-        super().__init__(file, offset, problem)
-        self.file, self.offset, self.problem = file, offset, problem
+    file: str
+    offset: int
+    problem: str
 
     def __str__(self) -> str:
         return (
@@ -48,9 +45,10 @@ class JournalCorrupt(OffbeatError):
 class JournalVersion(OffbeatError):
     """The journal was written by another version of this package."""
 
-    def __init__(self, file: str, what: str, found: int, known: int) -> None:
-        super().__init__(file, what, found, known)
-        self.file, self.what, self.found, self.known = file, what, found, known
+    file: str
+    what: str
+    found: int
+    known: int
 
     def __str__(self) -> str:
         newer = "a newer" if self.found > self.known else "an older"

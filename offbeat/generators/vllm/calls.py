@@ -18,9 +18,8 @@ _CALLS: Final = "a call of the weight sync"
 class CallRefused(OffbeatError):
     """A call of a weight sync raised inside vLLM."""
 
-    def __init__(self, call: str, detail: str) -> None:
-        super().__init__(call, detail)
-        self.call, self.detail = call, detail
+    call: str
+    detail: str
 
     def __str__(self) -> str:
         return f"vLLM refused {self.call}: {self.detail}"

@@ -6,9 +6,7 @@ from offbeat.messages.failures import OffbeatError
 class VllmMissing(OffbeatError):
     """The recipe needs vLLM, and this Python environment does not have it."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
+    detail: str
 
     def __str__(self) -> str:
         return f"vLLM cannot be imported ({self.detail}). {INSTALL}"
@@ -17,9 +15,9 @@ class VllmMissing(OffbeatError):
 class EngineArgsRefused(OffbeatError):
     """``generator.vllm.engine_args`` has an argument that vLLM or this package cannot accept."""
 
-    def __init__(self, name: str, problem: str, fix: str) -> None:
-        super().__init__(name, problem, fix)
-        self.name, self.problem, self.fix = name, problem, fix
+    name: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
         return f"generator.vllm.engine_args.{self.name} {self.problem}. {self.fix}"
@@ -28,9 +26,9 @@ class EngineArgsRefused(OffbeatError):
 class RopeDiffers(OffbeatError):
     """A model for which vLLM would use other rotary frequencies than the trainer."""
 
-    def __init__(self, max_model_len: int, bound: int, original: int) -> None:
-        super().__init__(max_model_len, bound, original)
-        self.max_model_len, self.bound, self.original = max_model_len, bound, original
+    max_model_len: int
+    bound: int
+    original: int
 
     def __str__(self) -> str:
         fix = "Use generator.backend=embedded"

@@ -29,7 +29,7 @@ class State:
     def _home(self, partition: str) -> Partition:
         home = self.partitions.get(partition)
         if home is None:
-            raise UnknownPartition(partition, self.partitions)
+            raise UnknownPartition(partition, tuple(self.partitions))
         return home
 
     def _next_waiter(self) -> int:

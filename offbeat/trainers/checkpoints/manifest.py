@@ -23,9 +23,8 @@ _BLOCK_BYTES: Final = 4 * 2**20
 class CheckpointCorrupt(OffbeatError):
     """A file of a checkpoint is not what was written."""
 
-    def __init__(self, file: str, problem: str) -> None:
-        super().__init__(file, problem)
-        self.file, self.problem = file, problem
+    file: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.file} is not what was written: {self.problem}"

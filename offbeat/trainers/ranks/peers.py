@@ -13,9 +13,9 @@ T = TypeVar("T")
 class PeerFailed(OffbeatError):
     """Another rank failed, and raises the cause itself; this rank stopped with it."""
 
-    def __init__(self, rank: int, failed: int, during: str) -> None:
-        super().__init__(rank, failed, during)
-        self.rank, self.failed, self.during = rank, failed, during
+    rank: int
+    failed: int
+    during: str
 
     def __str__(self) -> str:
         return f"trainer rank {self.rank} stopped in {self.during}: rank {self.failed} failed"
@@ -24,9 +24,9 @@ class PeerFailed(OffbeatError):
 class WorldBroken(OffbeatError):
     """The ranks cannot reach each other any more; only new processes can continue."""
 
-    def __init__(self, rank: int, during: str, detail: str) -> None:
-        super().__init__(rank, during, detail)
-        self.rank, self.during, self.detail = rank, during, detail
+    rank: int
+    during: str
+    detail: str
 
     def __str__(self) -> str:
         return f"trainer rank {self.rank} lost the others in {self.during}: {self.detail}"

@@ -6,9 +6,9 @@ from offbeat.messages.failures import OffbeatError
 class CorruptPayload(OffbeatError):
     """Bytes that are not columns as the codec writes them: torn, damaged, forged, or of another version."""
 
-    def __init__(self, field: str, got: str, want: str) -> None:
-        super().__init__(field, got, want)
-        self.field, self.got, self.want = field, got, want
+    field: str
+    got: str
+    want: str
 
     def __str__(self) -> str:
         return (
@@ -20,9 +20,8 @@ class CorruptPayload(OffbeatError):
 class UnusableBuffer(OffbeatError):
     """Memory passed to the codec that it cannot use, whatever its content."""
 
-    def __init__(self, got: str, want: str) -> None:
-        super().__init__(got, want)
-        self.got, self.want = got, want
+    got: str
+    want: str
 
     def __str__(self) -> str:
         return f"buffer is {self.got}; the codec needs {self.want}"

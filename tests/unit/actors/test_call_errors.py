@@ -1,5 +1,4 @@
 import asyncio
-import pickle
 from collections.abc import Generator
 from typing import Any, cast
 
@@ -101,12 +100,6 @@ def test_a_lost_argument_is_told_from_a_lost_callee(kind: type[ObjectLostError])
     assert lost.object_id == "ab" * 14
     reply_lost = failure_of(kind("ab" * 14, b"", ""))
     assert type(reply_lost) is ActorLost
-
-
-def test_a_lost_argument_survives_the_way_to_another_process() -> None:
-    lost = ArgumentLost("trainer rank 0", "microbatch", "ab", "its machine died")
-    again = pickle.loads(pickle.dumps(lost))  # noqa: S301 -- our own bytes
-    assert (type(again), again.object_id, str(again)) == (ArgumentLost, "ab", str(lost))
 
 
 def test_a_process_that_the_memory_monitor_ended_is_a_lost_one_and_says_so() -> None:

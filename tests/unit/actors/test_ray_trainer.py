@@ -1,7 +1,6 @@
 """How many ranks are one: what is dealt to them, and which failure stands for those of all."""
 
 import asyncio
-import pickle
 from typing import Any, cast
 
 import pytest
@@ -62,12 +61,6 @@ def test_what_all_ranks_refuse_alike_is_refused() -> None:
     assert judged({0: missing, 1: PEER}, [], "microbatch") is missing
 
 
-def test_failures_of_ranks_survive_the_way_to_the_controller() -> None:
-    for failure in (PEER, BROKEN):
-        again = pickle.loads(pickle.dumps(failure))  # noqa: S301 -- our own bytes
-        assert (type(again), str(again)) == (type(failure), str(failure))
-
-
 def test_a_part_of_a_chunk_has_its_groups_in_order() -> None:
     chunk = Chunk((7, 3, 9), (("a",), ("b",), ("c",)), ((1.0,), (2.0,), (3.0,)), 60, (10, 20, 30))
     part = part_of(chunk, (0, 2))
@@ -124,7 +117,7 @@ class Sent:
     """A rank that is sent columns ahead of its calls, and is told that they are lost."""
 
     def __init__(self, lost: str, answer: object) -> None:
-        self.hold: Any = Rank(ArgumentLost("trainer rank", "hold", lost, "died") if lost else None)
+        self.hold: Any = Rank(ArgumentLost("trainer rank", "hold", "died", lost) if lost else None)
         self.train_microbatch: Any = Rank(answer)
 
 

@@ -1,6 +1,5 @@
 import itertools
 import math
-import pickle
 import random
 import statistics
 import subprocess
@@ -215,12 +214,8 @@ def test_a_reward_that_is_no_float32_is_refused_by_name(
         compared(estimator(name, pass_k=2), (bad, *others))
 
 
-def test_the_refusal_survives_a_process_boundary() -> None:
-    error = RewardsNotFinite("grpo", (1.0, math.nan))
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    assert isinstance(again, RewardsNotFinite)
-    assert str(again) == str(error)
-    assert "samples [1]" in str(error)
+def test_the_refusal_names_the_samples() -> None:
+    assert "samples [1]" in str(RewardsNotFinite("grpo", (1.0, math.nan)))
 
 
 @every_estimator

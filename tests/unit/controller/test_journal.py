@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +39,6 @@ from offbeat.controller.events import (
 from offbeat.controller.journal import (
     FileJournal,
     JournalCorrupt,
-    JournalFailed,
     JournalTaken,
     JournalVersion,
     frames,
@@ -51,7 +49,7 @@ from offbeat.controller.journal import (
 from offbeat.controller.journal.frames import HEADER_BYTES, SEGMENT, frame, header
 from offbeat.controller.journal.reading import fold
 from offbeat.controller.ledger import Ledger
-from offbeat.messages.failures import Component, OffbeatError
+from offbeat.messages.failures import Component
 from offbeat.messages.groups import Receipt
 from offbeat.run_files.disk import Disk
 
@@ -198,21 +196,6 @@ def test_a_file_that_is_no_segment_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events-000001.bin").write_bytes(b"{}" * 99)
     with pytest.raises(JournalCorrupt, match="does not begin with the header"):
         list(read_journal(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        JournalFailed("f", "full"),
-        JournalTaken("f"),
-        JournalCorrupt("f", 7, "bad"),
-        JournalVersion("f", "schema", 1, 2),
-    ],
-)
-def test_errors_keep_their_class_and_words_across_processes(error: OffbeatError) -> None:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
-    assert type(copy) is type(error)
-    assert str(copy) == str(error)
 
 
 # --- lives --------------------------------------------------------------------------------------

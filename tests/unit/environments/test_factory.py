@@ -1,5 +1,4 @@
 import asyncio
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.user_code import TargetNotFound
-from offbeat.messages.failures import FailureKind, OffbeatError, RolloutFailed
+from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.runs.inputs import input_digests
 from tests.support.environment_fakes import CharTokenizer, result, task
 from tests.support.guessing import Guessing
@@ -173,21 +172,6 @@ def test_a_function_that_stops_being_importable_ends_the_run(tmp_path: Path) -> 
         (FailureKind.DATA, "reward_process_died"),
         (FailureKind.BUG, "reward_import_failed"),
     ]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        PromptFileError("rows.jsonl", 3, "is not JSON"),
-        RewardFailed("reward_none", "sample 0"),
-        TargetNotFound("m:f", "here", "no m"),
-        BadEnvironment("data.path", "missing"),
-    ],
-)
-def test_errors_keep_class_and_text_across_processes(error: OffbeatError) -> None:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert type(copy) is type(error)
-    assert str(copy) == str(error)
 
 
 # --- what the run began with ---------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The scheduler: what starts, what ends and why, what is refused."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -245,13 +244,6 @@ def test_an_id_is_open_only_once(
         engine.submit(request_of("r"))
     finish(engine)
     engine.submit(request_of("r"))
-
-
-def test_an_error_survives_the_way_through_another_process() -> None:
-    error = InvalidRequest("r", "samples=0", "Ask for more")
-    rebuilt = copy.copy(error)  # by the protocol of pickle
-    assert type(rebuilt) is InvalidRequest
-    assert str(rebuilt) == str(error)
 
 
 def test_a_model_with_a_short_sliding_window_is_refused(

@@ -1,7 +1,5 @@
 """How long the driver waits for a control service that is gone."""
 
-import pickle
-
 import pytest
 
 from offbeat.launch.gcs_watch import JOINED_LIMIT_S, GcsLost, GcsWatch
@@ -66,8 +64,3 @@ def test_an_address_of_the_sixth_version_is_taken_apart() -> None:
     service = Service()
     service.watch(10, "[::1]:6379").check()
     assert service.looks == [("::1", 6379)]
-
-
-def test_the_error_survives_the_way_to_another_process() -> None:
-    error = GcsLost("a:1", 12.0, "refused")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes

@@ -5,8 +5,6 @@ import msgspec
 import pytest
 from core_fixtures import LOGPROBS, ROOMY, TOKENS, Queue, names
 
-from offbeat.messages.failures import OffbeatError
-from offbeat.queue_service import errors
 from offbeat.queue_service.core import (
     CapacityGrant,
     Lease,
@@ -18,7 +16,6 @@ from offbeat.queue_service.core import (
     Stats,
 )
 from offbeat.queue_service.errors import LeaseExpired
-from offbeat.transfer_queue.errors import StaleHandle
 
 
 def records() -> list[Any]:
@@ -41,23 +38,6 @@ def test_every_record_survives_msgspec_and_pickle(record: Any) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=kind) == record
     assert msgspec.json.decode(msgspec.json.encode(record), type=kind) == record
     assert pickle.loads(pickle.dumps(record)) == record  # noqa: S301 - our own bytes
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        StaleHandle("g-1", 2, None),
-        errors.LeaseExpired(7, "ack"),
-        errors.QueuePayloadLost("g-1", 2, "node died"),
-        errors.QueueFull("rows", 16, 1000, 1008, 2.5),
-        errors.TooLarge("bytes", 16, 0, 8),
-        errors.UnknownPartition("train", ["eval"]),
-        errors.Redeclared("task 'a'", "columns x", "columns y"),
-    ],
-)
-def test_every_error_survives_pickle_with_its_class_fields_and_words(error: OffbeatError) -> None:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert type(copy) is type(error) and vars(copy) == vars(error) and str(copy) == str(error)
 
 
 def test_a_restored_queue_delivers_what_was_leased_and_not_what_was_acked() -> None:

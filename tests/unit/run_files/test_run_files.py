@@ -1,7 +1,6 @@
 """What processes of other machines may write into a run directory, and what arrives."""
 
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -214,8 +213,3 @@ def test_a_file_that_became_shorter_meanwhile_is_not_taken(run_dir: Path) -> Non
     with pytest.raises(OSError, match="ends after 2 of 4 bytes"):
         fetch(files, "logs", "a", content, run_dir.parent / "back")
     assert not list(run_dir.parent.glob("*back*"))
-
-
-@pytest.mark.parametrize("error", [BadName("x"), TooMuch("x", 2, 1)])
-def test_the_errors_survive_the_way_to_another_process(error: Exception) -> None:
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes

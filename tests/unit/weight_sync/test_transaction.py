@@ -1,7 +1,5 @@
 """A replica's transaction by itself: no tensors, no bytes."""
 
-import pickle
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from offbeat.weight_sync.errors import (
     CoverageRefused,
     IllegalTransactionMove,
-    TransferFailed,
     TransferRefused,
 )
 from offbeat.weight_sync.manifest import Manifest, plan, release_digest
@@ -62,20 +59,6 @@ def test_missing_and_unknown_tensors_are_named_all_of_them() -> None:
     assert (refused.value.missing, refused.value.unknown) == (("b", "c"), ("x", "y"))
     assert "without 2 tensors: b, c; with unknown 2 tensors: x, y" in str(refused.value)
     assert replica.phase is TransactionPhase.IDLE, "nothing was touched"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        CoverageRefused(1, ("a",), ()),
-        TransferRefused(1, "epoch", "1", "2"),
-        TransferFailed(1, 2, "gone"),
-        IllegalTransactionMove("r", "resume", "stale", "why"),
-    ],
-)
-def test_errors_keep_their_class_and_words_across_processes(error: Exception) -> None:
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 -- our own
-    assert (type(again), str(again)) == (type(error), str(error))
 
 
 def test_a_tensor_named_twice_is_refused() -> None:
