@@ -241,7 +241,7 @@ def _user_code_is_named(config: RunConfig) -> Iterator[Clash]:
     name, target = config.environment.name, config.environment.target
     what = _USER_CODE.get(name)
     user_code = what is not None
-    if user_code and target is None:
+    if user_code and target is None and not config.environment.command:
         yield Clash(
             ("environment.target", "environment.name"),
             f"environment.name={name} needs environment.target: nothing names {what}",

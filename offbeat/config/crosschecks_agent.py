@@ -10,6 +10,21 @@ from offbeat.config.sections.rollout import RolloutConfig
 def agent_clashes(config: RunConfig) -> Iterator[Clash]:
     """Yield the clashes between an agent and the settings of other environments."""
     environment = config.environment
+    if environment.command and environment.name != "agent":
+        yield Clash(
+            ("environment.command", "environment.name"),
+            f"environment.command={list(environment.command)} is not used: only an agent may be a "
+            "program",
+            "Set environment.name to agent, or leave environment.command out.",
+        )
+    elif environment.command and (environment.target is not None or environment.options):
+        other = "target" if environment.target is not None else "options"
+        yield Clash(
+            ("environment.command", f"environment.{other}"),
+            f"environment.{other} is not used: the agent is the program environment.command",
+            f"Leave environment.{other} out, and pass arguments in environment.command; or leave "
+            "environment.command out.",
+        )
     if environment.name == "agent" and environment.max_turns > 1:
         yield Clash(
             ("environment.max_turns", "environment.name"),

@@ -12,6 +12,7 @@ from offbeat.config.graders import reward_target
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalSetConfig
+from offbeat.environments import agent_program
 from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.answer_rows import answer_problem
 from offbeat.environments.arithmetic import Arithmetic
@@ -19,7 +20,14 @@ from offbeat.environments.exits import exits_as_errors
 from offbeat.environments.function_reward import FunctionReward
 from offbeat.environments.gsm8k import Gsm8k, Gsm8kOptions
 from offbeat.environments.gsm8k import row_problem as question_problem
-from offbeat.environments.inputs import DATA, ENVIRONMENT, check_same, eval_key, source_digest
+from offbeat.environments.inputs import (
+    DATA,
+    ENVIRONMENT,
+    check_same,
+    eval_key,
+    resolved_program,
+    source_digest,
+)
 from offbeat.environments.killable import RewardTarget
 from offbeat.environments.prompt_files import FilePrompts, RowCheck, prompt_files, row_problem
 from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPrompts
@@ -154,14 +162,26 @@ def make_environment(
 def make_agent(
     config: EnvironmentConfig, working_dir: Path, began_with: Mapping[str, str] = _NO_DIGESTS
 ) -> AgentFunction:
-    """Create the agent function of one worker; its processes are not started yet.
+    """Create the agent of one worker, a function or a program; its processes are not started yet.
 
     Raises:
-        BadEnvironment: No function is named.
+        BadEnvironment: Neither a function nor a program is named, or there is no such program.
     """
-    if config.target is None:
-        raise BadEnvironment("environment.target", "an agent needs it; name module:name")
-    target = _reward_target(config, config.target, working_dir, began_with.get(ENVIRONMENT, ""))
+    if config.command:
+        program = resolved_program(config.command[0], working_dir)
+        if program is None:
+            problem = f"{config.command[0]!r} is no program, from {working_dir} or on the PATH"
+            raise BadEnvironment("environment.command", problem)
+        target = _reward_target(config, agent_program.TARGET, working_dir, "")
+        command = [program, *config.command[1:]]
+        # Its process group ends with each episode, and whatever the program has left in it.
+        target = replace(target, options={"command": command}, calls_per_child=1)
+    elif config.target is not None:
+        source = began_with.get(ENVIRONMENT, "")
+        target = _reward_target(config, config.target, working_dir, source)
+    else:
+        problem = "an agent needs it, or environment.command; name module:name"
+        raise BadEnvironment("environment.target", problem)
     agent = replace(
         target, is_agent=True, deadline_s=None, variables=(*INHERITED, *config.variables)
     )

@@ -7,6 +7,8 @@ compares their content with that at the start of the run.
 import ast
 import hashlib
 import importlib.util
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
@@ -80,6 +82,11 @@ def find_module(module: str, working_dir: Path) -> Path | None:
         # By its last name only: for a dotted one the finder wants the package imported.
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return Path(spec.origin or "built in") if spec is not None else None
+
+
+def resolved_program(name: str, working_dir: Path) -> str | None:
+    """Return the path of a program: below ``working_dir`` if it names a folder, else on the PATH."""
+    return shutil.which(str(working_dir / name) if os.sep in name else name)
 
 
 def _installed(name: str) -> ModuleSpec | None:

@@ -62,6 +62,7 @@ class RewardTarget:
     source: str = ""  # digest of the target's source when the run began; empty: not known
     is_agent: bool = False  # see ``Hello``
     variables: tuple[str, ...] | None = None  # of the environment, that it inherits; None: all
+    calls_per_child: int | None = None  # after so many a child is replaced; None: never
 
 
 @dataclass(slots=True)
@@ -212,7 +213,8 @@ class RewardPool:
     async def score(self, prompt: dict[str, Any], responses: Sequence[str]) -> list[float]:
         """Return one reward per response.
 
-        A child whose call failed or was cancelled is killed and replaced.
+        A child whose call failed or was cancelled is killed and replaced; so is one that has
+        answered ``calls_per_child`` calls.
 
         Raises:
             RewardFailed: With the reason of the first sample that has no reward.
@@ -222,7 +224,7 @@ class RewardPool:
         try:
             child = await slot.child()
             rewards = await child.score(prompt, responses)
-            fit = True
+            fit = self.target.calls_per_child is None or child.calls < self.target.calls_per_child
         finally:
             if not fit:
                 slot.replace()

@@ -25,6 +25,7 @@ def dry(config: RunConfig) -> RunConfig:
         "environment": {
             "name": "stub",
             "target": None,
+            "command": (),
             "options": {},
             "max_turns": 1,
             "variables": (),

@@ -183,6 +183,7 @@ _FIXED: Final = (
     "data",
     "environment.name",
     "environment.target",
+    "environment.command",
     "environment.options",
     "trainer.backend",
 )

@@ -19,6 +19,11 @@ class EnvironmentConfig(Config):
     """``module:name`` of the reward function, Environment class or agent, importable from the working directory;
     or ``math_verify``, a reward function of this package."""
 
+    command: tuple[str, ...] = ()
+    """name=agent: program and its arguments, in place of ``target``; it reads its task from standard
+    input and calls the model at OPENAI_BASE_URL. For agents in another language or environment
+    of packages, at a process more for each episode."""
+
     options: Options = {}
     """Keyword arguments of the environment."""
 

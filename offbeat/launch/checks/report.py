@@ -31,7 +31,7 @@ from offbeat.launch.checks.software import (
     check_wandb,
     count_gpus,
 )
-from offbeat.launch.checks.user_code import check_secrets, check_targets
+from offbeat.launch.checks.user_code import check_command, check_secrets, check_targets
 from offbeat.launch.checks.vllm import check_vllm, check_vllm_positions
 from offbeat.messages.exit_codes import REFUSED
 
@@ -71,6 +71,7 @@ def find(config: RunConfig, run_dir: Path | None) -> Iterator[Finding]:
         check_checkpoints(config),
         check_failed_samples(config),
         check_targets(config, Path.cwd()),
+        check_command(config, Path.cwd()),
         check_agent(config) if model else (),
         check_secrets(config),
         check_cores(config, machine),

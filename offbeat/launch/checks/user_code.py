@@ -10,7 +10,7 @@ from offbeat.config.graders import GRADERS
 from offbeat.config.run import RunConfig
 from offbeat.config.secrets import REDACTED, redacted_keys
 from offbeat.config.sections.sampler import CustomSamplerConfig
-from offbeat.environments.inputs import find_module
+from offbeat.environments.inputs import find_module, resolved_program
 from offbeat.launch.checks.finding import Finding, error, ok, warning
 
 
@@ -41,6 +41,21 @@ def check_targets(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
             yield ok(section, f"module {module} is found")
             if section == "environment" and config.environment.max_turns == 1:
                 yield from _one_turn(source, name)
+
+
+def check_command(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
+    """Check that the program of an agent is found on this machine."""
+    if not config.environment.command:
+        return
+    name = config.environment.command[0]
+    if resolved_program(name, working_dir) is None:
+        yield error(
+            "environment",
+            f"environment.command: {name} is no program, from {working_dir} or on the PATH",
+            "Write its path from the directory in which offbeat is started, and make it executable.",
+        )
+    else:
+        yield ok("environment", f"program {name} is found")
 
 
 def _installed(section: str, name: str) -> Finding:

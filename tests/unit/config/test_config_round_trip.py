@@ -75,6 +75,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "environment.name": st.sampled_from(["arithmetic", "stub"]),
     "environment.target": st.none(),
     "environment.options": OPTIONS,
+    "environment.command": st.just(()),
     "environment.variables": st.just(()),  # for an agent alone
     "sampler": st.composite(sampler)(),
     "buffer.capacity_groups": st.none() | st.integers(800, 999),  # what the widest sampler admits

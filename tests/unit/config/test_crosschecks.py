@@ -292,6 +292,16 @@ def test_variables_are_kept_from_agents_alone() -> None:
     assert "environment.variables=['SEARCH_KEY'] is not used" in text
 
 
+def test_an_agent_is_a_function_or_a_program() -> None:
+    program = {"name": "agent", "command": ["./agent", "--fast"]}
+    assert not messages({"environment": program}, DATA)
+    assert "nothing names your agent function" in only({"environment": {"name": "agent"}}, DATA)
+    for other in ({"target": "a:b"}, {"options": {"x": 1}}):
+        text = only({"environment": {**program, **other}}, DATA)
+        assert f"environment.{next(iter(other))} is not used" in text
+    assert "only an agent may be a program" in only({"environment": {"command": ["./agent"]}})
+
+
 @pytest.mark.parametrize("key", ["max_sample_tokens", "max_branches"])
 def test_the_limits_of_a_sample_are_for_agents_alone(key: str) -> None:
     assert f"rollout.{key}=7 is not used" in only({"rollout": {key: 7}})
