@@ -1,0 +1,127 @@
+"""ARCHITECTURE.md names every file that hands one weight version on, as executed code shows."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import xxhash
+from in_process import InProcessGenerator, InProcessRollouts, InProcessTrainer, InProcessWorker
+
+from offbeat.actors.embedded_engine_actor import EmbeddedEngineActor
+from offbeat.actors.environment_worker_actor import EnvironmentSpec
+from offbeat.actors.torch_trainer_actor import TorchTrainerActor, make
+from offbeat.environments.prompts import ArithmeticPrompts
+from offbeat.generators.spec import EngineSpec
+from offbeat.messages.weights import WeightRelease, WeightsAck
+from offbeat.trainers.ranks.peers import SingleRank
+from offbeat.trainers.spec import TrainerSpec
+from offbeat.weight_sync.manifest import Manifest, release_digest
+from tests.support.architecture import traced
+from tests.support.following import Follower
+from tests.support.world import World
+
+ROOMS: Final = ("controller", "weight_sync", "trainers", "generators")
+PASSING: Final = {
+    "controller/pending_waits.py": "the deadline of any call",
+    "controller/waits.py": "the name of any wait",
+    "weight_sync/chunks.py": "returns a digest to the file that asked",
+    "weight_sync/manifest.py": "returns a digest to the file that asked",
+}
+"""Files through which the weights pass on the way between two that the architecture lists, and why
+a reader who follows them need not open these."""
+
+MODEL: Final = Path(__file__).parents[2] / "models" / "tiny-addition"
+RUN: Final[dict[str, Any]] = {
+    "steps": 1,
+    "model": {"path": str(MODEL)},
+    "environment": {"name": "arithmetic"},
+    "generator": {
+        "backend": "embedded",
+        "max_model_len": 32,
+        "sampling": {"max_new_tokens": 4},
+    },
+    "trainer": {"backend": "torch", "device": "cpu"},
+}
+
+
+class FirstVersion:
+    """Recognises the initial weights: a chunk, a digest, a manifest, a release or an ack of them."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        _, source = make(spec, SingleRank())
+        packed = list(source.chunks())
+        digests = [digest for _, digest in packed]
+        self.sizes = {chunk.nbytes for chunk, _ in packed}
+        self.digests = {*digests, release_digest(source.manifest, digests)}
+
+    def __call__(self, name: str, value: Any) -> bool:
+        match value:
+            case str():
+                return value in self.digests
+            case np.ndarray():
+                is_chunk = value.dtype == np.uint8 and value.nbytes in self.sizes
+                return is_chunk and xxhash.xxh3_128_hexdigest(value.data) in self.digests
+            case Manifest():
+                return not self.digests.isdisjoint(value.chunk_digests)
+            case WeightRelease() | WeightsAck():
+                return value.digest in self.digests
+            case _:
+                return False
+
+
+@pytest.fixture(scope="module")
+def handovers(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
+    folder = str(tmp_path_factory.mktemp("run"))
+    world: Any = World(RUN, engines=1)
+    world.prompts = ArithmeticPrompts(0, 9, seed=0)
+    config = world.config
+    trainer = TrainerSpec(config, str(MODEL), folder)
+    engine = EngineSpec(
+        name="generator-0",
+        model_path=str(MODEL),
+        model=config.model,
+        generator=config.generator,
+        stub=config.stub,
+        seed=0,
+        run_dir=folder,
+    )
+    follower = Follower(FirstVersion(trainer), returned=True)
+
+    async def main() -> None:
+        made = InProcessGenerator(engine.name, lambda: EmbeddedEngineActor(engine))
+        world.generators = {engine.name: made}
+        worker = EnvironmentSpec("environment-0", config, str(MODEL), folder, folder, {})
+        world.rollouts = InProcessRollouts(InProcessWorker(worker, world.generators))
+        world.trainer = InProcessTrainer(lambda: TorchTrainerActor(trainer))
+        with follower.following():
+            await world.go()
+        assert world.built.state.ledger.trainer_version == RUN["steps"]
+
+    asyncio.run(main())
+    return follower.handovers
+
+
+def test_each_file_that_hands_the_weights_on_is_in_the_architecture(
+    handovers: set[tuple[str, str]],
+) -> None:
+    listed = {file for file, _ in traced("One weight version")}
+    handing_on = {giver for giver, _ in handovers if giver.split("/")[0] in ROOMS}
+    assert sorted(handing_on - listed - PASSING.keys()) == [], (
+        "add a row to ARCHITECTURE.md, or take the file out"
+    )
+
+
+def test_the_weights_are_followed_from_the_trainer_to_the_engine_that_serves_them(
+    handovers: set[tuple[str, str]],
+) -> None:
+    assert {*PASSING} <= {giver for giver, _ in handovers}, "none is listed in vain"
+    for giver, taker in (
+        ("weight_sync/source.py", "weight_sync/transports/object_store.py"),
+        ("weight_sync/transports/object_store.py", "actors/trainer_actor.py"),
+        ("actors/engine_actor.py", "actors/embedded_engine_actor.py"),
+        ("weight_sync/receiver.py", "weight_sync/transaction.py"),
+        ("controller/syncing.py", "controller/fleet.py"),
+    ):
+        assert (giver, taker) in handovers
