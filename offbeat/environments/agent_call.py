@@ -7,10 +7,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from offbeat.config.user_code import describe
 from offbeat.environments.agent_client import AgentClient
 from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import BadReward
-from offbeat.environments.user_code import describe
 
 UNAVAILABLE: Final = "environment_unavailable"
 """The reason of a call in which the agent raised ``EnvironmentUnavailable``."""

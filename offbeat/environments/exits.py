@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from offbeat.environments.user_code import describe
+from offbeat.config.user_code import describe
 from offbeat.messages.failures import OffbeatError
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from offbeat.config.graders import reward_target
 from offbeat.config.run import RunConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalSetConfig
+from offbeat.config.user_code import load_target
 from offbeat.environments import agent_program
 from offbeat.environments.agent import INHERITED, AgentFunction
 from offbeat.environments.answer_rows import answer_problem
@@ -34,7 +35,6 @@ from offbeat.environments.prompts import ArithmeticPrompts, PromptSource, StubPr
 from offbeat.environments.protocol import Environment, MultiTurn, SingleTurn
 from offbeat.environments.stub import StubEnvironment
 from offbeat.environments.text import Tokenizer
-from offbeat.environments.user_code import load_target
 from offbeat.messages.failures import OffbeatError
 
 _STUB_ROWS: Final = 1024

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
+from offbeat.config.user_code import TargetNotFound, describe, load_target
 from offbeat.environments.frames import (
     Hello,
     Ready,
@@ -30,7 +31,6 @@ from offbeat.environments.frames import (
 )
 from offbeat.environments.inputs import ENVIRONMENT, InputChanged, source_digest
 from offbeat.environments.reward_value import BadReward, reward_of
-from offbeat.environments.user_code import TargetNotFound, describe, load_target
 from offbeat.messages.framing import LENGTH, body_length
 
 _PR_SET_PDEATHSIG: Final = 1

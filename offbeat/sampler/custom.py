@@ -1,13 +1,12 @@
 """``custom``: a staleness policy of the user's own, by name."""
 
 import difflib
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from offbeat.config.sections.sampler import CustomSamplerConfig
+from offbeat.config.user_code import TargetNotFound, describe, load_target
 from offbeat.messages.failures import OffbeatError
 from offbeat.sampler.checked_sampler import CheckedSampler
 
@@ -46,12 +45,15 @@ def load_custom(
     Raises:
         SamplerNotLoaded: With what is wrong and what to do.
     """
-    make = _imported(config.target, working_dir)
+    try:
+        make = load_target(config.target, working_dir)
+    except TargetNotFound as error:
+        raise SamplerNotLoaded(config.target, error.problem, _NAME_FIX) from error
     arguments = {**config.options, **_given(config, groups_per_step)}
     try:
         policy = make(**arguments)
     except BaseException as error:  # the user's class may raise anything, SystemExit too
-        problem = f"calling it with {', '.join(arguments)} raised {_words(error)}"
+        problem = f"calling it with {', '.join(arguments)} raised {describe(error, working_dir)}"
         raise SamplerNotLoaded(config.target, problem, _CALL_FIX) from error
     _check_names(config, policy, groups_per_step)
     bound = policy.max_outstanding_groups
@@ -106,27 +108,3 @@ def _given(config: CustomSamplerConfig, groups_per_step: int) -> dict[str, int]:
         problem = f"sampler.options has {', '.join(twice)}, which the run passes already"
         raise SamplerNotLoaded(config.target, problem, "Take it out of sampler.options")
     return given
-
-
-def _imported(target: str, working_dir: Path) -> Any:  # noqa: ANN401 - the user's object
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise SamplerNotLoaded(target, "it does not name a class in a module", _NAME_FIX)
-    if str(working_dir) not in sys.path:
-        sys.path.insert(0, str(working_dir))
-    try:
-        module = importlib.import_module(module_name)
-    except BaseException as error:  # a module may raise anything while it is imported
-        problem = f"{module_name} cannot be imported from {working_dir}: {_words(error)}"
-        raise SamplerNotLoaded(target, problem, _NAME_FIX) from error
-    found = vars(module).get(name)
-    if not callable(found):
-        problem = f"module {module_name} has no class {name!r}"
-        if found is not None:
-            problem = f"{name!r} of module {module_name} is a {type(found).__name__}, no class"
-        raise SamplerNotLoaded(target, problem, _NAME_FIX)
-    return found
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

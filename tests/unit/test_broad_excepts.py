@@ -53,7 +53,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "environments/killable.py RewardChild.start",  # before there is a process
         "environments/killable.py RewardChild.start",
         "environments/killable.py RewardPool.start",
-        "environments/user_code.py load_target",
+        "config/user_code.py load_target",
         "generators/vllm/calls.py Calls.however_long",
         "generators/vllm/transfer_engine.py ShmTransferEngine._do_beside",
         "generators/vllm/transfer_engine.py ShmTransferEngine._load",
@@ -65,7 +65,6 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
         "rollouts/calls.py environment_code",
         "rollouts/samples.py SampleDraws.draw_all",
         "sampler/checked_sampler.py CheckedSampler._ask",
-        "sampler/custom.py _imported",
         "sampler/custom.py load_custom",
         "telemetry/wandb_sink.py WandbSink.write",
         "trainers/checkpoints/shared_work.py SharedWork.run",

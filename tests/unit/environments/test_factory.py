@@ -9,6 +9,7 @@ from offbeat.config.sections.data import DataConfig
 from offbeat.config.sections.environment import EnvironmentConfig
 from offbeat.config.sections.eval import EvalConfig
 from offbeat.config.sections.model import ModelConfig
+from offbeat.config.user_code import TargetNotFound
 from offbeat.environments.arithmetic import Arithmetic
 from offbeat.environments.factory import (
     BadEnvironment,
@@ -22,7 +23,6 @@ from offbeat.environments.killable import RewardFailed, RewardTarget
 from offbeat.environments.prompt_files import PromptFileError
 from offbeat.environments.protocol import Environment
 from offbeat.environments.stub import StubEnvironment
-from offbeat.environments.user_code import TargetNotFound
 from offbeat.messages.failures import FailureKind, RolloutFailed
 from offbeat.runs.inputs import input_digests
 from tests.support.environment_fakes import CharTokenizer, result, task
